@@ -1,0 +1,99 @@
+"""The error family: one base, a few kinds, told apart by what the caller can do about them."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuthenticationError",
+    "CheckpointError",
+    "ClosedError",
+    "ConfigurationError",
+    "DeadlineError",
+    "EnvironmentError_",
+    "MultiAgentEnvError",
+    "PeerLostError",
+    "ProtocolError",
+    "RemoteError",
+    "RlzmqError",
+    "StepFailedRecreateEnvError",
+    "UnsupportedSpaceError",
+]
+
+
+class RlzmqError(Exception):
+    """Base of every error that rlzmq raises on its own account.
+
+    Mistakes in a call's arguments are plain ``ValueError``/``TypeError`` (or a subclass that is
+    also one of those), so ``except ValueError`` keeps working for users who know nothing of this
+    family.
+    """
+
+
+class ConfigurationError(RlzmqError, ValueError):
+    """A setting is wrong: change the configuration and build again."""
+
+
+class UnsupportedSpaceError(ConfigurationError):
+    """A space that no default module or connector handles: the text names the way out."""
+
+
+class ProtocolError(RlzmqError):
+    """A message that breaks the wire protocol: it was refused and counted, nothing was lost."""
+
+
+class AuthenticationError(RlzmqError):
+    """A peer without the right key: it was refused before any of its bytes were read."""
+
+
+class PeerLostError(RlzmqError, ConnectionError):
+    """A process that this call needs died, hangs or cannot be reached."""
+
+
+class DeadlineError(RlzmqError, TimeoutError):
+    """A call's deadline passed before its answer came; the work may still finish remotely."""
+
+
+class ClosedError(RlzmqError, RuntimeError):
+    """The object was stopped or closed before this call."""
+
+
+class CheckpointError(RlzmqError):
+    """A checkpoint is torn, altered, or of a version that this release cannot read."""
+
+
+class EnvironmentError_(RlzmqError):
+    """The user's environment raised, or returned what its spaces forbid."""
+
+
+class StepFailedRecreateEnvError(EnvironmentError_):
+    """Raised by an environment to be recreated: counted, but not logged as an error."""
+
+
+class MultiAgentEnvError(EnvironmentError_, ValueError):
+    """Multi-agent data that contradicts itself, e.g. a step for an agent that is done."""
+
+
+class RemoteError(RlzmqError):
+    """An exception of a type unknown here, raised in another process.
+
+    Attributes:
+        remote_type: The original type's name.
+        host, pid, role: Where it was raised.
+        traceback_text: The original traceback, formatted there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remote_type: str = "",
+        host: str = "",
+        pid: int = 0,
+        role: str = "",
+        traceback_text: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.remote_type = remote_type
+        self.host = host
+        self.pid = pid
+        self.role = role
+        self.traceback_text = traceback_text

@@ -1,0 +1,29 @@
+"""How every random stream of a run derives from the run's one seed."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+__all__ = ["derive_seed"]
+
+
+def derive_seed(run_seed: int, role: str, index: int = 0, *extra: int) -> int:
+    """The seed of one random stream, from (run seed, role, index, ...).
+
+    The same arguments give the same seed in every process and on every machine; different ones
+    give streams that are independent for all practical purposes (numpy's ``SeedSequence``).
+
+    Args:
+        run_seed: The run's seed, ``config.seed``.
+        role: What the stream is for, e.g. ``"env"``, ``"policy"``, ``"minibatch"``, ``"module"``.
+        index: Index of the process (or env, or rank) within its role, from 0.
+        extra: Further coordinates, e.g. the incarnation of a restarted process.
+
+    Returns:
+        An int in [0, 2**31), accepted by Gymnasium, numpy and torch alike.
+    """
+    words = [run_seed & 0xFFFFFFFF, (run_seed >> 32) & 0xFFFFFFFF, zlib.crc32(role.encode()), index, *extra]
+    sequence = np.random.SeedSequence([int(word) & 0xFFFFFFFF for word in words])
+    return int(sequence.generate_state(1, np.uint32)[0] & 0x7FFFFFFF)

@@ -1,0 +1,29 @@
+"""Did you mean …? The closest valid name for a mistyped one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean"]
+
+
+def did_you_mean(name: object, valid: Iterable[object], *, num_listed: int = 12) -> str:
+    """A sentence that ends an error text: the closest valid name, or the list of valid names.
+
+    Args:
+        name: What the user wrote.
+        valid: The names that would have been accepted.
+        num_listed: How many valid names are listed when none is close.
+
+    Returns:
+        ``" Did you mean 'x'?"``, or ``" Valid: …."``, or ``""`` when there is no valid name.
+    """
+    names = sorted({str(item) for item in valid})
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    if not names:
+        return ""
+    listed = ", ".join(names[:num_listed]) + (", …" if len(names) > num_listed else "")
+    return f" Valid: {listed}."

@@ -1,0 +1,41 @@
+"""The names of the columns that episodes, batches and modules exchange."""
+
+from __future__ import annotations
+
+__all__ = ["DEFAULT_AGENT_ID", "DEFAULT_MODULE_ID", "Columns"]
+
+DEFAULT_AGENT_ID = "default_agent"
+DEFAULT_MODULE_ID = "default_policy"
+
+
+class Columns:
+    """Column names, RLlib's spelling. Plain strings: ``Columns.OBS == "obs"``.
+
+    A column that a module or connector adds of its own needs no entry here; any string works.
+    """
+
+    OBS = "obs"
+    INFOS = "infos"
+    ACTIONS = "actions"
+    ACTIONS_FOR_ENV = "actions_for_env"
+    REWARDS = "rewards"
+    TERMINATEDS = "terminateds"
+    TRUNCATEDS = "truncateds"
+    NEXT_OBS = "new_obs"
+    EPS_ID = "eps_id"
+    AGENT_ID = "agent_id"
+    MODULE_ID = "module_id"
+    SEQ_LENS = "seq_lens"
+    T = "t"
+    STATE_IN = "state_in"
+    STATE_OUT = "state_out"
+    EMBEDDINGS = "embeddings"
+    ACTION_DIST_INPUTS = "action_dist_inputs"
+    ACTION_PROB = "action_prob"
+    ACTION_LOGP = "action_logp"
+    VF_PREDS = "vf_preds"
+    ADVANTAGES = "advantages"
+    VALUE_TARGETS = "value_targets"
+    LOSS_MASK = "loss_mask"
+    RETURNS_TO_GO = "returns_to_go"
+    WEIGHTS_VERSION = "weights_seq_no"
