@@ -71,7 +71,7 @@ _EXPORTS: dict[str, str] = {
         "runtime.env_runner_group": "EnvRunnerGroup",
         "runtime.learner_group": "LearnerGroup",
         "algorithms.algorithm_config": "AlgorithmConfig",
-        "algorithms.callbacks": "Callback RLlibCallback",
+        "core.callbacks": "Callback RLlibCallback",
         "algorithms.algorithm": "Algorithm",
         "algorithms.async_algorithm": "AsyncAlgorithm",
         "algorithms.ppo": "PPO PPOConfig",

@@ -1,0 +1,778 @@
+"""AlgorithmConfig: every setting of a run, with its type, default and meaning."""
+
+from __future__ import annotations
+
+import copy as copy_module
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from rlzmq.algorithms.config_builders import ConfigBuilders
+from rlzmq.algorithms.config_io import ConfigIO
+from rlzmq.algorithms.settings import (
+    Field,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    NotProvided,
+    PositiveInt,
+    Schedule,
+    collect_fields,
+    setter,
+)
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from rlzmq.algorithms.algorithm import Algorithm
+
+__all__ = ["AlgorithmConfig"]
+
+Connector = Callable[..., Any] | None
+Hook = Callable[..., Any] | list[Callable[..., Any]] | None
+
+_DEFAULTS: dict[str, Any] = {
+    # environment
+    "env": None, "env_config": {}, "observation_space": None, "action_space": None,
+    "clip_rewards": None, "normalize_actions": True, "clip_actions": False,
+    "disable_env_checking": False, "is_atari": None, "render_env": False,
+    "action_mask_key": "action_mask",
+    # env_runners
+    "env_runner_cls": None, "num_env_runners": 0, "create_local_env_runner": True,
+    "create_env_on_local_worker": False, "num_envs_per_env_runner": 1, "gym_env_vectorize_mode": "sync",
+    "num_cpus_per_env_runner": 1, "num_gpus_per_env_runner": 0.0, "custom_resources_per_env_runner": {},
+    "validate_env_runners_after_construction": True, "sample_timeout_s": 60.0,
+    "max_requests_in_flight_per_env_runner": 1, "env_to_module_connector": None,
+    "module_to_env_connector": None, "add_default_connectors_to_env_to_module_pipeline": True,
+    "add_default_connectors_to_module_to_env_pipeline": True, "episode_lookback_horizon": 1,
+    "merge_env_runner_states": "training_only", "broadcast_env_runner_states": True,
+    "compress_observations": False, "rollout_fragment_length": "auto", "batch_mode": "truncate_episodes",
+    "explore": True, "episodes_to_numpy": True, "max_policy_lag": None,
+    # learners
+    "num_learners": 0, "num_gpus_per_learner": 0.0, "num_cpus_per_learner": "auto",
+    "num_aggregator_actors_per_learner": 0, "max_requests_in_flight_per_learner": 3, "local_gpu_idx": 0,
+    "learner_class": None, "learner_connector": None, "add_default_connectors_to_learner_pipeline": True,
+    "learner_config_dict": {}, "torch_num_threads": 1,
+    # training
+    "gamma": 0.99, "lr": 0.001, "grad_clip": None, "grad_clip_by": "global_norm", "train_batch_size": 32,
+    "train_batch_size_per_learner": None, "num_epochs": 1, "minibatch_size": None,
+    "shuffle_batch_per_epoch": False,
+    # evaluation
+    "evaluation_interval": None, "evaluation_duration": 10, "evaluation_duration_unit": "episodes",
+    "evaluation_parallel_to_training": False, "evaluation_num_env_runners": 0, "evaluation_config": None,
+    "evaluation_sample_timeout_s": 120.0, "evaluation_force_reset_envs_before_iteration": True,
+    "custom_evaluation_function": None,
+    # reporting
+    "metrics_num_episodes_for_smoothing": 100, "min_time_s_per_iteration": None,
+    "min_sample_timesteps_per_iteration": 0, "min_train_timesteps_per_iteration": 0,
+    "keep_per_episode_custom_metrics": False, "log_gradients": True, "connector_timers": False,
+    # multi_agent
+    "policies": None, "policy_mapping_fn": None, "policies_to_train": None, "count_steps_by": "env_steps",
+    "algorithm_config_overrides_per_module": {},
+    # rl_module
+    "model_config": {}, "rl_module_spec": None,
+    # callbacks
+    "callbacks_class": None, "callbacks_hooks": {},
+    # fault tolerance
+    "restart_failed_env_runners": True, "ignore_env_runner_failures": False,
+    "max_num_env_runner_restarts": 1000, "delay_between_env_runner_restarts_s": 0.1,
+    "restart_failed_sub_environments": True, "num_consecutive_env_runner_failures_tolerance": 100,
+    "env_runner_health_probe_timeout_s": 30.0, "env_runner_restore_timeout_s": 1800.0,
+    "restart_failed_learners": True, "min_learners": 1, "restart_failed_broker": True,
+    "env_step_timeout_s": None, "env_reset_timeout_s": 300.0, "quarantine_dir": None, "durability": "memory",
+    "learner_timeout_s": 60.0,
+    # checkpointing
+    "export_native_model_files": False, "checkpoint_every_s": None, "checkpoint_keep": 3,
+    # debugging
+    "seed": None, "log_level": "WARNING", "log_sys_usage": False,
+    # framework
+    "framework": "torch", "torch_skip_nan_gradients": False, "torch_ddp_kwargs": {},
+    "torch_compile_learner": False, "torch_compile_worker": False,
+}  # fmt: skip
+
+
+class AlgorithmConfig(ConfigBuilders, ConfigIO):
+    """The settings of a run: set fluently, checked at once, frozen when an Algorithm is built.
+
+    Every setter returns the config itself. An unknown key, a value of the wrong type or out of
+    range is refused at the call, with the closest valid name. Settings read as attributes.
+
+    Example:
+        >>> config = (
+        ...     PPOConfig()
+        ...     .environment("CartPole-v1")
+        ...     .env_runners(num_env_runners=2, num_envs_per_env_runner=8)
+        ...     .training(lr=3e-4, train_batch_size_per_learner=2000)
+        ... )
+        >>> config.lr
+        0.0003
+    """
+
+    _fields: ClassVar[dict[str, Field]] = {}
+
+    def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
+        object.__setattr__(self, "_values", copy_module.deepcopy(_DEFAULTS))
+        object.__setattr__(self, "_frozen", False)
+        object.__setattr__(self, "_algo_class", algo_class)
+        object.__setattr__(self, "_given", set())
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._fields = collect_fields(cls)
+
+    # -- access ---------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, values)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._values:
+            raise AttributeError(
+                f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, self._values)}"
+            )
+        if self._frozen:
+            raise AttributeError(
+                f"config.{name} cannot be set: this config is frozen, because an Algorithm was built from "
+                "it. Change a copy: config.copy(copy_frozen=False)."
+            )
+        field = self._fields.get(name)
+        self._values[name] = value if field is None else field.check(value)
+        self._given.add(name)
+
+    def _default(self, **values: Any) -> None:
+        """Set defaults of a subclass (unchecked, and not counted as given by the user)."""
+        self._values.update(values)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(str(error)) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The setting's value, or `default` where there is no such setting."""
+        return getattr(self, name) if name in self else default
+
+    def keys(self) -> list[str]:
+        """The names of all settings."""
+        return list(self._values)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of all settings."""
+        return ((name, getattr(self, name)) for name in self._values)
+
+    def diff(self) -> dict[str, Any]:
+        """The settings that differ from this class's defaults."""
+        defaults = type(self)()._values
+        return {name: value for name, value in self._values.items() if not _same(value, defaults.get(name))}
+
+    def copy(self, copy_frozen: bool | None = None) -> Self:
+        """A deep copy; frozen as the original is, unless `copy_frozen` says otherwise."""
+        new = type(self)()
+        object.__setattr__(new, "_values", {key: _copy_value(value) for key, value in self._values.items()})
+        object.__setattr__(new, "_given", set(self._given))
+        object.__setattr__(new, "_algo_class", self._algo_class)
+        object.__setattr__(new, "_frozen", self._frozen if copy_frozen is None else copy_frozen)
+        return new
+
+    def freeze(self) -> None:
+        """From now on every assignment raises AttributeError."""
+        object.__setattr__(self, "_frozen", True)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether this config belongs to a built Algorithm and cannot be changed."""
+        return bool(self._frozen)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.diff().items())
+        return f"{type(self).__name__}({given})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    # -- setters --------------------------------------------------------------------------------
+
+    @setter
+    def environment(
+        self,
+        env: Any = NotProvided,
+        *,
+        env_config: dict[str, Any] = NotProvided,
+        observation_space: Any = NotProvided,
+        action_space: Any = NotProvided,
+        clip_rewards: bool | float | None = NotProvided,
+        normalize_actions: bool = NotProvided,
+        clip_actions: bool = NotProvided,
+        disable_env_checking: bool = NotProvided,
+        is_atari: bool | None = NotProvided,
+        render_env: bool = NotProvided,
+        action_mask_key: str = NotProvided,
+    ) -> Self:
+        """What to learn in.
+
+        Args:
+            env: A Gymnasium id, a name given to `register_env`, an Env class or callable taking the
+                env config, or ``"package.module:Class"``.
+            env_config: Passed to the env's constructor (as an `EnvContext`).
+            observation_space: Overrides the env's own single-env space.
+            action_space: Overrides the env's own single-env space.
+            clip_rewards: True: the sign of rewards; a float: clipped to ±that; None or False: as is.
+            normalize_actions: Modules act in [-1, 1]; bounded Box actions are scaled for the env.
+            clip_actions: Clip Box actions to the space's bounds (when not normalised).
+            disable_env_checking: Skip the check of the env's spaces and types when it is made.
+            is_atari: Whether the env is an Atari game (None: by its id).
+            render_env: Make envs with ``render_mode="human"``.
+            action_mask_key: Key of the mask in Dict observations.
+        """
+        return self
+
+    @setter
+    def env_runners(
+        self,
+        *,
+        env_runner_cls: type | None = NotProvided,
+        num_env_runners: NonNegativeInt = NotProvided,
+        create_local_env_runner: bool = NotProvided,
+        create_env_on_local_worker: bool = NotProvided,
+        num_envs_per_env_runner: PositiveInt = NotProvided,
+        gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] = NotProvided,
+        num_cpus_per_env_runner: NonNegative = NotProvided,
+        num_gpus_per_env_runner: NonNegative = NotProvided,
+        custom_resources_per_env_runner: dict[str, float] = NotProvided,
+        validate_env_runners_after_construction: bool = NotProvided,
+        sample_timeout_s: NonNegative | None = NotProvided,
+        max_requests_in_flight_per_env_runner: PositiveInt = NotProvided,
+        env_to_module_connector: Connector = NotProvided,
+        module_to_env_connector: Connector = NotProvided,
+        add_default_connectors_to_env_to_module_pipeline: bool = NotProvided,
+        add_default_connectors_to_module_to_env_pipeline: bool = NotProvided,
+        episode_lookback_horizon: NonNegativeInt = NotProvided,
+        merge_env_runner_states: bool | Literal["training_only"] = NotProvided,
+        broadcast_env_runner_states: bool = NotProvided,
+        compress_observations: bool = NotProvided,
+        rollout_fragment_length: PositiveInt | Literal["auto"] = NotProvided,
+        batch_mode: Literal["truncate_episodes", "complete_episodes"] = NotProvided,
+        explore: bool = NotProvided,
+        episodes_to_numpy: bool = NotProvided,
+        max_policy_lag: NonNegativeInt | None = NotProvided,
+    ) -> Self:
+        """Who samples, how many envs each, and what lies between env and module.
+
+        Args:
+            env_runner_cls: The EnvRunner class (None: single- or multi-agent, by the config).
+            num_env_runners: Sampling processes; 0 samples in the driver's own process.
+            create_local_env_runner: Keep a runner in the driver even with remote runners.
+            create_env_on_local_worker: Give that local runner an env of its own.
+            num_envs_per_env_runner: Vectorised envs in each runner.
+            gym_env_vectorize_mode: How they are vectorised: in turn, a process each, or the env's own
+                native vector form.
+            num_cpus_per_env_runner: CPUs that a launcher reserves for each runner.
+            num_gpus_per_env_runner: GPUs that a launcher reserves for each runner.
+            custom_resources_per_env_runner: Further resources that a launcher reserves.
+            validate_env_runners_after_construction: Ask every runner for its health once it is made.
+            sample_timeout_s: Seconds to wait for samples before a warning names who is late; no data
+                is lost by it.
+            max_requests_in_flight_per_env_runner: Leases that a runner may hold at a time.
+            env_to_module_connector: Callable ``(env, spaces, device)`` giving one piece or a list.
+            module_to_env_connector: Callable ``(env, spaces)`` giving one piece or a list.
+            add_default_connectors_to_env_to_module_pipeline: Whether the default pieces follow.
+            add_default_connectors_to_module_to_env_pipeline: Whether the default pieces surround.
+            episode_lookback_horizon: Steps of the past that each episode chunk carries along.
+            merge_env_runner_states: Merge the connector states of all runners.
+            broadcast_env_runner_states: Send merged connector states back to all runners.
+            compress_observations: Kept for RLlib's sake; observations travel uncompressed.
+            rollout_fragment_length: Vector steps of one lease; "auto" sizes leases to the batch.
+            batch_mode: Whether fragments may end inside an episode.
+            explore: Whether sampling draws from the action distribution (else its mode).
+            episodes_to_numpy: Kept for RLlib's sake; sampled episodes are always on numpy columns.
+            max_policy_lag: Weights versions that data may be older than the learner; None: as the
+                algorithm's staleness implies.
+        """
+        return self
+
+    @setter
+    def learners(
+        self,
+        *,
+        num_learners: NonNegativeInt = NotProvided,
+        num_gpus_per_learner: NonNegative = NotProvided,
+        num_cpus_per_learner: NonNegative | Literal["auto"] = NotProvided,
+        num_aggregator_actors_per_learner: NonNegativeInt = NotProvided,
+        max_requests_in_flight_per_learner: PositiveInt = NotProvided,
+        local_gpu_idx: NonNegativeInt = NotProvided,
+        learner_class: type | None = NotProvided,
+        learner_connector: Connector = NotProvided,
+        add_default_connectors_to_learner_pipeline: bool = NotProvided,
+        learner_config_dict: dict[str, Any] = NotProvided,
+        torch_num_threads: PositiveInt = NotProvided,
+    ) -> Self:
+        """Who learns.
+
+        Args:
+            num_learners: Learner processes (DDP ranks); 0 learns in the driver's own process.
+            num_gpus_per_learner: GPUs of each learner; more than 0 means CUDA and NCCL.
+            num_cpus_per_learner: CPUs that a launcher reserves for each learner.
+            num_aggregator_actors_per_learner: Kept for RLlib's sake: each learner's own pipeline
+                decodes and connects while the previous update trains.
+            max_requests_in_flight_per_learner: Updates queued at a learner.
+            local_gpu_idx: Which GPU a learner in the driver's process takes.
+            learner_class: The Learner class (None: the algorithm's own).
+            learner_connector: Callable ``(observation_space, action_space)`` giving one piece or a list.
+            add_default_connectors_to_learner_pipeline: Whether the default pieces follow.
+            learner_config_dict: Free-form settings for custom learners.
+            torch_num_threads: Torch threads of each runner and learner process.
+        """
+        return self
+
+    @setter
+    def training(
+        self,
+        *,
+        gamma: Fraction = NotProvided,
+        lr: Schedule = NotProvided,
+        grad_clip: NonNegative | None = NotProvided,
+        grad_clip_by: Literal["value", "norm", "global_norm"] = NotProvided,
+        train_batch_size: PositiveInt = NotProvided,
+        train_batch_size_per_learner: PositiveInt | None = NotProvided,
+        num_epochs: PositiveInt = NotProvided,
+        minibatch_size: PositiveInt | None = NotProvided,
+        shuffle_batch_per_epoch: bool = NotProvided,
+        learner_connector: Connector = NotProvided,
+    ) -> Self:
+        """How to learn (each algorithm adds its own settings here).
+
+        Args:
+            gamma: Discount factor in [0, 1].
+            lr: Learning rate, or ``[(0, v0), (t1, v1), …]`` over lifetime env steps.
+            grad_clip: Gradient clipping threshold; None: no clipping.
+            grad_clip_by: What the threshold bounds: each value, each tensor's norm, the global norm.
+            train_batch_size: Env steps of one update over all learners.
+            train_batch_size_per_learner: Env steps of one update of each learner (wins over the other).
+            num_epochs: Passes over each train batch.
+            minibatch_size: Rows of one gradient step; None: the whole batch.
+            shuffle_batch_per_epoch: Whether rows are shuffled anew for each epoch.
+            learner_connector: As in `learners()`.
+        """
+        return self
+
+    @setter
+    def evaluation(
+        self,
+        *,
+        evaluation_interval: PositiveInt | None = NotProvided,
+        evaluation_duration: PositiveInt | Literal["auto"] = NotProvided,
+        evaluation_duration_unit: Literal["episodes", "timesteps"] = NotProvided,
+        evaluation_parallel_to_training: bool = NotProvided,
+        evaluation_num_env_runners: NonNegativeInt = NotProvided,
+        evaluation_config: Any = NotProvided,
+        evaluation_sample_timeout_s: NonNegative | None = NotProvided,
+        evaluation_force_reset_envs_before_iteration: bool = NotProvided,
+        custom_evaluation_function: Callable[..., Any] | None = NotProvided,
+    ) -> Self:
+        """When, how long and with what settings the current weights are evaluated.
+
+        Args:
+            evaluation_interval: Evaluate after every so many iterations; None: never by itself.
+            evaluation_duration: Episodes or timesteps of one round over all evaluation runners.
+            evaluation_duration_unit: The unit of `evaluation_duration`.
+            evaluation_parallel_to_training: Evaluate while the next iteration trains.
+            evaluation_num_env_runners: Processes for evaluation; 0 evaluates in the driver.
+            evaluation_config: Settings that differ in evaluation, e.g. ``{"explore": False}``.
+            evaluation_sample_timeout_s: Seconds before a warning names a late evaluation runner.
+            evaluation_force_reset_envs_before_iteration: Begin each round with fresh episodes.
+            custom_evaluation_function: ``(algorithm, eval_env_runner_group) -> (results, env_steps,
+                agent_steps)`` in place of the built-in round.
+        """
+        return self
+
+    @setter
+    def reporting(
+        self,
+        *,
+        metrics_num_episodes_for_smoothing: PositiveInt = NotProvided,
+        min_time_s_per_iteration: NonNegative | None = NotProvided,
+        min_sample_timesteps_per_iteration: NonNegativeInt | None = NotProvided,
+        min_train_timesteps_per_iteration: NonNegativeInt | None = NotProvided,
+        keep_per_episode_custom_metrics: bool = NotProvided,
+        log_gradients: bool = NotProvided,
+        connector_timers: bool = NotProvided,
+    ) -> Self:
+        """What an iteration is and what its result says.
+
+        Args:
+            metrics_num_episodes_for_smoothing: Episodes in the windows of return and length.
+            min_time_s_per_iteration: `train()` repeats updates until this many seconds have passed.
+            min_sample_timesteps_per_iteration: … until so many env steps were sampled.
+            min_train_timesteps_per_iteration: … until so many env steps were trained.
+            keep_per_episode_custom_metrics: Keep lists of custom metrics next to their means.
+            log_gradients: Report the global norm of gradients.
+            connector_timers: Time every connector piece (costs sampling speed).
+        """
+        return self
+
+    @setter
+    def multi_agent(
+        self,
+        *,
+        policies: Any = NotProvided,
+        policy_mapping_fn: Callable[..., Any] | None = NotProvided,
+        policies_to_train: Any = NotProvided,
+        count_steps_by: Literal["env_steps", "agent_steps"] = NotProvided,
+        algorithm_config_overrides_per_module: dict[str, Any] = NotProvided,
+    ) -> Self:
+        """Which module acts for which agent.
+
+        Args:
+            policies: Module ids: a set, list or tuple, or a dict from id to RLModuleSpec (or None).
+            policy_mapping_fn: ``(agent_id, episode) -> module id``, asked once per agent and episode.
+            policies_to_train: Module ids that are updated (None: all), or ``fn(module_id, batch) -> bool``.
+            count_steps_by: What batch sizes count.
+            algorithm_config_overrides_per_module: ``{module id: {setting: value}}``.
+        """
+        return self
+
+    @setter
+    def rl_module(
+        self,
+        *,
+        model_config: Any = NotProvided,
+        rl_module_spec: Any = NotProvided,
+        algorithm_config_overrides_per_module: dict[str, Any] = NotProvided,
+    ) -> Self:
+        """The neural networks.
+
+        Args:
+            model_config: A dict or `DefaultModelConfig`, over the algorithm's own defaults.
+            rl_module_spec: An RLModuleSpec or MultiRLModuleSpec with what differs from the default.
+            algorithm_config_overrides_per_module: As in `multi_agent()`.
+        """
+        return self
+
+    def callbacks(self, callbacks_class: Any = NotProvided, **hooks: Any) -> Self:
+        """Your code at the run's events.
+
+        Args:
+            callbacks_class: A `Callback` subclass, or a list of them; called before the functions.
+            hooks: ``on_train_result=fn`` (or a list of functions) for any hook of `Callback`.
+        """
+        from rlzmq.core.callbacks import HOOKS
+
+        for name, functions in hooks.items():
+            if name not in HOOKS:
+                raise TypeError(f"callbacks() has no hook {name!r}.{did_you_mean(name, HOOKS)}")
+            listed = list(functions) if isinstance(functions, list | tuple) else [functions]
+            if not all(callable(fn) for fn in listed):
+                raise ConfigurationError(f"callbacks({name}=…): expected callables, got {functions!r}.")
+            self.callbacks_hooks = {**self.callbacks_hooks, name: listed}
+        if callbacks_class is not NotProvided:
+            self.callbacks_class = callbacks_class
+        return self
+
+    @setter
+    def fault_tolerance(
+        self,
+        *,
+        restart_failed_env_runners: bool = NotProvided,
+        ignore_env_runner_failures: bool = NotProvided,
+        max_num_env_runner_restarts: NonNegativeInt = NotProvided,
+        delay_between_env_runner_restarts_s: NonNegative = NotProvided,
+        restart_failed_sub_environments: bool = NotProvided,
+        num_consecutive_env_runner_failures_tolerance: NonNegativeInt = NotProvided,
+        env_runner_health_probe_timeout_s: NonNegative = NotProvided,
+        env_runner_restore_timeout_s: NonNegative = NotProvided,
+        restart_failed_learners: bool = NotProvided,
+        min_learners: PositiveInt = NotProvided,
+        restart_failed_broker: bool = NotProvided,
+        env_step_timeout_s: NonNegative | None = NotProvided,
+        env_reset_timeout_s: NonNegative = NotProvided,
+        quarantine_dir: str | None = NotProvided,
+        durability: Literal["memory", "journal"] = NotProvided,
+        learner_timeout_s: NonNegative = NotProvided,
+    ) -> Self:
+        """What happens when something dies or hangs.
+
+        Args:
+            restart_failed_env_runners: Replace a runner process that died.
+            ignore_env_runner_failures: Go on without it instead.
+            max_num_env_runner_restarts: Restarts over the run, all runners together.
+            delay_between_env_runner_restarts_s: Seconds before the first restart; doubles up to 30.
+            restart_failed_sub_environments: Recreate one env that raised, and go on.
+            num_consecutive_env_runner_failures_tolerance: Failures in a row before the run stops.
+            env_runner_health_probe_timeout_s: Seconds that a health probe may take.
+            env_runner_restore_timeout_s: Seconds that a restarted runner has to be ready.
+            restart_failed_learners: Replace a learner rank that died.
+            min_learners: Ranks below which the run stops instead of going on with the survivors.
+            restart_failed_broker: Replace a broker that died.
+            env_step_timeout_s: Seconds without progress after which a runner counts as hung
+                (None: max(30 s, 20 × its slowest usual step)).
+            env_reset_timeout_s: The same for resets.
+            quarantine_dir: Where fragments go that poison or kill (None: in the run directory).
+            durability: Where accepted fragments live until trained: in two processes' memory, or
+                in a journal on disk too.
+            learner_timeout_s: Seconds after which a silent collective of the learners fails.
+        """
+        return self
+
+    @setter
+    def checkpointing(
+        self,
+        *,
+        export_native_model_files: bool = NotProvided,
+        checkpoint_every_s: NonNegative | None = NotProvided,
+        checkpoint_keep: PositiveInt = NotProvided,
+    ) -> Self:
+        """When checkpoints are written by themselves and how many are kept.
+
+        Args:
+            export_native_model_files: Also write each module as a plain safetensors file.
+            checkpoint_every_s: Seconds between checkpoints of `rlzmq train`; None: only at the end.
+            checkpoint_keep: How many are kept.
+        """
+        return self
+
+    @setter
+    def debugging(
+        self,
+        *,
+        seed: NonNegativeInt | None = NotProvided,
+        log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = NotProvided,
+        log_sys_usage: bool = NotProvided,
+    ) -> Self:
+        """Seed and logging.
+
+        Args:
+            seed: The run's one seed, from which every random stream derives; None: drawn at build.
+            log_level: Of the ``rlzmq`` loggers in every process.
+            log_sys_usage: Report CPU and memory in results.
+        """
+        return self
+
+    @setter
+    def framework(
+        self,
+        framework: Literal["torch"] = NotProvided,
+        *,
+        torch_skip_nan_gradients: bool = NotProvided,
+        torch_ddp_kwargs: dict[str, Any] = NotProvided,
+        torch_compile_learner: bool = NotProvided,
+        torch_compile_worker: bool = NotProvided,
+    ) -> Self:
+        """Torch's settings.
+
+        Args:
+            framework: "torch", the only one.
+            torch_skip_nan_gradients: Kept for RLlib's sake: steps with non-finite gradients are
+                always skipped and counted.
+            torch_ddp_kwargs: Further arguments of DistributedDataParallel.
+            torch_compile_learner: Compile the learner's forward_train.
+            torch_compile_worker: Compile the runner's forward passes.
+        """
+        return self
+
+    def resources(self, **kwargs: Any) -> Self:
+        """Kept for RLlib's sake: resources are set in `env_runners()` and `learners()`."""
+        return self._only_none("resources", kwargs)
+
+    def api_stack(
+        self, enable_rl_module_and_learner: bool = True, enable_env_runner_and_connector_v2: bool = True
+    ) -> Self:
+        """Kept for RLlib's sake: there is one API stack, the new one."""
+        if not (enable_rl_module_and_learner and enable_env_runner_and_connector_v2):
+            raise ConfigurationError("api_stack(): only the new API stack exists here; leave both True.")
+        return self
+
+    def _only_none(self, group: str, kwargs: Mapping[str, Any]) -> Self:
+        if kwargs:
+            name = next(iter(kwargs))
+            raise TypeError(f"{group}() has no setting {name!r}.{did_you_mean(name, self._fields)}")
+        return self
+
+    # -- derived values -------------------------------------------------------------------------
+
+    @property
+    def train_batch_size_per_learner(self) -> int:
+        """Env steps of one update of each learner."""
+        size = self._values["train_batch_size_per_learner"]
+        return int(size) if size else int(self.train_batch_size) // max(self.num_learners, 1)
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Env steps of one update over all learners."""
+        return self.train_batch_size_per_learner * max(self.num_learners, 1)
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether there is more than the one default policy."""
+        ids = self.module_ids
+        return len(ids) > 1 or "default_policy" not in ids
+
+    @property
+    def module_ids(self) -> list[str]:
+        """The ids of all modules, in the order given."""
+        policies = self.policies
+        if policies is None:
+            spec = self.rl_module_spec
+            specs = getattr(spec, "rl_module_specs", None)
+            return list(specs) if isinstance(specs, dict) and specs else ["default_policy"]
+        return [str(module_id) for module_id in policies]
+
+    def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
+        """Vector steps of a full lease of one runner.
+
+        Args:
+            worker_index: 1-based index of the runner (0: the local one); with "auto" the first
+                runners take the remainder of an uneven division.
+        """
+        if self.rollout_fragment_length != "auto":
+            return int(self.rollout_fragment_length)
+        runners = max(self.num_env_runners, 1)
+        per_runner, remainder = divmod(self.total_train_batch_size, self.num_envs_per_env_runner * runners)
+        extra = remainder / self.num_envs_per_env_runner
+        return per_runner + (1 if max(worker_index, 1) - 1 < extra else 0)
+
+    def should_update(self, module_id: str) -> bool:
+        """Whether the module is one of `policies_to_train`."""
+        trained = self.policies_to_train
+        if trained is None:
+            return True
+        return bool(trained(module_id, None)) if callable(trained) else module_id in trained
+
+    def get_config_for_module(self, module_id: str) -> AlgorithmConfig:
+        """This config with the module's overrides applied (itself where there are none)."""
+        overrides = self.algorithm_config_overrides_per_module.get(module_id)
+        if not overrides:
+            return self
+        cached: dict[str, AlgorithmConfig] = self.__dict__.setdefault("_per_module", {})
+        if module_id not in cached or not self._frozen:
+            new = self.copy(copy_frozen=False)
+            new._values["algorithm_config_overrides_per_module"] = {}
+            cached[module_id] = new.update_from_dict(overrides)
+        return cached[module_id]
+
+    def get_evaluation_config_object(self) -> AlgorithmConfig:
+        """This config with `evaluation_config`'s overrides, for the evaluation runners."""
+        overrides = self.evaluation_config
+        if isinstance(overrides, AlgorithmConfig):
+            return overrides.copy(copy_frozen=False)
+        new = self.copy(copy_frozen=False)
+        new._values.update(
+            num_env_runners=self.evaluation_num_env_runners,
+            evaluation_config=None,
+            rollout_fragment_length="auto",
+        )
+        return new.update_from_dict(overrides or {})
+
+    @classmethod
+    def overrides(cls, **kwargs: Any) -> dict[str, Any]:
+        """A checked dict of overrides, for evaluation_config and per-module overrides.
+
+        Raises:
+            KeyError: A name is no setting of this class.
+        """
+        config = cls()
+        for name in kwargs:
+            if name not in config:
+                raise KeyError(f"{cls.__name__} has no setting {name!r}.{did_you_mean(name, config._values)}")
+        return kwargs
+
+    def validate(self) -> None:
+        """Check what single settings cannot show: how they fit together.
+
+        Raises:
+            ConfigurationError: Names the settings, what was expected and what came.
+        """
+        if self.env is None and self.observation_space is None:
+            raise ConfigurationError(
+                "config.env is None: say what to learn in, e.g. .environment('CartPole-v1'), or give both "
+                "observation_space and action_space."
+            )
+        learners = max(self.num_learners, 1)
+        if not self._values["train_batch_size_per_learner"] and self.train_batch_size % learners:
+            near = max(self.train_batch_size // learners, 1) * learners
+            raise ConfigurationError(
+                f"config.train_batch_size={self.train_batch_size} cannot be shared equally by "
+                f"num_learners={self.num_learners}. Nearest that can: {near} or {near + learners}; or set "
+                "train_batch_size_per_learner."
+            )
+        per_learner, minibatch = self.train_batch_size_per_learner, self.minibatch_size
+        if minibatch is not None and minibatch > per_learner:
+            raise ConfigurationError(
+                f"config.minibatch_size={minibatch} is more than train_batch_size_per_learner={per_learner}. "
+                f"Largest valid: {per_learner}."
+            )
+        fragment = self.rollout_fragment_length
+        if fragment != "auto":
+            whole = fragment * self.num_envs_per_env_runner * max(self.num_env_runners, 1)
+            if whole > self.total_train_batch_size * 1.1:
+                fitting = self.total_train_batch_size // (
+                    self.num_envs_per_env_runner * max(self.num_env_runners, 1)
+                )
+                raise ConfigurationError(
+                    f"config.rollout_fragment_length={fragment} × {self.num_envs_per_env_runner} envs × "
+                    f"{max(self.num_env_runners, 1)} runners = {whole} env steps, more than the batch of "
+                    f"{self.total_train_batch_size}. Largest that fits: {max(fitting, 1)}, or 'auto'."
+                )
+        if callable(self.policies_to_train) or self.policies_to_train is None:
+            unknown: list[str] = []
+        else:
+            unknown = [mid for mid in self.policies_to_train if mid not in self.module_ids]
+        if unknown:
+            raise ConfigurationError(
+                f"config.policies_to_train names {unknown[0]!r}, which is no module id."
+                + did_you_mean(unknown[0], self.module_ids)
+            )
+        if self.is_multi_agent and self.policy_mapping_fn is None:
+            raise ConfigurationError(
+                f"config.policies has the module ids {self.module_ids}, but config.policy_mapping_fn is None: "
+                "give .multi_agent(policy_mapping_fn=lambda agent_id, episode: …)."
+            )
+        for name in ("lr", "entropy_coeff"):
+            _check_schedule(name, self.get(name))
+        if self.evaluation_duration == "auto" and not self.evaluation_parallel_to_training:
+            raise ConfigurationError(
+                "config.evaluation_duration='auto' needs evaluation_parallel_to_training=True."
+            )
+
+
+def _check_schedule(name: str, value: Any) -> None:
+    if not isinstance(value, list):
+        return
+    times = [point[0] for point in value]
+    if len(value) < 2 or times[0] != 0 or any(b <= a for a, b in zip(times, times[1:], strict=False)):
+        raise ConfigurationError(
+            f"config.{name}={value!r}: a schedule is a list of at least two (env steps, value) points that "
+            "begins at 0 and rises, e.g. [(0, 0.001), (100000, 0.0001)]."
+        )
+
+
+def _copy_value(value: Any) -> Any:
+    """Containers are copied; what they hold (spaces, classes, functions) is shared."""
+    if isinstance(value, dict):
+        return {key: _copy_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy_value(item) for item in value]
+    if isinstance(value, set):
+        return set(value)
+    return value
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except (ValueError, TypeError):
+        return a is b
+
+
+AlgorithmConfig._fields = collect_fields(AlgorithmConfig)

@@ -1,0 +1,232 @@
+"""What a config builds: connector pipelines, module specs, learners, algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+
+if TYPE_CHECKING:
+    from rlzmq.algorithms.algorithm import Algorithm
+    from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
+
+__all__ = ["ConfigBuilders"]
+
+
+class ConfigBuilders:
+    """The part of AlgorithmConfig that makes things out of the settings."""
+
+    _values: dict[str, Any]
+    _algo_class: Any
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    # -- algorithms -----------------------------------------------------------------------------
+
+    def build_algo(self, env: Any = None, *, use_copy: bool = True) -> Algorithm:
+        """A ready Algorithm (sync face): processes started, weights in place.
+
+        Args:
+            env: Overrides `config.env`.
+            use_copy: Build from a frozen copy (else this very config is frozen).
+
+        Raises:
+            ConfigurationError: Settings that do not fit together.
+        """
+        return self._algorithm_class()(self._for_build(env, use_copy))  # type: ignore[no-any-return]
+
+    def build(self, env: Any = None, *, use_copy: bool = True) -> Algorithm:
+        """The same as `build_algo`."""
+        return self.build_algo(env, use_copy=use_copy)
+
+    def build_async(self, env: Any = None, *, use_copy: bool = True) -> AsyncAlgorithm:
+        """An AsyncAlgorithm: use it as ``async with config.build_async() as algo``."""
+        from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
+
+        return AsyncAlgorithm(self._for_build(env, use_copy))
+
+    def _for_build(self, env: Any, use_copy: bool) -> Any:
+        config: Any = self.copy(copy_frozen=False) if use_copy else self
+        if env is not None:
+            config.environment(env)
+        config.validate()
+        if config.seed is None:
+            import secrets
+
+            config.seed = secrets.randbits(31)
+        config.freeze()
+        return config
+
+    def _algorithm_class(self) -> Any:
+        algo_class = self._algo_class or self._default_algo_class()
+        if algo_class is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} names no algorithm: use an algorithm's own config, e.g. PPOConfig(), "
+                "or AlgorithmConfig(algo_class=YourAlgorithm)."
+            )
+        return algo_class
+
+    def _default_algo_class(self) -> Any:
+        """The Algorithm that this config class is of. Algorithms override this."""
+        return None
+
+    # -- environments and spaces ----------------------------------------------------------------
+
+    def single_spaces(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+        """(observation space, action space) of one env: given, the env's, or by making one env."""
+        if spaces and "__env_single__" in spaces:
+            return tuple(spaces["__env_single__"])  # type: ignore[return-value]
+        if env is not None and not isinstance(env, str):
+            return single_spaces_of(env)
+        if self.observation_space is not None and self.action_space is not None:
+            return self.observation_space, self.action_space
+        from rlzmq.envs.registry import make_env
+
+        made = make_env(env if env is not None else self.env, self.env_config)
+        try:
+            observation_space, action_space = single_spaces_of(made)
+        finally:
+            made.close()
+        return self.observation_space or observation_space, self.action_space or action_space
+
+    # -- connectors -----------------------------------------------------------------------------
+
+    def build_env_to_module_connector(
+        self, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
+    ) -> Any:
+        """The EnvToModulePipeline: the user's pieces, then the default ones.
+
+        Args:
+            env: The (vector) env, passed to the user's callable.
+            spaces: ``{"__env__": (obs, act), "__env_single__": (obs, act)}``; wins over `env`.
+            device: Torch device of the module's inputs.
+        """
+        from rlzmq.connectors.defaults import build_env_to_module
+
+        return build_env_to_module(self, env, self._all_spaces(env, spaces), device)
+
+    def build_module_to_env_connector(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> Any:
+        """The ModuleToEnvPipeline: default pieces with the user's in the middle."""
+        from rlzmq.connectors.defaults import build_module_to_env
+
+        return build_module_to_env(self, env, self._all_spaces(env, spaces))
+
+    def build_learner_connector(self, observation_space: Any, action_space: Any, device: Any = None) -> Any:
+        """The LearnerConnectorPipeline of this algorithm.
+
+        Args:
+            observation_space: Of one env (multi-agent: a Dict by agent id).
+            action_space: Likewise.
+            device: Torch device of the train batch.
+        """
+        from rlzmq.connectors.defaults import build_learner
+
+        return build_learner(self, observation_space, action_space, device)
+
+    def _all_spaces(self, env: Any, spaces: Mapping[str, Any] | None) -> dict[str, Any]:
+        if spaces:
+            full = dict(spaces)
+            full.setdefault("__env_single__", full.get("__env__"))
+            full.setdefault("__env__", full["__env_single__"])
+            return full
+        single = self.single_spaces(env)
+        vector = getattr(env, "observation_space", None), getattr(env, "action_space", None)
+        return {"__env__": vector if vector[0] is not None else single, "__env_single__": single}
+
+    # -- modules --------------------------------------------------------------------------------
+
+    def get_default_rl_module_spec(self) -> Any:
+        """The algorithm's own RLModuleSpec (without spaces). Algorithms override this."""
+        from rlzmq.modules.spec import RLModuleSpec
+
+        return RLModuleSpec()
+
+    @property
+    def _default_model_config(self) -> dict[str, Any]:
+        """The algorithm's own model settings, under the user's. Algorithms override this."""
+        return {}
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """The model settings: the algorithm's own with the user's over them."""
+        return {**self._default_model_config, **_as_dict(self._values["model_config"])}
+
+    def get_rl_module_spec(
+        self, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool | None = None
+    ) -> Any:
+        """The RLModuleSpec of the one module of a single-agent config."""
+        specs = self.get_multi_rl_module_spec(env=env, spaces=spaces, inference_only=bool(inference_only))
+        return specs.rl_module_specs[DEFAULT_MODULE_ID]
+
+    def get_multi_rl_module_spec(
+        self, *, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool = False
+    ) -> Any:
+        """The MultiRLModuleSpec of all modules, with spaces as env-to-module leaves them.
+
+        Args:
+            env: The (vector) env to take spaces from.
+            spaces: ``{module id: (obs, act)}`` as `EnvRunner.get_spaces()` gives, or as for
+                `build_env_to_module_connector`.
+            inference_only: Leave out what only the Learner needs, and learner-only modules.
+        """
+        from rlzmq.algorithms.module_specs import multi_rl_module_spec
+
+        return multi_rl_module_spec(self, env, spaces, inference_only)
+
+    # -- learners -------------------------------------------------------------------------------
+
+    def get_default_learner_class(self) -> Any:
+        """The algorithm's Learner class. Algorithms override this."""
+        from rlzmq.learners.learner import TorchLearner
+
+        return TorchLearner
+
+    @property
+    def resolved_learner_class(self) -> Any:
+        """`learner_class`, or the algorithm's own."""
+        return self.learner_class or self.get_default_learner_class()
+
+    def build_learner(self, *, env: Any = None, spaces: Mapping[str, Any] | None = None) -> Any:
+        """A built Learner, for use on its own."""
+        module_spec = self.get_multi_rl_module_spec(env=env, spaces=spaces)
+        learner = self.resolved_learner_class(config=self, module_spec=module_spec)
+        learner.build()
+        return learner
+
+    def build_learner_group(self, *, env: Any = None, spaces: Mapping[str, Any] | None = None) -> Any:
+        """A LearnerGroup on its own, for custom loops (sync face)."""
+        from rlzmq.runtime.learner_group import LearnerGroup
+
+        return LearnerGroup(
+            config=self, module_spec=self.get_multi_rl_module_spec(env=env, spaces=spaces)
+        )
+
+
+def single_spaces_of(env: Any) -> tuple[Any, Any]:
+    """(observation space, action space) of one of a vector env's envs, or of a plain env."""
+    multi = getattr(env, "single_observation_spaces", None) or getattr(env, "observation_spaces", None)
+    if multi:
+        from gymnasium.spaces import Dict
+
+        actions = getattr(env, "single_action_spaces", None) or env.action_spaces
+        as_dict = [space if isinstance(space, Dict) else Dict(dict(space)) for space in (multi, actions)]
+        return as_dict[0], as_dict[1]
+    observation_space = getattr(env, "single_observation_space", None) or env.observation_space
+    action_space = getattr(env, "single_action_space", None) or env.action_space
+    return observation_space, action_space
+
+
+def _as_dict(model_config: Any) -> dict[str, Any]:
+    if model_config is None:
+        return {}
+    if isinstance(model_config, Mapping):
+        return dict(model_config)
+    if hasattr(model_config, "to_dict"):
+        return dict(model_config.to_dict())
+    raise ConfigurationError(
+        f"config.model_config: expected a dict or DefaultModelConfig, got {type(model_config).__name__}."
+    )

@@ -1,0 +1,118 @@
+"""Which modules a config asks for, and the spaces of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium.spaces import Dict as DictSpace
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.spec import RLModuleSpec
+
+__all__ = ["multi_rl_module_spec"]
+
+
+def multi_rl_module_spec(
+    config: Any, env: Any, spaces: Mapping[str, Any] | None, inference_only: bool
+) -> MultiRLModuleSpec:
+    """All modules of `config` with their spaces, classes and model settings filled in.
+
+    What the user's specs leave open comes from the algorithm's default spec, the config's
+    `model_config`, and the spaces as the env-to-module pipeline leaves them.
+
+    Raises:
+        ConfigurationError: A module's spaces cannot be told; the text names the module.
+    """
+    given = _given_specs(config)
+    known = _module_spaces(config, env, spaces, list(given))
+    filled = {}
+    for module_id, own in given.items():
+        module_config = config.get_config_for_module(module_id)
+        spec = module_config.get_default_rl_module_spec()
+        if own is not None:
+            if own.learner_only and inference_only:
+                continue
+            spec.update(own, override=True)
+        observation_space, action_space = known.get(module_id, (None, None))
+        if spec.observation_space is None:
+            spec.observation_space = observation_space
+        if spec.action_space is None:
+            spec.action_space = action_space
+        if spec.observation_space is None or spec.action_space is None:
+            missing = "observation_space" if spec.observation_space is None else "action_space"
+            raise ConfigurationError(
+                f"Module {module_id!r} has no {missing}: no agent of the env is mapped to it. Give it with "
+                f"RLModuleSpec({missing}=…), or check policy_mapping_fn." + did_you_mean(module_id, known)
+            )
+        spec.model_config = _merged(module_config.model_config, spec.model_config)
+        spec.inference_only = inference_only
+        filled[module_id] = spec
+    outer = config.rl_module_spec if isinstance(config.rl_module_spec, MultiRLModuleSpec) else None
+    result = MultiRLModuleSpec(rl_module_specs=filled, inference_only=inference_only)
+    if outer is not None and outer.multi_rl_module_class is not None:
+        result.multi_rl_module_class = outer.multi_rl_module_class
+        result.model_config = outer.model_config
+    return result
+
+
+def _given_specs(config: Any) -> dict[str, RLModuleSpec | None]:
+    specs: dict[str, RLModuleSpec | None] = dict.fromkeys(config.module_ids)
+    outer = config.rl_module_spec
+    if isinstance(outer, MultiRLModuleSpec):
+        specs.update(dict(outer.rl_module_specs))
+    elif isinstance(outer, RLModuleSpec):
+        specs = {module_id: outer for module_id in specs}
+    elif outer is not None:
+        raise ConfigurationError(
+            f"config.rl_module_spec: expected an RLModuleSpec or MultiRLModuleSpec, got {type(outer).__name__}."
+        )
+    if isinstance(config.policies, Mapping):
+        specs.update({mid: s for mid, s in config.policies.items() if isinstance(s, RLModuleSpec)})
+    return specs
+
+
+def _module_spaces(
+    config: Any, env: Any, spaces: Mapping[str, Any] | None, module_ids: list[str]
+) -> dict[str, tuple[Any, Any]]:
+    spaces = dict(spaces or {})
+    known = {mid: tuple(spaces[mid]) for mid in module_ids if mid in spaces}
+    if len(known) == len(module_ids):
+        return known
+    observation_space, action_space = config.single_spaces(env, spaces)
+    pipeline = config.build_env_to_module_connector(
+        env=env, spaces={"__env_single__": (observation_space, action_space)}
+    )
+    observation_space = pipeline.observation_space
+    if not config.is_multi_agent:
+        return {DEFAULT_MODULE_ID: (observation_space, action_space), **known}
+    if not isinstance(observation_space, DictSpace) or not isinstance(action_space, DictSpace):
+        return {mid: known.get(mid, (observation_space, action_space)) for mid in module_ids}
+    for agent_id in action_space.spaces:
+        module_id = _mapped(config.policy_mapping_fn, agent_id)
+        pair = (observation_space.spaces.get(agent_id), action_space.spaces[agent_id])
+        targets = [module_id] if module_id is not None else module_ids
+        for target in targets:
+            known.setdefault(target, pair)
+    pairs = [(observation_space.spaces.get(a), action_space.spaces[a]) for a in action_space.spaces]
+    if pairs and all(pair == pairs[0] for pair in pairs):
+        for module_id in module_ids:  # e.g. modules that a random mapping has not named yet
+            known.setdefault(module_id, pairs[0])
+    return known
+
+
+def _mapped(mapping_fn: Any, agent_id: Any) -> str | None:
+    """The agent's module id, or None where the function needs a real episode to tell."""
+    try:
+        return str(mapping_fn(agent_id, None))
+    except Exception:
+        return None
+
+
+def _merged(base: Mapping[str, Any], own: Any) -> dict[str, Any]:
+    if own is None:
+        return dict(base)
+    return {**base, **(own if isinstance(own, Mapping) else own.to_dict())}

@@ -1,0 +1,112 @@
+"""Callback: your code at a run's events, as a class or as single functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["HOOKS", "Callback", "CallbackList", "RLlibCallback"]
+
+
+class Callback:
+    """Override the hooks you need. All arguments come as keywords; take ``**kwargs`` for the rest.
+
+    Hooks that are not overridden cost nothing: the sampling loop does not call them.
+    """
+
+    def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+        """An Algorithm is set up, before its first iteration."""
+
+    def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        """An iteration ended; `result` may be changed in place."""
+
+    def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
+        """An evaluation round begins."""
+
+    def on_evaluate_end(
+        self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """An evaluation round ended; `evaluation_metrics` may be changed in place."""
+
+    def on_env_runners_recreated(
+        self, *, algorithm: Any, env_runner_group: Any, env_runner_indices: list[int], is_evaluation: bool, **kwargs: Any
+    ) -> None:
+        """Dead runners were replaced."""
+
+    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """The algorithm's state was restored."""
+
+    def on_environment_created(self, *, env_runner: Any, metrics_logger: Any, env: Any, env_context: Any, **kwargs: Any) -> None:
+        """A runner made its (vector) env."""
+
+    def on_episode_created(
+        self, *, episode: Any, env_runner: Any, metrics_logger: Any, env: Any, env_index: int, rl_module: Any, **kwargs: Any
+    ) -> None:
+        """An episode object was made, before its env's reset."""
+
+    def on_episode_start(
+        self, *, episode: Any, env_runner: Any, metrics_logger: Any, env: Any, env_index: int, rl_module: Any, **kwargs: Any
+    ) -> None:
+        """An episode holds its reset observation, after env-to-module saw it."""
+
+    def on_episode_step(
+        self, *, episode: Any, env_runner: Any, metrics_logger: Any, env: Any, env_index: int, rl_module: Any, **kwargs: Any
+    ) -> None:
+        """An episode holds a further step."""
+
+    def on_episode_end(
+        self,
+        *,
+        episode: Any,
+        prev_episode_chunks: list[Any],
+        env_runner: Any,
+        metrics_logger: Any,
+        env: Any,
+        env_index: int,
+        rl_module: Any,
+        **kwargs: Any,
+    ) -> None:
+        """An episode is done (its last `on_episode_step` came just before)."""
+
+    def on_sample_end(self, *, env_runner: Any, metrics_logger: Any, samples: Any, **kwargs: Any) -> None:
+        """A `sample()` call returns `samples`."""
+
+
+RLlibCallback = Callback
+
+HOOKS: tuple[str, ...] = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+class CallbackList:
+    """All callbacks of one config: classes first, then functions, in the order given.
+
+    Args:
+        config: Read for `callbacks_class` (a class, an instance or a list) and `callbacks_hooks`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        classes = getattr(config, "callbacks_class", None) or []
+        listed = list(classes) if isinstance(classes, list | tuple) else [classes]
+        objects = [item() if isinstance(item, type) or not isinstance(item, Callback) else item for item in listed]
+        functions = getattr(config, "callbacks_hooks", None) or {}
+        self._hooks: dict[str, list[Any]] = {}
+        for name in HOOKS:
+            methods = [getattr(item, name) for item in objects if _overrides(item, name)]
+            if methods or functions.get(name):
+                self._hooks[name] = [*methods, *functions.get(name, [])]
+
+    def has(self, name: str) -> bool:
+        """Whether anyone listens to this hook."""
+        return name in self._hooks
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def call(self, name: str, **kwargs: Any) -> None:
+        """Call everyone who listens to the hook `name`, in order."""
+        for function in self._hooks.get(name, ()):
+            function(**kwargs)
+
+
+def _overrides(item: Any, name: str) -> bool:
+    own = getattr(type(item), name, None)
+    return own is not None and own is not getattr(Callback, name)
