@@ -1,0 +1,258 @@
+"""Nested observations and actions: maps, stacks, fillers and one-hots over dict/tuple trees of arrays.
+
+A tree is a leaf, or a dict or tuple of trees. Dicts are visited in sorted key order. A Python list is a
+leaf (a batch of items, or one item that numpy can turn into an array), never a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import optree
+
+__all__ = [
+    "check_same_structure",
+    "has_discrete",
+    "is_nested",
+    "num_items",
+    "one_hot",
+    "space_filler",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_stack",
+    "tree_unstack",
+    "tree_zeros_like",
+]
+
+
+def is_nested(tree: Any) -> bool:
+    """Whether ``tree`` is a node (dict or tuple) rather than a leaf."""
+    return isinstance(tree, (dict, tuple))
+
+
+def _list_is_leaf(node: Any) -> bool:
+    return type(node) is list
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply ``function`` to every leaf of ``tree`` (and the matching leaves of ``others``).
+
+    Raises:
+        ValueError: When the structures differ (missing or extra keys, other node types).
+    """
+    if not isinstance(tree, (dict, tuple)):
+        return function(tree, *others)
+    return optree.tree_map(function, tree, *others, is_leaf=_list_is_leaf, none_is_leaf=True)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves of ``tree``, dicts in sorted key order."""
+    if not isinstance(tree, (dict, tuple)):
+        return [tree]
+    return optree.tree_leaves(tree, is_leaf=_list_is_leaf, none_is_leaf=True)
+
+
+def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of ``tree`` and its structure (an optree ``PyTreeSpec``, ``unflatten(leaves)`` undoes it)."""
+    leaves, spec = optree.tree_flatten(tree, is_leaf=_list_is_leaf, none_is_leaf=True)
+    return leaves, spec
+
+
+def check_same_structure(expected: Any, actual: Any) -> None:
+    """Raise ValueError when ``actual`` has not the nodes of ``expected``."""
+    nested = is_nested(expected)
+    if nested != is_nested(actual):
+        raise ValueError(
+            f"expected {'a nested ' + type(expected).__name__ if nested else 'a plain item'}, "
+            f"got {type(actual).__name__}."
+        )
+    if nested:
+        _, spec = tree_flatten(expected)
+        spec.flatten_up_to(actual)
+
+
+def num_items(batch: Any) -> int:
+    """Number of items in a batched tree: the common first dimension of its leaves.
+
+    Raises:
+        ValueError: When the leaves disagree, or one has no first dimension.
+    """
+    if isinstance(batch, np.ndarray) and batch.ndim:
+        return len(batch)
+    leaves = tree_leaves(batch)
+    if not leaves:
+        raise ValueError("expected a tree with at least one array, got an empty one.")
+    sizes = [np.shape(leaf)[0] if np.ndim(leaf) else -1 for leaf in leaves]
+    if sizes[0] < 0 or any(size != sizes[0] for size in sizes):
+        raise ValueError(
+            "expected arrays with one common first dimension (the items), got shapes "
+            f"{[tuple(np.shape(leaf)) for leaf in leaves]}."
+        )
+    return sizes[0]
+
+
+def tree_stack(items: Sequence[Any]) -> Any:
+    """Stack items of one structure along a new first axis.
+
+    Args:
+        items: At least one tree; matching leaves have equal shapes.
+
+    Returns:
+        The tree with leaves ``[len(items), ...]``.
+
+    Raises:
+        ValueError: When an item's structure or shape differs from the first one's (its position is named),
+            or when items are no numbers, strings or arrays of them.
+    """
+    first = items[0]
+    if not isinstance(first, (dict, tuple)):
+        return _stack_leaves(items)
+    leaves, spec = tree_flatten(first)
+    per_leaf: list[list[Any]] = [[] for _ in leaves]
+    for position, item in enumerate(items):
+        try:
+            flat = spec.flatten_up_to(item)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"item {position} has another structure than item 0: {error}") from None
+        for column, leaf in zip(per_leaf, flat, strict=True):
+            column.append(leaf)
+    return spec.unflatten([_stack_leaves(column) for column in per_leaf])
+
+
+def _stack_leaves(items: Sequence[Any]) -> np.ndarray:
+    first = items[0]
+    if isinstance(first, np.ndarray) and first.ndim:
+        shape, dtype = first.shape, first.dtype
+        if all(isinstance(item, np.ndarray) and item.shape == shape and item.dtype == dtype for item in items):
+            if dtype == object:
+                raise ValueError("items are arrays of Python objects (dtype object), which can't be a column.")
+            return np.concatenate(items).reshape((len(items), *shape))
+    try:
+        stacked = np.array(items)
+    except (ValueError, TypeError, RuntimeError):
+        shapes = [np.shape(item) for item in items]
+        bad = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if bad is None:
+            raise
+        raise ValueError(
+            f"item {bad} has shape {shapes[bad]}, expected {shapes[0]} like item 0."
+        ) from None
+    if stacked.dtype == object:
+        raise ValueError(f"items of type {type(first).__name__} can't be a column of numbers.")
+    return stacked
+
+
+def tree_unstack(batch: Any) -> list[Any]:
+    """The items of a batched tree (views on its leaves), or ``list(batch)`` of a plain sequence."""
+    if not isinstance(batch, (dict, tuple)):
+        return list(batch)
+    leaves, spec = tree_flatten(batch)
+    num_items(batch)
+    return [spec.unflatten(item) for item in zip(*leaves, strict=True)]
+
+
+def tree_zeros_like(tree: Any, lead: tuple[int, ...] = ()) -> Any:
+    """Zeros of every leaf's shape and dtype, with ``lead`` dimensions put in front."""
+
+    def zeros(leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        return np.zeros((*lead, *array.shape), array.dtype)
+
+    return tree_map(zeros, tree)
+
+
+def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    if isinstance(space, gym.spaces.Dict):
+        for key in sorted(space.spaces):
+            yield from _leaf_spaces(space.spaces[key])
+    elif isinstance(space, gym.spaces.Tuple):
+        for sub_space in space.spaces:
+            yield from _leaf_spaces(sub_space)
+    else:
+        yield space
+
+
+def has_discrete(space: gym.Space[Any]) -> bool:
+    """Whether a leaf of ``space`` is Discrete or MultiDiscrete, so that `one_hot` changes its values."""
+    return any(
+        isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)) for leaf in _leaf_spaces(space)
+    )
+
+
+def space_filler(
+    space: gym.Space[Any], fill: Any, *, lead: tuple[int, ...] = (), one_hot_discrete: bool = False
+) -> Any:
+    """An item (or a batch of them) of ``space``'s structure, shapes and dtypes, filled with one value.
+
+    Args:
+        space: Any space of Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary leaves. Leaves of other
+            kinds get the bare ``fill``.
+        fill: The value of every element. It may lie outside of the space.
+        lead: Dimensions put in front of each leaf's shape, e.g. ``(num_items,)``.
+        one_hot_discrete: Shape Discrete and MultiDiscrete leaves like `one_hot`'s results (float32).
+
+    Returns:
+        Arrays (0-d ones for scalar spaces) in the space's structure.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        return {
+            key: space_filler(sub_space, fill, lead=lead, one_hot_discrete=one_hot_discrete)
+            for key, sub_space in space.spaces.items()
+        }
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(
+            space_filler(sub_space, fill, lead=lead, one_hot_discrete=one_hot_discrete)
+            for sub_space in space.spaces
+        )
+    if one_hot_discrete and isinstance(space, gym.spaces.Discrete):
+        return np.full((*lead, int(space.n)), fill, np.float32)
+    if one_hot_discrete and isinstance(space, gym.spaces.MultiDiscrete):
+        return np.full((*lead, int(space.nvec.sum())), fill, np.float32)
+    if space.shape is None or space.dtype is None:
+        return fill
+    return np.full((*lead, *space.shape), fill, space.dtype)
+
+
+def one_hot(space: gym.Space[Any], value: Any) -> Any:
+    """One-hot encode the Discrete and MultiDiscrete leaves of one item or of a batch of items.
+
+    Args:
+        space: The space of one item.
+        value: An item of ``space``, or a batch of items with any leading dimensions.
+
+    Returns:
+        The same structure. A Discrete leaf ``[...]`` becomes float32 ``[..., n]``, a MultiDiscrete leaf
+        ``[..., *nvec.shape]`` becomes the concatenated one-hots, float32 ``[..., sum(nvec)]``; other leaves
+        are returned as they are.
+
+    Raises:
+        ValueError: When a value lies outside of its Discrete or MultiDiscrete space.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        return {key: one_hot(sub_space, value[key]) for key, sub_space in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(
+            one_hot(sub_space, part) for sub_space, part in zip(space.spaces, value, strict=True)
+        )
+    if isinstance(space, gym.spaces.Discrete):
+        return _one_hot_discrete(np.asarray(value) - space.start, int(space.n), space)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        array = np.asarray(value) - space.start
+        flat = array.reshape((*array.shape[: array.ndim - space.nvec.ndim], space.nvec.size))
+        parts = [
+            _one_hot_discrete(flat[..., i], int(n), space) for i, n in enumerate(space.nvec.reshape(-1))
+        ]
+        return np.concatenate(parts, axis=-1)
+    return value
+
+
+def _one_hot_discrete(index: np.ndarray, n: int, space: gym.Space[Any]) -> np.ndarray:
+    if index.size and (index.min() < 0 or index.max() >= n):
+        raise ValueError(f"expected values in {space} to one-hot encode, got {int(index.min())}…{int(index.max())} (start taken off).")
+    result = np.zeros((*index.shape, n), np.float32)
+    np.put_along_axis(result, np.asarray(index, np.int64)[..., None], 1.0, axis=-1)
+    return result

@@ -1,0 +1,95 @@
+"""MetricsLogger: each reduction, nested keys, merging across processes, state."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rlzmq.core.metrics import MetricsLogger
+
+
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    [("mean", 2.0), ("sum", 6), ("min", 1), ("max", 3), ("lifetime_sum", 6), ("item", 3), ("item_series", [1, 2, 3])],
+)
+def test_each_reduction_of_three_values(reduce: str, expected: object) -> None:
+    logger = MetricsLogger()
+    for value in (1, 2, 3):
+        logger.log_value("x", value, reduce=reduce)
+    assert logger.peek("x") == expected
+    assert logger.reduce() == {"x": expected}
+
+
+def test_default_is_the_mean_since_the_last_reduce() -> None:
+    logger = MetricsLogger()
+    logger.log_value("x", 1.0)
+    logger.reduce()
+    logger.log_value("x", 5.0)
+    assert logger.reduce() == {"x": 5.0}
+    assert math.isnan(logger.reduce()["x"])
+
+
+def test_window_survives_reduce_and_is_bounded() -> None:
+    logger = MetricsLogger()
+    for value in range(10):
+        logger.log_value("x", value, window=3)
+    assert logger.reduce() == {"x": 8.0}
+    logger.log_value("x", 100)
+    assert logger.peek("x") == (8 + 9 + 100) / 3
+
+
+def test_ema_weighs_new_values() -> None:
+    logger = MetricsLogger()
+    logger.log_value("x", 0.0, reduce="ema", ema_coeff=0.5)
+    logger.log_value("x", 1.0)
+    assert logger.peek("x") == 0.5
+
+
+def test_several_statistics_of_one_value() -> None:
+    logger = MetricsLogger()
+    for value in (1, 2, 6):
+        logger.log_value(("a", "x"), value, stats=("mean", "min", "max"))
+    assert logger.reduce() == {"a": {"x_mean": 3.0, "x_min": 1, "x_max": 6}}
+
+
+def test_merging_two_processes_equals_logging_everything_in_one() -> None:
+    for reduce in ("mean", "sum", "min", "max", "lifetime_sum"):
+        one, left, right = MetricsLogger(), MetricsLogger(), MetricsLogger()
+        for i, value in enumerate((4.0, 1.0, 3.0, 9.0)):
+            one.log_value("x", value, reduce=reduce)
+            (left, right)[i % 2].log_value("x", value, reduce=reduce)
+        root = MetricsLogger()
+        root.aggregate([left.reduce(compile=False), right.reduce(compile=False)], key="group")
+        assert root.peek(("group", "x")) == one.peek("x")
+
+
+def test_lifetime_sums_of_a_worker_are_counted_once() -> None:
+    worker, root = MetricsLogger(), MetricsLogger()
+    for _ in range(3):
+        worker.log_value("n", 10, reduce="lifetime_sum")
+        root.aggregate([worker.reduce(compile=False)])
+    assert root.peek("n") == 30
+
+
+def test_state_round_trip() -> None:
+    logger = MetricsLogger()
+    logger.log_value(("a", "b"), 1.5)
+    logger.log_value("n", 3, reduce="lifetime_sum")
+    other = MetricsLogger()
+    other.set_state(logger.get_state())
+    assert other.peek() == logger.peek() == {"a": {"b": 1.5}, "n": 3}
+
+
+def test_mistakes_are_named() -> None:
+    logger = MetricsLogger()
+    logger.log_value("loss", 1.0)
+    with pytest.raises(ValueError, match="Did you mean 'mean'"):
+        logger.log_value("y", 1.0, reduce="meann")
+    with pytest.raises(ValueError, match="was logged with reduce='mean'"):
+        logger.log_value("loss", 1.0, reduce="sum")
+    with pytest.raises(KeyError, match="Did you mean 'loss'"):
+        logger.peek("los")
+    with pytest.raises(ValueError, match="both a value and a group"):
+        logger.log_value(("loss", "inner"), 1.0)
+    assert logger.peek("nothing", default=7) == 7
