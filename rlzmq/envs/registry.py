@@ -1,0 +1,290 @@
+"""What ``config.env`` may be, and how one environment is made from it.
+
+An environment is given as a Gymnasium id, a name registered with :func:`register_env`, a class, a
+callable that takes an :class:`EnvContext`, or the text ``"package.module:Class"``. ``resolve_env``
+turns any of these into an :class:`EnvEntry`, which makes environments and travels to other processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = [
+    "EnvContext",
+    "EnvEntry",
+    "call_creator",
+    "make_env",
+    "register_env",
+    "registered_envs",
+    "resolve_env",
+]
+
+# First parameters of this name take the whole EnvContext, also when they have a default.
+_CONTEXT_PARAMETERS = frozenset({"config", "cfg", "env_config", "context", "env_context", "ctx"})
+
+_CREATORS: dict[str, Callable[..., Any]] = {}
+
+
+class EnvContext(dict[str, Any]):
+    """``config.env_config`` as a dict, plus where the environment lives.
+
+    Example:
+        >>> context = EnvContext({"size": 5}, worker_index=2, vector_index=1, num_workers=4)
+        >>> context["size"], context.worker_index
+        (5, 2)
+
+    Attributes:
+        worker_index: Index of the env runner, 0 for the local one.
+        vector_index: Index of the environment within its runner's vector env.
+        num_workers: Number of remote env runners, or None when unknown.
+        remote: True if the environment lives in a process other than its runner's.
+        recreated_worker: True if the runner replaces one that died.
+    """
+
+    def __init__(
+        self,
+        env_config: Mapping[str, Any] | None = None,
+        worker_index: int = 0,
+        vector_index: int = 0,
+        remote: bool = False,
+        num_workers: int | None = None,
+        recreated_worker: bool = False,
+    ) -> None:
+        super().__init__(env_config or {})
+        self.worker_index = worker_index
+        self.vector_index = vector_index
+        self.remote = remote
+        self.num_workers = num_workers
+        self.recreated_worker = recreated_worker
+
+    def copy_with_overrides(
+        self,
+        env_config: Mapping[str, Any] | None = None,
+        worker_index: int | None = None,
+        vector_index: int | None = None,
+        remote: bool | None = None,
+        num_workers: int | None = None,
+        recreated_worker: bool | None = None,
+    ) -> EnvContext:
+        """A copy with the given facts replaced; None keeps the own value."""
+        return EnvContext(
+            dict(self) if env_config is None else env_config,
+            self.worker_index if worker_index is None else worker_index,
+            self.vector_index if vector_index is None else vector_index,
+            self.remote if remote is None else remote,
+            self.num_workers if num_workers is None else num_workers,
+            self.recreated_worker if recreated_worker is None else recreated_worker,
+        )
+
+    def set_defaults(self, defaults: Mapping[str, Any]) -> None:
+        """Adds the keys of ``defaults`` that are not there yet."""
+        for key, value in defaults.items():
+            self.setdefault(key, value)
+
+
+@dataclass(frozen=True)
+class EnvEntry:
+    """One resolved ``config.env``.
+
+    Attributes:
+        label: What the user wrote, for messages.
+        gym_id: Its Gymnasium id, or None.
+        creator: The class or callable that makes it, or None for a Gymnasium id.
+    """
+
+    label: str
+    gym_id: str | None = None
+    creator: Callable[..., Any] | None = None
+
+    @property
+    def is_vector_class(self) -> bool:
+        """True if the creator is a class of native vector environments."""
+        return inspect.isclass(self.creator) and issubclass(self.creator, gym.vector.VectorEnv)
+
+
+def register_env(name: str, env_creator: Callable[..., Any]) -> None:
+    """Makes ``env_creator`` known as ``name``, to be used as ``config.environment(name)``.
+
+    Args:
+        name: Any text; a registered name goes before a Gymnasium id of the same spelling.
+        env_creator: Called with an :class:`EnvContext`, returns a ``gymnasium.Env`` or a ``MultiAgentEnv``.
+
+    Raises:
+        ValueError: The name is empty.
+        TypeError: The creator is not callable.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"register_env: expected a non-empty name, got {name!r}.")
+    if not callable(env_creator):
+        raise TypeError(
+            f"register_env({name!r}): expected a callable that takes an EnvContext and returns an "
+            f"environment, got {type(env_creator).__name__}."
+        )
+    _CREATORS[name] = env_creator
+
+
+def registered_envs() -> dict[str, Callable[..., Any]]:
+    """The creators registered in this process, by name (a copy)."""
+    return dict(_CREATORS)
+
+
+def resolve_env(env: object) -> EnvEntry:
+    """Finds out what ``config.env`` means.
+
+    Args:
+        env: A Gymnasium id, a registered name, a class, a callable, or ``"package.module:Class"``.
+
+    Returns:
+        The entry to make environments from.
+
+    Raises:
+        ConfigurationError: Nothing of that name exists (the text names the closest one that does),
+            or ``env`` is none of the above.
+    """
+    if isinstance(env, EnvEntry):
+        return env
+    if env is None:
+        raise ConfigurationError(
+            "No environment is set: call config.environment(env=...) with a Gymnasium id, a class, a "
+            "callable, or a name registered with register_env()."
+        )
+    if isinstance(env, str):
+        return _resolve_name(env)
+    if isinstance(env, gym.Env | gym.vector.VectorEnv):
+        raise ConfigurationError(
+            f"config.env is an environment instance ({env}); expected what makes one, because each runner "
+            f"makes its own: pass the class ({type(env.unwrapped).__name__}) or a callable that takes an "
+            "EnvContext."
+        )
+    if callable(env):
+        return EnvEntry(label=getattr(env, "__qualname__", repr(env)), creator=env)
+    raise ConfigurationError(
+        f"config.env: expected a Gymnasium id, a class, a callable or a registered name, got {env!r} "
+        f"({type(env).__name__})."
+    )
+
+
+def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
+    """Makes one environment.
+
+    Args:
+        env: Anything that :func:`resolve_env` accepts.
+        env_config: The environment's settings, or a whole :class:`EnvContext`. A Gymnasium id takes the
+            items as keyword arguments. A class or callable takes the context as its first argument, or
+            no argument if it has no parameters; if its first parameter has a default and is not named like
+            a config (``config``, ``env_config``, ``context``, …) the items are passed as keywords.
+
+    Returns:
+        A ``gymnasium.Env`` (or ``MultiAgentEnv``), not yet reset.
+
+    Raises:
+        ConfigurationError: The id does not exist, or the settings do not fit its parameters.
+    """
+    entry = resolve_env(env)
+    context = env_config if isinstance(env_config, EnvContext) else EnvContext(env_config)
+    if entry.creator is not None:
+        return call_creator(entry, context)
+    assert entry.gym_id is not None
+    try:
+        return gym.make(entry.gym_id, **context)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"gym.make({entry.gym_id!r}) does not take the settings of config.env_config "
+            f"({', '.join(map(repr, context)) or 'none given'}): {error}"
+        ) from error
+
+
+def call_creator(entry: EnvEntry, context: EnvContext, **extra: Any) -> Any:
+    """Calls an entry's class or callable the way its signature asks for (see ``make_env``)."""
+    creator = entry.creator
+    assert creator is not None
+    try:
+        parameters = list(inspect.signature(creator).parameters.values())
+    except (TypeError, ValueError):  # builtins without a signature
+        return creator(context, **extra)
+    if extra:
+        names = {parameter.name for parameter in parameters}
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        extra = {key: value for key, value in extra.items() if takes_any or key in names}
+        parameters = [parameter for parameter in parameters if parameter.name not in extra]
+    if not parameters:
+        if context:
+            raise ConfigurationError(
+                f"{entry.label} takes no arguments, but config.env_config has "
+                f"{', '.join(map(repr, context))}: give it a parameter, e.g. def __init__(self, config)."
+            )
+        return creator(**extra)
+    first = parameters[0]
+    if first.kind is not first.KEYWORD_ONLY and (
+        first.kind is not first.VAR_KEYWORD
+        and (first.default is first.empty or first.name in _CONTEXT_PARAMETERS)
+    ):
+        return creator(context, **extra)
+    known = {parameter.name for parameter in parameters}
+    unknown = [key for key in context if key not in known]
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise ConfigurationError(
+            f"{entry.label} has no parameter {unknown[0]!r} (from config.env_config)."
+            f"{did_you_mean(unknown[0], known)}"
+        )
+    return creator(**context, **extra)
+
+
+def _resolve_name(name: str) -> EnvEntry:
+    creator = _CREATORS.get(name)
+    if creator is not None:
+        return EnvEntry(label=name, creator=creator)
+    if name in gym.registry:
+        return EnvEntry(label=name, gym_id=name)
+    if ":" in name:
+        return _resolve_module_name(name)
+    try:
+        gym.spec(name)  # also finds an id without its version
+    except gym.error.Error as error:
+        raise _unknown_name(name) from error
+    return EnvEntry(label=name, gym_id=name)
+
+
+def _resolve_module_name(name: str) -> EnvEntry:
+    """``"package.module:Class"``, or Gymnasium's ``"package.module:Id-v0"``."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"config.env={name!r}: cannot import the module {module_name!r} ({error}). Expected "
+            "'package.module:Class' with the module on the Python path of every process."
+        ) from error
+    target: Any = module
+    for part in attribute.split("."):
+        target = getattr(target, part, None)
+    if callable(target):
+        return EnvEntry(label=name, creator=target)
+    if attribute in gym.registry:  # importing the module registered it
+        return EnvEntry(label=name, gym_id=attribute)
+    names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    raise ConfigurationError(
+        f"config.env={name!r}: the module {module_name!r} has no class, callable or Gymnasium id "
+        f"{attribute!r}.{did_you_mean(attribute, names)}"
+    )
+
+
+def _unknown_name(name: str) -> ConfigurationError:
+    hint = did_you_mean(name, [*gym.registry, *_CREATORS]) if name else ""
+    if "Did you mean" not in hint:  # the list of all ids helps nobody
+        hint = " gymnasium.pprint_registry() lists the ids."
+    if name.startswith("ALE/"):
+        hint = " Atari environments need `pip install ale-py` and `import ale_py`."
+    return ConfigurationError(
+        f"config.env={name!r}: no Gymnasium id, no name registered with register_env(), and no "
+        f"'package.module:Class'.{hint}"
+    )

@@ -1,0 +1,225 @@
+"""A SyncVectorEnv with the same results and a fraction of the cost per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
+
+from rlzmq.core.errors import EnvironmentError_
+
+__all__ = ["LeanSyncVectorEnv", "SparseStep"]
+
+SparseInfos = dict[int, dict[str, Any]]
+SparseStep = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], SparseInfos]
+
+
+class LeanSyncVectorEnv(SyncVectorEnv):
+    """Steps its environments one after the other, exactly as Gymnasium's ``SyncVectorEnv`` does.
+
+    ``reset`` and ``step`` keep Gymnasium's results to the bit (NEXT_STEP autoreset). Runners use
+    ``reset_sparse`` and ``step_sparse``, which hand out the internal buffers (valid until the next
+    call) and the infos by environment index, without the empty ones.
+
+    Attributes:
+        recover: Called with (env index, exception) when an environment raises; it must return the
+            (observation, info) of a reset replacement. None: the exception becomes an ``EnvironmentError_``.
+        failed: Indices of the environments that were recovered in the last ``step_sparse``: they were
+            reset, not stepped, and their action was not used.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], *, copy: bool = True) -> None:
+        super().__init__(env_fns, copy=copy, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self.recover: Callable[[int, Exception], tuple[Any, dict[str, Any]]] | None = None
+        self.failed: list[int] = []
+        num_envs = self.num_envs
+        self._buffer: Any = create_empty_array(self.single_observation_space, n=num_envs, fn=np.zeros)
+        self._flat_buffer: NDArray[Any] | None = None
+        space = self.single_observation_space
+        if isinstance(self._buffer, np.ndarray) and space.shape:
+            # One concatenate along the first axis is the cheapest way to gather N arrays, and checks
+            # their sizes; axis 0 of the flat view is N times that of one observation.
+            self._flat_buffer = self._buffer.reshape(num_envs * space.shape[0], *space.shape[1:])
+        self._iterates_as_array = isinstance(
+            self.single_action_space,
+            spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
+        )
+        self._latest_obs: list[Any] = [None] * num_envs
+        self._needs_reset: list[bool] = [False] * num_envs
+        self._reward_buffer = np.zeros(num_envs, dtype=np.float64)
+        self._terminated_buffer = np.zeros(num_envs, dtype=np.bool_)
+        self._truncated_buffer = np.zeros(num_envs, dtype=np.bool_)
+
+    # -- what runners call ---------------------------------------------------------------------
+
+    def reset_sparse(
+        self, seeds: Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, SparseInfos]:
+        """Resets every environment.
+
+        Args:
+            seeds: One seed (or None) per environment.
+            options: Passed to each environment's ``reset``.
+
+        Returns:
+            Observations ``[num_envs, ...]`` (the internal buffer) and the non-empty infos.
+        """
+        if seeds is None:
+            seeds = [None] * self.num_envs
+        infos: SparseInfos = {}
+        self.failed = []
+        for index, env in enumerate(self.envs):
+            try:
+                self._latest_obs[index], info = env.reset(seed=seeds[index], options=options)
+            except Exception as error:
+                self._latest_obs[index], info = self._recovered(index, error)
+            if info:
+                infos[index] = info
+        self._needs_reset = [False] * self.num_envs
+        self._terminated_buffer[:] = False
+        self._truncated_buffer[:] = False
+        return self._gather(), infos
+
+    def step_sparse(self, actions: Any) -> SparseStep:
+        """One step of every environment; those that were done get their reset instead.
+
+        Args:
+            actions: Batched actions ``[num_envs, ...]``, as of ``action_space``.
+
+        Returns:
+            Observations, rewards, terminated, truncated (internal buffers, ``[num_envs, ...]``) and the
+            non-empty infos by environment index.
+
+        Raises:
+            EnvironmentError_: An environment raised and ``recover`` is None.
+        """
+        items: Iterable[Any] = actions if self._iterates_as_array else iterate(self.action_space, actions)
+        if self._iterates_as_array and len(actions) != self.num_envs:
+            raise ValueError(f"step: expected {self.num_envs} actions, got {len(actions)}.")
+        latest = self._latest_obs
+        rewards, terminated, truncated = (
+            self._reward_buffer,
+            self._terminated_buffer,
+            self._truncated_buffer,
+        )
+        needs_reset = self._needs_reset
+        infos: SparseInfos = {}
+        if self.failed:
+            self.failed = []
+        index = -1
+        steps = zip(self.envs, items, strict=False)  # lengths were compared above
+        while True:
+            try:
+                for env, action in steps:
+                    index += 1
+                    if needs_reset[index]:
+                        latest[index], info = env.reset()
+                        needs_reset[index] = terminated[index] = truncated[index] = False
+                        rewards[index] = 0.0
+                    else:
+                        latest[index], rewards[index], is_terminated, is_truncated, info = env.step(action)
+                        if is_terminated or is_truncated:
+                            terminated[index] = is_terminated
+                            truncated[index] = is_truncated
+                            needs_reset[index] = True
+                    if info:
+                        infos[index] = info
+                break
+            except Exception as error:
+                if index < 0:
+                    raise
+                latest[index], info = self._recovered(index, error)
+                needs_reset[index] = terminated[index] = truncated[index] = False
+                rewards[index] = 0.0
+                if info:
+                    infos[index] = info
+        return self._gather(), rewards, terminated, truncated, infos
+
+    # -- Gymnasium's own interface -------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """As Gymnasium's, ``options["reset_mask"]`` included."""
+        if isinstance(seed, int):
+            seeds: list[int | None] = [seed + index for index in range(self.num_envs)]
+        elif seed is None:
+            seeds = [None] * self.num_envs
+        else:
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"reset: expected {self.num_envs} seeds, one per environment, got {len(seeds)}.")
+        options = dict(options) if options else options
+        mask = options.pop("reset_mask", None) if options else None
+        if mask is None:
+            observations, infos = self.reset_sparse(seeds, options)
+        else:
+            observations, infos = self._reset_some(np.asarray(mask), seeds, options)
+        return self._public(observations), self._dense_infos(infos)
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """As Gymnasium's."""
+        observations, rewards, terminated, truncated, infos = self.step_sparse(actions)
+        return (
+            self._public(observations),
+            rewards.copy(),
+            terminated.copy(),
+            truncated.copy(),
+            self._dense_infos(infos),
+        )
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _gather(self) -> Any:
+        if self._flat_buffer is not None:
+            np.concatenate(self._latest_obs, out=self._flat_buffer)
+        elif isinstance(self._buffer, np.ndarray):
+            for index, observation in enumerate(self._latest_obs):
+                self._buffer[index] = observation
+        else:
+            self._buffer = concatenate(self.single_observation_space, self._latest_obs, self._buffer)
+        return self._buffer
+
+    def _recovered(self, index: int, error: Exception) -> tuple[Any, dict[str, Any]]:
+        if self.recover is None:
+            raise EnvironmentError_(
+                f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
+            ) from error
+        observation, info = self.recover(index, error)
+        self.failed.append(index)
+        return observation, info
+
+    def _reset_some(
+        self, mask: NDArray[np.bool_], seeds: list[int | None], options: dict[str, Any] | None
+    ) -> tuple[Any, SparseInfos]:
+        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
+            raise ValueError(
+                f"options['reset_mask']: expected {self.num_envs} bools with at least one True, got "
+                f"{mask.dtype} of shape {mask.shape}."
+            )
+        infos: SparseInfos = {}
+        for index in np.flatnonzero(mask).tolist():
+            self._latest_obs[index], info = self.envs[index].reset(seed=seeds[index], options=options)
+            self._needs_reset[index] = False
+            self._terminated_buffer[index] = self._truncated_buffer[index] = False
+            if info:
+                infos[index] = info
+        return self._gather(), infos
+
+    def _public(self, observations: Any) -> Any:
+        return deepcopy(observations) if self.copy else observations
+
+    def _dense_infos(self, infos: SparseInfos) -> dict[str, Any]:
+        dense: dict[str, Any] = {}
+        for index, info in infos.items():
+            dense = self._add_info(dense, info, index)
+        return dense

@@ -1,0 +1,224 @@
+"""Vector environments from ``config.env``: sync, async or native, all with NEXT_STEP autoreset."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import multiprocessing
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+
+from rlzmq.core.errors import ConfigurationError, RlzmqError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.envs.registry import EnvContext, EnvEntry, call_creator, make_env, resolve_env
+from rlzmq.envs.spaces import check_env_spaces, check_space
+from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos
+
+__all__ = ["VECTORIZE_MODES", "make_vec", "sparse_infos"]
+
+VECTORIZE_MODES = ("sync", "async", "vector_entry_point")
+
+_MAIN_LOCK = threading.Lock()
+
+
+def make_vec(
+    env: object,
+    *,
+    num_envs: int = 1,
+    mode: object = "sync",
+    context: EnvContext | None = None,
+) -> VectorEnv[Any, Any, Any]:
+    """Makes a vector environment with NEXT_STEP autoreset.
+
+    Args:
+        env: Anything that ``resolve_env`` accepts.
+        num_envs: Number of environments in it, at least 1.
+        mode: ``"sync"`` (one after the other in this process), ``"async"`` (one process each),
+            ``"vector_entry_point"`` (the environment's own vectorised class), or Gymnasium's enum of these.
+        context: ``env_config`` and place; environment i gets a copy with ``vector_index=i``.
+
+    Returns:
+        A ``gymnasium.vector.VectorEnv``, not yet reset.
+
+    Raises:
+        ConfigurationError: Unknown id or mode, no native vector class, an autoreset mode other than
+            NEXT_STEP, sub-environments whose spaces differ.
+        UnsupportedSpaceError: A space that has no fixed shape and dtype.
+    """
+    entry = resolve_env(env)
+    context = EnvContext() if context is None else context
+    if not isinstance(num_envs, int) or num_envs < 1:
+        raise ConfigurationError(f"num_envs_per_env_runner: expected an int >= 1, got {num_envs!r}.")
+    mode_name = getattr(mode, "value", mode)
+    if mode_name not in VECTORIZE_MODES:
+        raise ConfigurationError(
+            f"gym_env_vectorize_mode={mode!r}: expected one of {', '.join(VECTORIZE_MODES)}."
+            f"{did_you_mean(mode_name, VECTORIZE_MODES)}"
+        )
+    if mode_name == "vector_entry_point" or entry.is_vector_class:
+        vector_env = _make_native(entry, num_envs, context)
+        check_space(vector_env.single_observation_space, "observation_space", where=entry.label)
+        check_space(vector_env.single_action_space, "action_space", where=entry.label)
+        return vector_env
+    creators = [
+        partial(_make_checked, entry, context.copy_with_overrides(vector_index=index, remote=mode == "async"))
+        for index in range(num_envs)
+    ]
+    if mode_name == "sync":
+        try:
+            return LeanSyncVectorEnv(creators)
+        except RuntimeError as error:  # Gymnasium's text when the spaces differ
+            if "space" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"The {num_envs} environments made from {entry.label} differ in their spaces, but a vector "
+                f"env needs them equal: {error}"
+            ) from error
+    return _make_async(creators)
+
+
+def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
+    """The infos of a Gymnasium vector env by environment index, without the empty ones.
+
+    Args:
+        infos: As ``VectorEnv.step`` returns them: key -> array ``[num_envs, ...]``, with the mask
+            ``_key``; a value without a mask counts for every environment.
+        num_envs: Number of environments.
+
+    Returns:
+        env index -> info dict; the values are views, not copies.
+    """
+    sparse: SparseInfos = {}
+    for key, value in infos.items():
+        if key.startswith("_"):
+            continue
+        mask = infos.get(f"_{key}")
+        indices = range(num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        if isinstance(value, Mapping):
+            nested = sparse_infos(value, num_envs)
+            for index in indices:
+                sparse.setdefault(index, {})[key] = nested.get(index, {})
+            continue
+        per_env = isinstance(value, np.ndarray | Sequence) and not isinstance(value, str | bytes)
+        per_env = per_env and len(value) == num_envs
+        for index in indices:
+            sparse.setdefault(index, {})[key] = value[index] if per_env else value
+    return sparse
+
+
+def _make_checked(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
+    """One environment for a vector env, with the checks that Gymnasium leaves to the first step."""
+    env = make_env(entry, context)
+    if not isinstance(env, gym.Env):
+        hint = ""
+        if isinstance(env, VectorEnv):
+            hint = " Set gym_env_vectorize_mode='vector_entry_point' for a native vector env."
+        elif hasattr(env, "possible_agents") or hasattr(env, "observation_spaces"):
+            hint = " A multi-agent environment needs config.multi_agent(policies=..., policy_mapping_fn=...)."
+        raise ConfigurationError(
+            f"{entry.label} made a {type(env).__name__}; expected a gymnasium.Env.{hint}"
+        )
+    check_env_spaces(env, where=entry.label)
+    return env
+
+
+def _make_native(entry: EnvEntry, num_envs: int, context: EnvContext) -> VectorEnv[Any, Any, Any]:
+    if entry.gym_id is not None:
+        vector_env = _make_entry_point(entry, entry.gym_id, num_envs, context)
+    else:
+        vector_env = call_creator(entry, context, num_envs=num_envs)
+    if not isinstance(vector_env, VectorEnv):
+        raise ConfigurationError(
+            f"gym_env_vectorize_mode='vector_entry_point': {entry.label} made a {type(vector_env).__name__}; "
+            "expected a gymnasium.vector.VectorEnv. Use mode 'sync' or 'async' for a single environment."
+        )
+    if vector_env.num_envs != num_envs:
+        raise ConfigurationError(
+            f"{entry.label} made a vector env of {vector_env.num_envs} environments, expected "
+            f"num_envs_per_env_runner={num_envs}: take the parameter num_envs in its constructor."
+        )
+    _check_autoreset(entry, vector_env)
+    return vector_env
+
+
+def _make_entry_point(
+    entry: EnvEntry, gym_id: str, num_envs: int, context: EnvContext
+) -> VectorEnv[Any, Any, Any]:
+    entry_point = gym.spec(gym_id).vector_entry_point
+    if entry_point is None:
+        raise ConfigurationError(
+            f"gym_env_vectorize_mode='vector_entry_point': {gym_id!r} has no native vector env. Use 'sync' "
+            "or 'async'."
+        )
+    settings: dict[str, Any] = dict(context)
+    if "autoreset_mode" not in settings and _takes_autoreset_mode(entry_point):
+        settings["autoreset_mode"] = AutoresetMode.NEXT_STEP
+    try:
+        return gym.make_vec(gym_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings)
+    except (gym.error.Error, TypeError) as error:
+        raise ConfigurationError(
+            f"The native vector env of {entry.label!r} could not be made with config.env_config="
+            f"{dict(context)}: {error}"
+        ) from error
+
+
+def _takes_autoreset_mode(entry_point: object) -> bool:
+    try:
+        if isinstance(entry_point, str):
+            entry_point = gym.envs.registration.load_env_creator(entry_point)
+        return "autoreset_mode" in inspect.signature(entry_point).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError, ImportError, AttributeError):
+        return False
+
+
+def _check_autoreset(entry: EnvEntry, vector_env: VectorEnv[Any, Any, Any]) -> None:
+    mode = vector_env.metadata.get("autoreset_mode")
+    if getattr(mode, "value", mode) == AutoresetMode.NEXT_STEP.value:
+        return
+    vector_env.close()
+    said = "does not say which" if mode is None else f"is {getattr(mode, 'name', mode)}"
+    raise ConfigurationError(
+        f"The native vector env of {entry.label!r} must autoreset in NEXT_STEP mode, its "
+        f"metadata['autoreset_mode'] {said}. With SAME_STEP an episode's last observation would be lost. "
+        "Give its constructor a parameter autoreset_mode (it is then called with "
+        "gymnasium.vector.AutoresetMode.NEXT_STEP), or use gym_env_vectorize_mode='sync'."
+    )
+
+
+def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, Any, Any]:
+    # forkserver: a fork of this process would inherit its threads' locks and open sockets.
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    try:
+        with _main_module_hidden():
+            return AsyncVectorEnv(creators, context=method)
+    except RlzmqError:
+        raise
+    except (RuntimeError, EOFError, BrokenPipeError) as error:
+        raise ConfigurationError(
+            f"gym_env_vectorize_mode='async': the environment processes did not start: {error}. Environments "
+            "and their settings must be picklable by cloudpickle; try mode 'sync' to see the cause."
+        ) from error
+
+
+@contextlib.contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Child processes started inside do not run the user's script again.
+
+    ``multiprocessing`` re-imports ``__main__`` in each child, which would start a script without an
+    ``if __name__`` guard anew. The children need nothing of it: cloudpickle sends what it defines by value.
+    """
+    with _MAIN_LOCK:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
