@@ -1,0 +1,272 @@
+"""Checkpoints on disk: state trees as JSON and safetensors under one manifest, replaced atomically.
+
+Layout of a checkpoint directory::
+
+    manifest.json                    format version, and size and SHA-256 of every other file
+    <component>/state.json           the component's tree: plain values, and names of arrays
+    <component>/state.safetensors    its arrays
+
+A component's name may hold slashes ("learner_group/learner/optimizer"); each can be read alone.
+Nothing here runs code from a file: there is no pickle, and no import of what a file names.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlzmq.core.errors import CheckpointError
+
+__all__ = ["FORMAT_VERSION", "is_checkpoint", "read_checkpoint", "read_manifest", "write_checkpoint"]
+
+FORMAT_VERSION = 1
+_MANIFEST = "manifest.json"
+_FORMAT = "rlzmq-checkpoint"
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def write_checkpoint(path: str | Path, components: Mapping[str, Any], *, about: Mapping[str, Any] | None = None) -> Path:
+    """Write a checkpoint so that at every instant a whole one lies at `path`: the old or the new.
+
+    Args:
+        path: The checkpoint's directory; one that exists is replaced.
+        components: ``{name: state}``; a state is a tree of dicts, lists, tuples, plain values and
+            numpy arrays.
+        about: Plain facts for the manifest, e.g. the algorithm's name.
+
+    Returns:
+        The absolute path.
+
+    Raises:
+        CheckpointError: The disk is full or the place cannot be written; what was at `path` stays.
+        TypeError: A state holds what is neither plain nor an array.
+    """
+    target = Path(path).expanduser().absolute()
+    scratch = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        scratch.mkdir(parents=True)
+        files: dict[str, dict[str, Any]] = {}
+        for name, state in components.items():
+            _write_component(scratch, name, state, files)
+        manifest = {"format": _FORMAT, "version": FORMAT_VERSION, "about": dict(about or {}), "files": files}
+        _write_file(scratch / _MANIFEST, json.dumps(manifest, indent=1).encode())
+        _sync_directories(scratch)
+        _put_in_place(scratch, target)
+    except OSError as error:
+        raise CheckpointError(f"Cannot write a checkpoint to {target}: {error}.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str, Any]:
+    """The components of a checkpoint, every file checked against the manifest first.
+
+    Args:
+        path: The checkpoint's directory.
+        component: Read only the components of this name or below it.
+
+    Returns:
+        ``{name: state}``.
+
+    Raises:
+        CheckpointError: There is none, a file is missing, torn or altered, or the version is unknown.
+    """
+    folder = Path(path).expanduser().absolute()
+    manifest = read_manifest(folder)
+    names = sorted({str(Path(name).parent.as_posix()) for name in manifest["files"]})
+    if component is not None:
+        names = [name for name in names if name == component or name.startswith(component + "/")]
+        if not names:
+            raise CheckpointError(f"The checkpoint {folder} has no component {component!r}.")
+    contents = {
+        name: _checked_bytes(folder, name, facts)
+        for name, facts in manifest["files"].items()
+        if Path(name).parent.as_posix() in names
+    }
+    return {name: _read_component(folder, name, contents) for name in names}
+
+
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """The manifest of a checkpoint: format, version, about, files.
+
+    Raises:
+        CheckpointError: No checkpoint there, or one of another version.
+    """
+    folder = Path(path)
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} is no checkpoint: it holds no {_MANIFEST}. Expected a directory that save_to_path() wrote."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"The manifest of the checkpoint {folder} is torn: {error}.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise CheckpointError(f"{folder / _MANIFEST} is no manifest of an rlzmq checkpoint.")
+    if manifest.get("version") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"The checkpoint {folder} is of format version {manifest.get('version')!r}; this release reads "
+            f"version {FORMAT_VERSION}. Use the release that wrote it."
+        )
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(_is_inside(name) for name in files):
+        raise CheckpointError(f"The manifest of the checkpoint {folder} lists no files, or files outside it.")
+    return manifest
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a whole checkpoint of a known version lies at `path`."""
+    try:
+        read_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _write_component(root: Path, name: str, state: Any, files: dict[str, dict[str, Any]]) -> None:
+    from safetensors.numpy import save
+
+    if not _is_inside(f"{name}/state.json"):
+        raise ValueError(f"component name {name!r}: expected relative names joined by slashes.")
+    arrays: dict[str, np.ndarray] = {}
+    tree = _encode(state, name, arrays)
+    (root / name).mkdir(parents=True, exist_ok=True)
+    parts = {"state.json": json.dumps(tree).encode()}
+    if arrays:
+        parts["state.safetensors"] = save(arrays)
+    for file_name, data in parts.items():
+        _write_file(root / name / file_name, data)
+        files[f"{name}/{file_name}"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _read_component(folder: Path, name: str, contents: Mapping[str, bytes]) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        packed = contents.get(f"{name}/state.safetensors")
+        arrays = load(packed) if packed is not None else {}
+        return _decode(json.loads(contents[f"{name}/state.json"]), arrays)
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"Component {name!r} of the checkpoint {folder} cannot be read: {error!r}.") from None
+
+
+def _checked_bytes(folder: Path, name: str, facts: Any) -> bytes:
+    try:
+        data = (folder / name).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"The checkpoint {folder} is torn: {name} cannot be read ({error}).") from None
+    if len(data) != facts.get("bytes"):
+        raise CheckpointError(
+            f"The checkpoint {folder} is torn: {name} holds {len(data)} bytes, the manifest says {facts.get('bytes')}."
+        )
+    if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
+        raise CheckpointError(f"The checkpoint {folder} was altered: {name} differs from its SHA-256.")
+    return data
+
+
+def _encode(value: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"__float__": repr(value)}
+    if isinstance(value, np.generic):
+        return _encode(value.item(), where, arrays)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        key = str(len(arrays))
+        arrays[key] = np.ascontiguousarray(value).reshape(value.shape)
+        return {"__array__": key}
+    if isinstance(value, bytes):
+        return {"__bytes__": base64.b64encode(value).decode()}
+    if isinstance(value, list):
+        return [_encode(item, f"{where}[{i}]", arrays) for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"__tuple__": [_encode(item, f"{where}[{i}]", arrays) for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("__") for key in value):
+            return {key: _encode(item, f"{where}.{key}", arrays) for key, item in value.items()}
+        pairs = [[_encode(k, where, arrays), _encode(v, f"{where}[{k!r}]", arrays)] for k, v in value.items()]
+        return {"__items__": pairs}
+    if hasattr(value, "detach"):  # a torch tensor
+        return _encode(value.detach().cpu().numpy(), where, arrays)
+    raise TypeError(
+        f"{where}: a {type(value).__name__} cannot be stored in a checkpoint. Expected plain values, dicts, lists, "
+        "tuples and numeric arrays."
+    )
+
+
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        (tag, content), *_ = value.items()
+        if tag == "__array__":
+            return arrays[content]
+        if tag == "__tuple__":
+            return tuple(_decode(item, arrays) for item in content)
+        if tag == "__float__":
+            return float(content)
+        if tag == "__bytes__":
+            return base64.b64decode(content)
+        if tag == "__items__":
+            return {_decode(key, arrays): _decode(item, arrays) for key, item in content}
+    return {key: _decode(item, arrays) for key, item in value.items()}
+
+
+def _is_inside(name: Any) -> bool:
+    return isinstance(name, str) and bool(name) and not name.startswith("/") and ".." not in Path(name).parts
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directories(root: Path) -> None:
+    for folder, _, _ in os.walk(root):
+        _sync_directory(Path(folder))
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _put_in_place(scratch: Path, target: Path) -> None:
+    """Swap the new directory in; where the kernel cannot exchange names, the old one steps aside first."""
+    if not target.exists():
+        os.rename(scratch, target)
+    elif not _exchange(scratch, target):
+        aside = scratch.with_suffix(".old")
+        os.rename(target, aside)
+        os.rename(scratch, target)
+        shutil.rmtree(aside, ignore_errors=True)
+    _sync_directory(target.parent)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    return bool(renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0)

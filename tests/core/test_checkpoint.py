@@ -1,0 +1,116 @@
+"""Checkpoints: round trips, torn and altered files, atomic replacement."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlzmq.core import checkpoint as ckpt
+from rlzmq.core.errors import CheckpointError
+
+STATE = {
+    "weights": {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.int64(3), "scalar": np.array(2.5)},
+    "plain": [1, 2.5, None, True, "x", (1, ("y", b"\x00\xff")), {3: "int key"}],
+    "nan": math.nan,
+    "inf": -math.inf,
+}
+
+
+def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = ckpt.write_checkpoint(tmp_path / "c", {"one": STATE, "group/two": {"k": np.zeros(0, np.uint8)}})
+    got = ckpt.read_checkpoint(path)
+    assert set(got) == {"one", "group/two"}
+    one = got["one"]
+    np.testing.assert_array_equal(one["weights"]["a"], STATE["weights"]["a"])
+    assert one["weights"]["a"].dtype == np.float32
+    assert one["weights"]["scalar"].shape == ()
+    assert one["weights"]["n"] == 3
+    assert one["plain"] == STATE["plain"]
+    assert math.isnan(one["nan"])
+    assert one["inf"] == -math.inf
+    assert got["group/two"]["k"].shape == (0,)
+
+
+def test_one_component_alone(tmp_path: Path) -> None:
+    path = ckpt.write_checkpoint(tmp_path / "c", {"a": {"x": 1}, "g/b": {"y": 2}, "g/c": {"z": 3}})
+    assert ckpt.read_checkpoint(path, "g") == {"g/b": {"y": 2}, "g/c": {"z": 3}}
+    with pytest.raises(CheckpointError, match="no component 'nope'"):
+        ckpt.read_checkpoint(path, "nope")
+
+
+def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
+    path = ckpt.write_checkpoint(tmp_path / "c", {"one": STATE})
+    files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+    assert len(files) == 3
+    for file in files:
+        whole = file.read_bytes()
+        for broken in (whole[:-1], b"", whole[: len(whole) // 2]):
+            file.write_bytes(broken)
+            with pytest.raises(CheckpointError):
+                ckpt.read_checkpoint(path)
+        if file.name != "manifest.json":
+            flipped = bytearray(whole)
+            flipped[len(flipped) // 2] ^= 1
+            file.write_bytes(flipped)
+            with pytest.raises(CheckpointError, match="altered"):
+                ckpt.read_checkpoint(path)
+        file.unlink()
+        with pytest.raises(CheckpointError):
+            ckpt.read_checkpoint(path)
+        file.write_bytes(whole)
+    assert ckpt.is_checkpoint(path)
+
+
+def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
+    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {}})
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["version"] = 99
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"version 99; this release reads version 1"):
+        ckpt.read_checkpoint(path)
+
+
+def test_a_failed_write_leaves_the_old_one_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {"x": 1}})
+    real = ckpt._write_file
+    for fail_at in range(3):
+        calls = []
+
+        def failing(file: Path, data: bytes, fail_at: int = fail_at, calls: list[int] = calls) -> None:
+            calls.append(1)
+            if len(calls) > fail_at:
+                raise OSError(28, "No space left on device")
+            real(file, data)
+
+        monkeypatch.setattr(ckpt, "_write_file", failing)
+        with pytest.raises(CheckpointError, match="No space left"):
+            ckpt.write_checkpoint(path, {"one": {"x": np.arange(3)}})
+        assert len(calls) == fail_at + 1
+        assert ckpt.read_checkpoint(path) == {"one": {"x": 1}}
+        assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_writing_again_replaces(tmp_path: Path) -> None:
+    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {"x": 1}, "gone": {}})
+    ckpt.write_checkpoint(path, {"one": {"x": 2}})
+    assert ckpt.read_checkpoint(path) == {"one": {"x": 2}}
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_objects_are_refused_by_place(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"one\.a\[1\]: a object cannot"):
+        ckpt.write_checkpoint(tmp_path / "c", {"one": {"a": [0, object()]}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_that_points_outside_is_refused(tmp_path: Path) -> None:
+    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {}})
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["../../etc/passwd"] = {"bytes": 1, "sha256": ""}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="outside"):
+        ckpt.read_checkpoint(path)
