@@ -1,0 +1,216 @@
+"""How connector pieces take part in the fused, whole-column path.
+
+A pipeline made only of default pieces and of *columnar* pieces needs no per-episode dicts: the env
+runner and the learner then work on whole arrays. What they need to know is here.
+
+**Pieces.** A piece that can work on whole arrays says ``columnar = True`` and implements
+``transform_observations(observations, rows) -> observations``. Observations are trees of arrays
+``[N, ...]``, one row per observation; `rows` (`RowsContext`) tells which rows begin an episode and
+reads the values before each row. The same method serves the env runner (a row = one sub-env at
+this vector step) and the learner (a row = any slot of an EpisodeBatch). Two kinds:
+
+* *writers* (``writes_episodes = True``: MeanStdFilter, FlattenObservations,
+  PrevActionsPrevRewards): what they return is what the episode stores, so learners see it too;
+* *readers* (FrameStacking): what they return goes to the module only.
+
+**Env runner**, per vector step, for every row (also final observations, also resets)::
+
+    plan = env_to_module_pipeline.columnar_plan()      # None: use the generic path
+    rows = VectorStepRows(columns, num_envs)           # columns: leaves [N, S, ...]; once
+    # columns[ACTIONS], columns[REWARDS], ... already hold the step that led to `observations`
+    rows.move_to(slot, is_first=..., num_previous=...)
+    stored = plan.write(observations, rows)            # identity without writers
+    columns[OBS][:, slot] = stored                     # space: plan.stored_observation_space
+    module_observations = plan.read(stored, rows)      # identity without readers
+    ...
+    normalize = module_to_env_pipeline.columnar_plan().normalize
+    actions_for_env = normalize.apply_vectorized(actions) if normalize else actions
+
+The runner keeps at least `plan.required_lookback` slots before each chunk. Statistics (MeanStdFilter)
+are updated inside `write`, exactly once per row, all N rows first and then normalised: the
+per-episode protocol does the same, so both paths give identical numbers.
+
+**Learner**, on an EpisodeBatch::
+
+    plan = learner_pipeline.columnar_plan()
+    rows = FlatRows.of_batch(batch, slots, chunks)     # any slots: steps, bootstrap rows, next obs
+    observations = plan.observations(batch, slots, chunks)   # gather + transforms, [M, ...]
+    extra = plan.extra_columns(batch)                  # {column: [num_env_steps, ...]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.connectors.trees import map_leaves
+
+if TYPE_CHECKING:
+    from rlzmq.episodes.episode_batch import EpisodeBatch
+
+__all__ = ["FlatRows", "RowsContext", "VectorStepRows"]
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+
+class RowsContext(Protocol):
+    """What a columnar piece may know about the N rows that it transforms.
+
+    Attributes:
+        num_rows: N.
+        is_first: bool[N]: the row's observation is its episode's first (a reset observation).
+        num_previous: int64[N]: how many steps of the same episode lie before the row and can be
+            read (chunk and lookback); 0 for an episode's first observation.
+        agent_id: The agent that all rows belong to; None in single-agent use.
+    """
+
+    num_rows: int
+    is_first: BoolArray
+    num_previous: IntArray
+    agent_id: Any
+
+    def window(self, column: str, num: int, *, current: bool) -> Any:
+        """The last `num` values of a column before (or up to) each row.
+
+        Args:
+            column: E.g. ``Columns.OBS`` or ``Columns.REWARDS``.
+            num: Length of the window, >= 1.
+            current: Whether the window ends with the row's own slot (for observations, once they
+                are stored) or with the slot before it (for actions, rewards).
+
+        Returns:
+            A tree of arrays ``[N, num, ...]``, oldest first; zeros where the episode has no value.
+        """
+        ...
+
+
+class VectorStepRows:
+    """Rows of an env runner: N sub-envs at one slot of their columns ``[N, S, ...]``.
+
+    One object serves a whole run: call `move_to` before every vector step.
+
+    Args:
+        columns: Column name -> tree of arrays ``[N, S, ...]``; looked up at every use, so entries
+            may be replaced when a fragment begins.
+        num_rows: N, the number of sub-envs.
+        agent_id: The agent whose columns these are; None in single-agent use.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], num_rows: int, agent_id: Any = None) -> None:
+        self.columns = columns
+        self.num_rows = num_rows
+        self.agent_id = agent_id
+        self.slot = 0
+        self.is_first: BoolArray = np.ones(num_rows, np.bool_)
+        self.num_previous: IntArray = np.zeros(num_rows, np.int64)
+
+    def move_to(self, slot: int, *, is_first: BoolArray, num_previous: IntArray) -> None:
+        """Sets the slot of the current observations, and what is known of each row.
+
+        Args:
+            slot: Index into the second axis of the columns.
+            is_first: bool[N].
+            num_previous: int64[N], at most `slot` each. The arrays are kept, not copied.
+        """
+        self.slot = slot
+        self.is_first = is_first
+        self.num_previous = num_previous
+
+    def window(self, column: str, num: int, *, current: bool) -> Any:
+        """See `RowsContext.window`."""
+        end = self.slot + int(current)
+        begin = end - num
+        missing = window_mask(self.num_previous, num, current=current)
+        num_missing_slots = max(0, -begin)
+
+        def cut(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            if num_missing_slots == 0:
+                part = leaf[:, begin:end]
+                return part if missing is None else _zeroed(part.copy(), missing)
+            part = np.zeros((leaf.shape[0], num, *leaf.shape[2:]), leaf.dtype)
+            part[:, num_missing_slots:] = leaf[:, :end]
+            return part if missing is None else _zeroed(part, missing)
+
+        return map_leaves(cut, self.columns[column])
+
+
+class FlatRows:
+    """Rows at any slots of flat columns ``[num_slots, ...]``, e.g. of an EpisodeBatch.
+
+    Args:
+        columns: Column name -> tree of arrays ``[num_slots, ...]``.
+        slots: int64[N], the slot of each row's observation.
+        is_first: bool[N].
+        num_previous: int64[N].
+        agent_id: The agent that all rows belong to; None in single-agent use.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        slots: IntArray,
+        *,
+        is_first: BoolArray,
+        num_previous: IntArray,
+        agent_id: Any = None,
+    ) -> None:
+        self.columns = columns
+        self.slots = slots
+        self.num_rows = len(slots)
+        self.is_first = is_first
+        self.num_previous = num_previous
+        self.agent_id = agent_id
+
+    @classmethod
+    def of_batch(
+        cls, batch: EpisodeBatch, slots: IntArray, chunks: IntArray, agent_id: Any = None
+    ) -> FlatRows:
+        """Rows of an EpisodeBatch.
+
+        Args:
+            batch: The chunks.
+            slots: int64[N], slots within ``start - lookback … start + length`` of their chunk.
+            chunks: int64[N], the index of the chunk that each slot belongs to.
+            agent_id: The agent that all rows belong to; None in single-agent use.
+        """
+        step = slots - batch.start[chunks]
+        return cls(
+            batch.columns,
+            slots,
+            is_first=batch.t_started[chunks] + step == 0,
+            num_previous=step + batch.lookback[chunks],
+            agent_id=agent_id,
+        )
+
+    def window(self, column: str, num: int, *, current: bool) -> Any:
+        """See `RowsContext.window`."""
+        offsets = np.arange(num, dtype=np.int64) - (num - int(current))
+        missing = window_mask(self.num_previous, num, current=current)
+        slots = self.slots[:, None] + offsets
+        if missing is not None:
+            slots = np.where(missing, 0, slots)
+
+        def gather(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            part = leaf[slots]
+            return part if missing is None else _zeroed(part, missing)
+
+        return map_leaves(gather, self.columns[column])
+
+
+def window_mask(num_previous: IntArray, num: int, *, current: bool) -> BoolArray | None:
+    """Which entries ``[N, num]`` of a window the episode does not have; None when it has all."""
+    num_needed = num - int(current)
+    if len(num_previous) == 0 or int(num_previous.min()) >= num_needed:
+        return None
+    age = np.arange(num_needed, -int(current), -1)
+    mask: BoolArray = age[None, :] > num_previous[:, None]
+    return mask
+
+
+def _zeroed(values: npt.NDArray[Any], mask: BoolArray) -> npt.NDArray[Any]:
+    values[mask] = 0
+    return values
