@@ -1,0 +1,222 @@
+"""Minibatches of a train batch: every one full, the number of them known before the first."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlzmq.episodes.columns import Columns
+
+__all__ = ["CyclicRows", "MinibatchIterator", "ModuleRows", "num_minibatches_of"]
+
+# Minibatches are gathered this many bytes at a time: one kernel per column serves many minibatches, and the
+# block still fits a core's cache.
+_BLOCK_BYTES = 4 * 2**20
+# A train batch up to this size moves to the GPU whole; a larger one stays in host memory and its blocks move.
+_RESIDENT_BYTES = 256 * 2**20
+
+
+def num_minibatches_of(num_rows: int, minibatch_rows: int | None, num_epochs: int) -> int:
+    """How many minibatches cover `num_rows` rows `num_epochs` times: ``ceil(num_epochs * num_rows / minibatch_rows)``.
+
+    Without a minibatch size every epoch is one minibatch of all rows.
+    """
+    if num_rows == 0:
+        return 0
+    return num_epochs if minibatch_rows is None else -(-num_epochs * num_rows // minibatch_rows)
+
+
+class CyclicRows:
+    """An endless stream of row indices, epoch after epoch.
+
+    Args:
+        num_rows: Rows of the batch, ≥ 1.
+        rng: Where each epoch's permutation (the first one's too) comes from; None: rows in their order.
+    """
+
+    def __init__(self, num_rows: int, rng: np.random.Generator | None) -> None:
+        if num_rows < 1:
+            raise ValueError(f"CyclicRows: expected at least one row, got {num_rows}.")
+        self._num_rows = num_rows
+        self._rng = rng
+        self._rest = np.empty(0, np.int64)
+
+    def take(self, num_indices: int) -> NDArray[np.int64]:
+        """The next `num_indices` indices, int64 [num_indices]."""
+        parts = [self._rest]
+        missing = num_indices - self._rest.size
+        while missing > 0:
+            epoch = np.arange(self._num_rows) if self._rng is None else self._rng.permutation(self._num_rows)
+            parts.append(epoch)
+            missing -= self._num_rows
+        stream = np.concatenate(parts) if len(parts) > 1 else self._rest
+        self._rest = stream[num_indices:]
+        return stream[:num_indices]
+
+
+class ModuleRows:
+    """One module's train batch, and the stream of its minibatches.
+
+    Args:
+        columns: Column name → tensor, or a tree (dict, tuple, list) of tensors, each ``[num_rows, ...]``. The column
+            ``infos`` is a list and stays one.
+        minibatch_rows: Rows of each minibatch; None: all of them.
+        rng: None: rows in their order.
+        device: Where the minibatches are wanted.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        minibatch_rows: int | None,
+        rng: np.random.Generator | None,
+        device: torch.device,
+    ) -> None:
+        columns = dict(columns)
+        self._infos: list[Any] | None = columns.pop(Columns.INFOS, None)
+        leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
+        self._leaves: list[Tensor] = [_as_tensor(leaf) for leaf in leaves]
+        if not self._leaves:
+            raise ValueError("a module's train batch has no columns")
+        self.num_rows = int(self._leaves[0].shape[0])
+        self._check_rows(columns)
+        self.minibatch_rows = minibatch_rows or self.num_rows
+        # All rows in every minibatch: their order matters to nothing, so no row is ever moved.
+        self._whole = self.minibatch_rows == self.num_rows
+        self._stream = CyclicRows(self.num_rows, rng)
+        self._device = device
+        self._row_bytes = sum(leaf[0].numel() * leaf.element_size() for leaf in self._leaves)
+        if device.type != "cpu":
+            resident = self._whole or self._row_bytes * self.num_rows <= _RESIDENT_BYTES
+            self._leaves = [
+                _pinned(leaf).to(device, non_blocking=True) if resident else leaf for leaf in self._leaves
+            ]
+
+    def minibatches(self, num_minibatches: int) -> Iterator[dict[str, Any]]:
+        """The next `num_minibatches` minibatches: column name → tensor or tree, each ``[minibatch_rows, ...]``."""
+        if self._whole:
+            for _ in range(num_minibatches):
+                yield self._assemble(self._leaves, None)
+            return
+        per_block = max(1, _BLOCK_BYTES // max(1, self._row_bytes * self.minibatch_rows))
+        while num_minibatches > 0:
+            block = min(per_block, num_minibatches)
+            num_minibatches -= block
+            rows = self._stream.take(block * self.minibatch_rows)
+            indices = torch.from_numpy(rows)
+            columns = [self._gather(leaf, indices, block) for leaf in self._leaves]
+            for i, leaves in enumerate(zip(*columns, strict=True)):
+                mine = rows[i * self.minibatch_rows : (i + 1) * self.minibatch_rows]
+                yield self._assemble(leaves, mine)
+
+    def _gather(self, leaf: Tensor, indices: Tensor, block: int) -> tuple[Tensor, ...]:
+        if leaf.device != self._device:
+            gathered = _pinned(leaf.index_select(0, indices)).to(self._device, non_blocking=True)
+        else:
+            gathered = leaf.index_select(0, indices.to(self._device, non_blocking=True))
+        return gathered.view(block, self.minibatch_rows, *leaf.shape[1:]).unbind(0)
+
+    def _assemble(self, leaves: Any, rows: NDArray[np.int64] | None) -> dict[str, Any]:
+        minibatch: dict[str, Any] = optree.tree_unflatten(self._treespec, leaves)  # type: ignore[assignment]
+        if self._infos is not None:
+            minibatch[Columns.INFOS] = self._infos if rows is None else [self._infos[row] for row in rows]
+        return minibatch
+
+    def _check_rows(self, columns: Mapping[str, Any]) -> None:
+        for name, column in columns.items():
+            for leaf in optree.tree_leaves(column):
+                shape = tuple(np.shape(leaf))  # type: ignore[arg-type]
+                if not shape or shape[0] != self.num_rows:
+                    raise ValueError(
+                        f"train batch column {name!r}: expected {self.num_rows} rows, as many as column "
+                        f"{min(columns)!r} has, got shape {shape}."
+                    )
+
+
+class MinibatchIterator:
+    """Minibatches of a batch of one or several modules, epoch after epoch.
+
+    Each module's rows are an endless cycle (a fresh permutation per epoch), cut into minibatches of exactly
+    `minibatch_size` rows; a minibatch larger than the module's batch repeats rows. Iteration ends when every module
+    was covered `num_epochs` times, so a module with fewer rows is seen more often.
+
+    Args:
+        batch: Module id → column name → tensor (or tree of tensors), ``[rows, ...]`` each.
+        minibatch_size: Timesteps of each minibatch; None: the whole batch. Where a row holds several timesteps
+            (``[B, T, ...]``, see `timesteps`), as many rows as hold that many timesteps on average, at least one.
+        num_epochs: How often each row is used (at least).
+        shuffle: Draw a fresh permutation for every epoch, the first one included; else rows keep their order.
+        seed: Of the permutations; each module has its own stream, so they do not depend on each other.
+        num_minibatches: Number of minibatches instead of the one that `num_epochs` gives: what learners that must
+            take equally many steps have agreed on.
+        timesteps: Module id → real timesteps in its batch, for modules whose rows hold several.
+        device: Where the minibatches are wanted.
+    """
+
+    def __init__(
+        self,
+        batch: Mapping[str, Mapping[str, Any]],
+        *,
+        minibatch_size: int | None,
+        num_epochs: int,
+        shuffle: bool,
+        seed: int,
+        num_minibatches: int | None = None,
+        timesteps: Mapping[str, int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_epochs < 1 or (minibatch_size is not None and minibatch_size < 1):
+            raise ValueError(
+                f"expected num_epochs ≥ 1 and minibatch_size ≥ 1 (or None), got {num_epochs} and {minibatch_size}."
+            )
+        self.modules: dict[str, ModuleRows] = {}
+        for module_id in sorted(batch):
+            num_rows = _num_rows(batch[module_id])
+            if num_rows == 0:
+                continue
+            num_timesteps = (timesteps or {}).get(module_id, num_rows)
+            rows = minibatch_size
+            if rows is not None and num_timesteps != num_rows:
+                rows = max(1, num_rows * rows // max(1, num_timesteps))
+            rng = np.random.default_rng([seed, zlib.crc32(module_id.encode())]) if shuffle else None
+            self.modules[module_id] = ModuleRows(batch[module_id], rows, rng, torch.device(device))
+        self._minibatch_size = minibatch_size
+        counts = [
+            num_minibatches_of(
+                rows.num_rows, None if minibatch_size is None else rows.minibatch_rows, num_epochs
+            )
+            for rows in self.modules.values()
+        ]
+        self.num_minibatches = max(counts, default=0) if num_minibatches is None else num_minibatches
+        self.num_minibatches_per_epoch = max(1, -(-self.num_minibatches // num_epochs))
+
+    def __len__(self) -> int:
+        return self.num_minibatches
+
+    def __iter__(self) -> Iterator[dict[str, dict[str, Any]]]:
+        streams = {module_id: rows.minibatches(len(self)) for module_id, rows in self.modules.items()}
+        for _ in range(len(self)):
+            yield {module_id: next(stream) for module_id, stream in streams.items()}
+
+
+def _num_rows(columns: Mapping[str, Any]) -> int:
+    for name, column in columns.items():
+        if name != Columns.INFOS:
+            for leaf in optree.tree_leaves(column):
+                return int(np.shape(leaf)[0])  # type: ignore[arg-type]
+    return 0
+
+
+def _as_tensor(leaf: Any) -> Tensor:
+    return leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.ascontiguousarray(leaf))
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()

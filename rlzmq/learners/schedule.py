@@ -1,0 +1,82 @@
+"""Settings that change over a run: a number, or a piecewise-linear curve over lifetime env steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["Schedule"]
+
+
+class Schedule:
+    """The value of a setting as a function of the env steps sampled so far.
+
+    >>> lr = Schedule([(0, 1e-3), (1000, 1e-4)], name="lr")
+    >>> lr.value(0), lr.value(500), lr.value(10**9)
+    (0.001, 0.00055, 0.0001)
+
+    Args:
+        value_or_points: A number (constant), or at least two ``(env steps, value)`` pairs whose env steps start
+            at 0 and rise. Between two points the value is interpolated linearly; after the last one it is held.
+        name: The setting's name, for error texts.
+
+    Raises:
+        ConfigurationError: The points do not follow those rules.
+    """
+
+    def __init__(self, value_or_points: float | Sequence[Sequence[float]], name: str = "value") -> None:
+        self.name = name
+        self._timesteps, self._values = _parse(value_or_points, name)
+        self.current = self._values[0]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the value never changes."""
+        return len(set(self._values)) == 1
+
+    def value(self, num_env_steps: int) -> float:
+        """The value after `num_env_steps` lifetime env steps."""
+        right = bisect_right(self._timesteps, num_env_steps)
+        if right == len(self._timesteps):
+            return self._values[-1]
+        if right == 0:
+            return self._values[0]
+        start, end = self._timesteps[right - 1], self._timesteps[right]
+        first, last = self._values[right - 1], self._values[right]
+        return first + (last - first) * (num_env_steps - start) / (end - start)
+
+    def update(self, num_env_steps: int) -> float:
+        """Set `current` to the value after `num_env_steps` lifetime env steps, and return it."""
+        self.current = self.value(num_env_steps)
+        return self.current
+
+    def __repr__(self) -> str:
+        points = list(zip(self._timesteps, self._values, strict=True))
+        return f"Schedule({self._values[0] if self.is_constant else points}, name={self.name!r})"
+
+
+def _parse(value_or_points: Any, name: str) -> tuple[list[float], list[float]]:
+    if isinstance(value_or_points, Real) and not isinstance(value_or_points, bool):
+        return [0.0], [float(value_or_points)]
+    expected = (
+        f"{name}: expected a number or [(0, v0), (t1, v1), …] with at least two points and rising env steps"
+    )
+    if not isinstance(value_or_points, Sequence) or isinstance(value_or_points, str):
+        raise ConfigurationError(f"{expected}, got {value_or_points!r}.")
+    points: list[tuple[float, float]] = []
+    for point in value_or_points:
+        if not isinstance(point, Sequence) or len(point) != 2 or not all(isinstance(x, Real) for x in point):
+            raise ConfigurationError(f"{expected}, got the point {point!r}.")
+        points.append((float(point[0]), float(point[1])))
+    if len(points) < 2:
+        raise ConfigurationError(f"{expected}, got {len(points)} point(s): {value_or_points!r}.")
+    timesteps = [timestep for timestep, _ in points]
+    if timesteps[0] != 0:
+        raise ConfigurationError(f"{expected}, got a first point at {timesteps[0]:g} env steps instead of 0.")
+    if any(later <= earlier for earlier, later in zip(timesteps, timesteps[1:], strict=False)):
+        raise ConfigurationError(f"{expected}, got env steps {timesteps}.")
+    return timesteps, [value for _, value in points]
