@@ -1,0 +1,530 @@
+"""EnvRunner: an environment, a module and two pipelines that turn into episodes.
+
+This base owns what all runners share: the vector env's life, the module and its weights, connector
+state, seeds, counters and metrics. Sub-classes own the sampling loop.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from rlzmq.core.callbacks import CallbackList
+from rlzmq.core.errors import ClosedError, ConfigurationError, EnvironmentError_, StepFailedRecreateEnvError
+from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.seeding import derive_seed
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.envs.registry import EnvContext
+from rlzmq.runners.episode_metrics import EpisodeMetrics
+
+__all__ = ["EnvRunner", "sample_limits"]
+
+STATE_COMPONENTS = (
+    "rl_module",
+    "weights_seq_no",
+    "env_to_module_connector",
+    "module_to_env_connector",
+    "num_env_steps_sampled_lifetime",
+)
+
+
+class EnvRunner(abc.ABC):
+    """Samples episodes with a module in environments.
+
+    Args:
+        config: An ``AlgorithmConfig``, or anything with its attributes.
+        worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it.
+        incarnation: How many times this runner was restarted; a restarted one draws other numbers.
+        num_workers: Number of remote runners (default: ``config.num_env_runners``).
+
+    Attributes:
+        env: The vector env; may be wrapped or changed between calls.
+        module: The module that acts (single-agent: an RLModule, multi-agent: a MultiRLModule).
+        env_to_module, module_to_env: The connector pipelines.
+        metrics: A MetricsLogger for callbacks and connector pieces.
+        weights_seq_no: The version of the weights in use, stored with each step.
+        generator: The torch generator of all action sampling.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Any,
+        worker_index: int = 0,
+        incarnation: int = 0,
+        num_workers: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.config = config
+        self.worker_index = worker_index
+        self.incarnation = incarnation
+        self.num_workers: int = (
+            int(getattr(config, "num_env_runners", 0)) if num_workers is None else num_workers
+        )
+        self.num_envs: int = config.num_envs_per_env_runner
+        self.seed: int | None = getattr(config, "seed", None)
+        self.callbacks = CallbackList(config)
+        self.metrics = MetricsLogger()
+        self.episode_metrics = EpisodeMetrics(getattr(config, "metrics_num_episodes_for_smoothing", 100))
+        self.env: Any = None
+        self.module: Any = None
+        self.multi_rl_module: Any = None
+        self.env_to_module: Any = None
+        self.module_to_env: Any = None
+        self.weights_seq_no = 0
+        self.weights_generation = 0
+        self.generator = torch.Generator()
+        if self.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(derive_seed(self.seed, "policy", worker_index, incarnation))
+        self.num_env_failures = 0
+        self._num_failures_in_a_row = 0
+        self._num_env_steps_lifetime_base = 0
+        self._num_env_steps_since_base = 0
+        self._num_envs_made = 0
+        self._weights_layout: Any = None
+        self._sample_time_s = 0.0
+        self._num_sample_calls = 0
+        self._last_sample_end: float | None = None
+        self._is_stopped = False
+        self.make_env()
+        self.make_module()
+
+    # -- sampling ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> Any:
+        """Samples until enough steps or episodes are there.
+
+        Args:
+            num_timesteps: At least so many env steps (at most num_envs - 1 more); unfinished episodes
+                are returned as chunks and go on in the next call.
+            num_episodes: Exactly so many whole episodes; all envs are reset before, and unfinished
+                episodes are thrown away. At most one of the two may be given; with none of them a fragment
+                (``config.batch_mode`` "truncate_episodes") or num_envs episodes ("complete_episodes").
+            explore: Sample from the exploration distribution (default: ``config.explore``), else act greedily.
+            random_actions: Sample actions from the action space, without the module.
+            force_reset: Reset all envs first.
+
+        Returns:
+            A sequence of episodes: finished ones in order of finishing, then ongoing chunks by env index.
+
+        Raises:
+            AssertionError: Both counts are given, or one is negative.
+            EnvironmentError_: An environment raised and was not to be, or could not be, recreated.
+            ClosedError: The runner was stopped.
+        """
+
+    @abc.abstractmethod
+    def sample_lease(self, num_vector_steps: int, *, max_env_steps: int | None = None) -> Any:
+        """Samples exactly ``num_vector_steps`` vector steps, continuing the ongoing episodes.
+
+        The trajectories depend on the total number of vector steps alone, not on how they are split.
+
+        Args:
+            num_vector_steps: At least 1.
+            max_env_steps: Stop after the vector step with which so many env steps are reached.
+
+        Returns:
+            An EpisodeBatch whose columns have ``num_envs * (lookback + num_vector_steps + 1)`` slots; its
+            ``meta`` has num_env_steps, num_vector_steps, weights_version, weights_generation and
+            episode_metrics (lists of returns, lengths and durations_s of the episodes that finished).
+        """
+
+    @abc.abstractmethod
+    def _make_vector_env(self, context: EnvContext) -> Any:
+        """Makes and returns the vector env. Sub-classes own what it is."""
+
+    @abc.abstractmethod
+    def _make_pipelines(self) -> None:
+        """Builds ``env_to_module`` and ``module_to_env`` and chooses how to sample."""
+
+    @abc.abstractmethod
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Spaces by name.
+
+        Returns:
+            ``{"__env__": (obs, act) of the vector env, "__env_single__": (obs, act) of one env,
+            module_id: (obs after the env-to-module pipeline, act)}``.
+        """
+
+    @abc.abstractmethod
+    def _acting_module(self) -> Any:
+        """What ``module`` is, given ``multi_rl_module``."""
+
+    def _forget_episodes(self) -> None:
+        """Drops unfinished episodes; the next sample resets all envs. Sub-classes extend this."""
+
+    # -- environment ---------------------------------------------------------------------------
+
+    def make_env(self) -> None:
+        """Makes the vector env anew, e.g. after ``config.env_config`` was changed; the old one is closed.
+
+        Unfinished episodes are dropped, and the next ``sample`` begins with a reset.
+        """
+        if self.env is not None:
+            self.env.close()
+            self.env = None
+        context = EnvContext(
+            getattr(self.config, "env_config", None) or {},
+            worker_index=self.worker_index,
+            num_workers=self.num_workers,
+            recreated_worker=self.incarnation > 0,
+        )
+        self._num_envs_made += 1
+        self.env = self._make_vector_env(context)
+        self._forget_episodes()
+        if self.callbacks.has("on_environment_created"):
+            self.callbacks.call(
+                "on_environment_created",
+                env_runner=self,
+                metrics_logger=self.metrics,
+                env=self.env,
+                env_context=context,
+            )
+
+    def env_seed(self, *coordinates: int) -> int | None:
+        """The seed of the vector env's first reset (or of a recreated part); None without a run seed."""
+        if self.seed is None:
+            return None
+        return derive_seed(
+            self.seed, "env", self.worker_index, self.incarnation, self._num_envs_made, *coordinates
+        )
+
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls ``func`` with each environment of this process.
+
+        Args:
+            func: Takes one environment (a native vector env counts as one).
+
+        Returns:
+            The results, in env order.
+
+        Raises:
+            ConfigurationError: The environments live in other processes (mode "async").
+        """
+        base = getattr(self.env, "unwrapped", self.env)
+        envs = getattr(base, "envs", None)
+        if envs is not None:
+            return [func(env) for env in envs]
+        if hasattr(base, "parent_pipes"):
+            raise ConfigurationError(
+                "foreach_env: with gym_env_vectorize_mode='async' the environments live in other processes. Use "
+                "env_runner.env.call(method_name, ...) or env_runner.env.set_attr(name, values)."
+            )
+        return [func(self.env)]
+
+    def count_env_failure(self, error: BaseException, env_index: int | None, where: str) -> None:
+        """Decides what an environment's exception means: returns if the env is to be recreated.
+
+        Args:
+            error: What the environment raised.
+            env_index: Which environment, None when that cannot be told.
+            where: "step" or "reset".
+
+        Raises:
+            EnvironmentError_: ``config.restart_failed_sub_environments`` is off, or there were more failures in a
+                row than ``config.num_consecutive_env_runner_failures_tolerance``; from ``error``.
+        """
+        self.num_env_failures += 1
+        self._num_failures_in_a_row += 1
+        which = "An environment" if env_index is None else f"Environment {env_index}"
+        place = (
+            f"{which} of env runner {self.worker_index} raised {type(error).__name__} in {where}(): {error} "
+            f"(env_config {dict(getattr(self.config, 'env_config', None) or {})}, run seed {self.seed}, env seed "
+            f"{self.env_seed()}, incarnation {self.incarnation}, vector env number {self._num_envs_made}, "
+            f"{self.num_env_steps_sampled} env steps before)."
+        )
+        if not getattr(self.config, "restart_failed_sub_environments", False):
+            raise EnvironmentError_(
+                place
+                + " Set config.fault_tolerance(restart_failed_sub_environments=True) to go on with a new one."
+            ) from error
+        tolerance = getattr(self.config, "num_consecutive_env_runner_failures_tolerance", 100)
+        if self._num_failures_in_a_row > tolerance:
+            raise EnvironmentError_(
+                place
+                + f" It is failure {self._num_failures_in_a_row} in a row without a finished episode, more than "
+                f"num_consecutive_env_runner_failures_tolerance={tolerance}."
+            ) from error
+        if not isinstance(error, StepFailedRecreateEnvError):
+            self._log_env_failure(place, error)
+
+    def _log_env_failure(self, text: str, error: BaseException) -> None:
+        import logging
+
+        logging.getLogger("rlzmq.runners").warning("%s The environment is recreated.", text, exc_info=error)
+
+    # -- module and weights --------------------------------------------------------------------
+
+    def make_module(self) -> None:
+        """Builds the pipelines and the inference-only module from the config, with fresh weights."""
+        self._make_pipelines()
+        spec = self.config.get_multi_rl_module_spec(
+            env=self.env, spaces=self.get_spaces(), inference_only=True
+        )
+        if self.seed is not None:
+            # The same first weights for every runner; the caller's global stream stays untouched.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_seed(self.seed, "module"))
+                self.multi_rl_module = spec.build()
+        else:
+            self.multi_rl_module = spec.build()
+        if hasattr(self.multi_rl_module, "eval"):
+            self.multi_rl_module.eval()
+        self._weights_layout = None
+        self.module = self._acting_module()
+
+    def get_weights_layout(self) -> Any:
+        """The byte layout of the weights that ``set_weights`` takes (a ``WeightsLayout``)."""
+        if self._weights_layout is None:
+            from rlzmq.modules.weights import WeightsLayout
+
+            self._weights_layout = WeightsLayout.of(self.multi_rl_module, inference_only=True)
+        return self._weights_layout
+
+    def set_weights(self, buffer: Any, version: int, generation: int = 0) -> bool:
+        """Loads a snapshot of the weights.
+
+        Args:
+            buffer: ``get_weights_layout().num_bytes`` bytes.
+            version: Its version, stored with each step from now on; 0 forces.
+            generation: The learner group's generation.
+
+        Returns:
+            False if a newer version (or generation) is in use already, and nothing was loaded.
+
+        Raises:
+            ValueError: The buffer has another size.
+        """
+        if version and (generation, version) < (self.weights_generation, self.weights_seq_no):
+            return False
+        self.get_weights_layout().load(self.multi_rl_module, buffer)
+        self.weights_seq_no = version
+        self.weights_generation = generation
+        return True
+
+    def get_connector_delta(self) -> dict[str, Any]:
+        """What the connector pieces' statistics took in since the last call, to be merged elsewhere.
+
+        Returns:
+            ``{"env_to_module_connector": {piece: delta}, "module_to_env_connector": {…}}``, without what is
+            empty.
+        """
+        deltas = {
+            "env_to_module_connector": _delta_of(self.env_to_module),
+            "module_to_env_connector": _delta_of(self.module_to_env),
+        }
+        return {name: delta for name, delta in deltas.items() if delta}
+
+    def set_connector_state(self, state: Mapping[str, Any]) -> None:
+        """Puts merged connector states into the pipelines.
+
+        Args:
+            state: ``{"env_to_module_connector": …, "module_to_env_connector": …}``; either may be missing.
+        """
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None and state.get(name):
+                pipeline.set_state(state[name])
+
+    def _pipelines(self) -> dict[str, Any]:
+        return {
+            "env_to_module_connector": self.env_to_module,
+            "module_to_env_connector": self.module_to_env,
+        }
+
+    # -- counters and metrics ------------------------------------------------------------------
+
+    @property
+    def num_env_steps_sampled(self) -> int:
+        """Env steps that this runner sampled in its life."""
+        return self.episode_metrics.num_env_steps_lifetime
+
+    @property
+    def global_env_steps(self) -> int:
+        """Estimate of all runners' lifetime env steps: what modules get as ``t`` to explore by."""
+        runners = max(self.num_workers, 1)
+        return (self._num_env_steps_lifetime_base // runners + self._num_env_steps_since_base) * runners
+
+    def get_metrics(self) -> dict[str, Any]:
+        """The metrics since the last call, under RLlib's keys, and what callbacks logged."""
+        result = self.episode_metrics.reduce()
+        result["weights_seq_no"] = self.weights_seq_no
+        if self._num_sample_calls:
+            result["sample"] = self._sample_time_s / self._num_sample_calls
+        if self.num_env_failures:
+            result["num_env_failures_lifetime"] = self.num_env_failures
+        self._sample_time_s, self._num_sample_calls = 0.0, 0
+        result.update(self.metrics.reduce())
+        return result
+
+    def _count_steps(
+        self, num_env_steps: int, agent_steps: Mapping[str, int], module_steps: Mapping[str, int]
+    ) -> None:
+        self._num_env_steps_since_base += num_env_steps
+        self.episode_metrics.add_steps(num_env_steps, agent_steps, module_steps)
+
+    def _time_sample(self, start: float) -> None:
+        end = time.perf_counter()
+        self._sample_time_s += end - start
+        self._num_sample_calls += 1
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+    ) -> dict[str, Any]:
+        """The runner's state by component.
+
+        Args:
+            components: Names, or paths such as ``"rl_module/policy_1"``; None for all of
+                rl_module, weights_seq_no, env_to_module_connector, module_to_env_connector and
+                num_env_steps_sampled_lifetime.
+            not_components: Names left out.
+
+        Returns:
+            Component -> plain state; ``rl_module`` by module id.
+
+        Raises:
+            ValueError: An unknown name.
+        """
+        wanted, without = _names(components), _names(not_components) or []
+        state: dict[str, Any] = {}
+        if _has(wanted, without, "rl_module"):
+            only = [path.split("/", 1)[1] for path in wanted or () if path.startswith("rl_module/")]
+            state["rl_module"] = {
+                module_id: module.get_state(inference_only=True)
+                for module_id, module in self.multi_rl_module.items()
+                if (not only or module_id in only) and f"rl_module/{module_id}" not in without
+            }
+        if _has(wanted, without, "weights_seq_no") or "rl_module" in state:
+            state["weights_seq_no"] = self.weights_seq_no
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None and _has(wanted, without, name):
+                state[name] = pipeline.get_state()
+        if _has(wanted, without, "num_env_steps_sampled_lifetime"):
+            state["num_env_steps_sampled_lifetime"] = (
+                self._num_env_steps_lifetime_base + self._num_env_steps_since_base
+            )
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state`` holds; missing components stay as they are.
+
+        Args:
+            state: As of ``get_state``. Weights are loaded if ``weights_seq_no`` is missing, 0 or newer than
+                the own one. ``rl_module`` may also be the state of the one single-agent module.
+        """
+        for key in state:
+            if key not in STATE_COMPONENTS:
+                raise ValueError(
+                    f"set_state: unknown component {key!r}.{did_you_mean(key, STATE_COMPONENTS)}"
+                )
+        self.set_connector_state(state)
+        if "rl_module" in state:
+            version = int(state.get("weights_seq_no", 0))
+            if version == 0 or version > self.weights_seq_no:
+                self._load_modules(state["rl_module"])
+                if version:
+                    self.weights_seq_no = version
+        if "num_env_steps_sampled_lifetime" in state:
+            self._num_env_steps_lifetime_base = int(state["num_env_steps_sampled_lifetime"])
+            self._num_env_steps_since_base = 0
+
+    def _load_modules(self, states: Mapping[str, Any]) -> None:
+        modules = dict(self.multi_rl_module.items())
+        if not any(module_id in modules for module_id in states) and len(modules) == 1:
+            states = {next(iter(modules)): states}
+        for module_id, module_state in states.items():
+            if module_id in modules:
+                modules[module_id].set_state(module_state)
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def ping(self) -> str:
+        """Answers "pong"."""
+        return "pong"
+
+    def assert_healthy(self) -> None:
+        """Raises if the runner has no env or no module, or was stopped."""
+        self._assert_running()
+        if self.env is None or self.module is None:
+            raise RuntimeError(f"Env runner {self.worker_index} has no environment or no module.")
+
+    def stop(self) -> None:
+        """Closes the environments. Further calls do nothing; sampling raises ``ClosedError``."""
+        self._is_stopped = True
+        if self.env is not None:
+            self.env.close()
+            self.env = None
+
+    def _assert_running(self) -> None:
+        if self._is_stopped:
+            raise ClosedError(f"Env runner {self.worker_index} was stopped: make a new one to sample.")
+
+    def __enter__(self) -> EnvRunner:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(worker_index={self.worker_index}, num_envs={self.num_envs})"
+
+
+def sample_limits(
+    config: Any, num_envs: int, worker_index: int, num_timesteps: int | None, num_episodes: int | None
+) -> tuple[int | None, int | None]:
+    """What ``sample`` is asked for: (num_timesteps, num_episodes), exactly one of them not None.
+
+    Raises:
+        AssertionError: Both are given, or one is negative.
+    """
+    if num_timesteps is not None and num_episodes is not None:
+        raise AssertionError("sample(): give num_timesteps or num_episodes, not both.")
+    for name, value in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
+        if value is not None and value < 0:
+            raise AssertionError(f"sample({name}={value}): expected a number >= 0.")
+    if num_timesteps is None and num_episodes is None:
+        if config.batch_mode == "complete_episodes":
+            return None, num_envs
+        return config.get_rollout_fragment_length(worker_index) * num_envs, None
+    return num_timesteps, num_episodes
+
+
+def _delta_of(pipeline: Any) -> Any:
+    get_delta = getattr(pipeline, "get_delta", None)
+    return copy.deepcopy(get_delta()) if get_delta is not None else {}
+
+
+def _names(names: str | Collection[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    listed = [names] if isinstance(names, str) else list(names)
+    for name in listed:
+        if name.split("/", 1)[0] not in STATE_COMPONENTS:
+            raise ValueError(f"Unknown state component {name!r}.{did_you_mean(name, STATE_COMPONENTS)}")
+    return listed
+
+
+def _has(wanted: list[str] | None, without: list[str], name: str) -> bool:
+    if name in without:
+        return False
+    return wanted is None or any(path.split("/", 1)[0] == name for path in wanted)

@@ -1,0 +1,112 @@
+"""What a runner reports of its finished episodes and its counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["EpisodeMetrics"]
+
+
+class EpisodeMetrics:
+    """Returns, lengths and durations of finished episodes, and step counts.
+
+    Args:
+        num_smoothed: Means, minima and maxima are over the newest so many episodes.
+    """
+
+    def __init__(self, num_smoothed: int = 100) -> None:
+        self.returns: deque[float] = deque(maxlen=num_smoothed)
+        self.lengths: deque[int] = deque(maxlen=num_smoothed)
+        self.durations_s: deque[float] = deque(maxlen=num_smoothed)
+        self.agent_returns: dict[str, deque[float]] = {}
+        self.module_returns: dict[str, deque[float]] = {}
+        self._num_smoothed = num_smoothed
+        self.num_episodes = 0
+        self.num_env_steps = 0
+        self.agent_steps: dict[str, int] = {}
+        self.module_steps: dict[str, int] = {}
+        self.num_episodes_lifetime = 0
+        self.num_env_steps_lifetime = 0
+        self.agent_steps_lifetime: dict[str, int] = {}
+        self.module_steps_lifetime: dict[str, int] = {}
+
+    def add_episodes(
+        self, returns: Sequence[float], lengths: Sequence[int], durations_s: Sequence[float]
+    ) -> None:
+        """Takes in finished episodes, one entry of each sequence per episode.
+
+        Args:
+            returns: Sums of rewards over whole episodes.
+            lengths: Env steps.
+            durations_s: Wall time from reset to end, in seconds.
+        """
+        self.returns.extend(returns)
+        self.lengths.extend(lengths)
+        self.durations_s.extend(durations_s)
+        self.num_episodes += len(returns)
+        self.num_episodes_lifetime += len(returns)
+
+    def add_split_returns(
+        self, agents: Mapping[str, Sequence[float]], modules: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Takes in finished episodes' returns by agent id and by module id."""
+        for own, new in ((self.agent_returns, agents), (self.module_returns, modules)):
+            for name, returns in new.items():
+                if name not in own:
+                    own[name] = deque(maxlen=self._num_smoothed)
+                own[name].extend(returns)
+
+    def add_steps(
+        self, num_env_steps: int, agent_steps: Mapping[str, int], module_steps: Mapping[str, int]
+    ) -> None:
+        """Counts steps.
+
+        Args:
+            num_env_steps: Env steps (autoreset steps are none).
+            agent_steps: Agent id -> steps.
+            module_steps: Module id -> steps.
+        """
+        self.num_env_steps += num_env_steps
+        self.num_env_steps_lifetime += num_env_steps
+        for counts, lifetime, new in (
+            (self.agent_steps, self.agent_steps_lifetime, agent_steps),
+            (self.module_steps, self.module_steps_lifetime, module_steps),
+        ):
+            for name, num in new.items():
+                counts[name] = counts.get(name, 0) + num
+                lifetime[name] = lifetime.get(name, 0) + num
+
+    def reduce(self) -> dict[str, Any]:
+        """The results under RLlib's keys; counts start anew, means keep their window."""
+        result: dict[str, Any] = {
+            "num_episodes": self.num_episodes,
+            "num_episodes_lifetime": self.num_episodes_lifetime,
+            "num_env_steps_sampled": self.num_env_steps,
+            "num_env_steps_sampled_lifetime": self.num_env_steps_lifetime,
+            "num_agent_steps_sampled": dict(self.agent_steps),
+            "num_agent_steps_sampled_lifetime": dict(self.agent_steps_lifetime),
+            "num_module_steps_sampled": dict(self.module_steps),
+            "num_module_steps_sampled_lifetime": dict(self.module_steps_lifetime),
+        }
+        if self.returns:
+            result.update(
+                episode_return_mean=sum(self.returns) / len(self.returns),
+                episode_return_min=min(self.returns),
+                episode_return_max=max(self.returns),
+                episode_len_mean=sum(self.lengths) / len(self.lengths),
+                episode_len_min=min(self.lengths),
+                episode_len_max=max(self.lengths),
+                episode_duration_sec_mean=sum(self.durations_s) / len(self.durations_s),
+            )
+        for key, by_name in (
+            ("agent_episode_return_mean", self.agent_returns),
+            ("module_episode_return_mean", self.module_returns),
+        ):
+            if by_name:
+                result[key] = {name: sum(values) / len(values) for name, values in by_name.items() if values}
+        self.num_episodes = self.num_env_steps = 0
+        self.agent_steps = {}
+        self.module_steps = {}
+        return result
