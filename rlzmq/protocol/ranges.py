@@ -1,0 +1,78 @@
+"""Lists of fragment ranges as two payload frames, and sequence numbers as spans.
+
+Such lists grow with runners and windows, so they never sit in a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.errors import ArrayMismatchError, BoundExceededError, MalformedFrameError
+from rlzmq.protocol.schema import FragmentId
+
+__all__ = ["FragmentRange", "pack_ranges", "to_spans", "unpack_ranges"]
+
+# A range costs 40 bytes on the wire; a million of them is beyond any update.
+_MAX_RANGES = 1_000_000
+
+
+class FragmentRange(NamedTuple):
+    """Env steps ``first … first + num_steps - 1`` of one fragment."""
+
+    fragment: FragmentId
+    first: int
+    num_steps: int
+
+
+def pack_ranges(ranges: Iterable[FragmentRange]) -> list[Buffer]:
+    """Two frames: runner uuids joined by newlines, and ``<i8 [n, 5]``."""
+    runners: dict[str, int] = {}
+    rows = [
+        (runners.setdefault(fragment.runner, len(runners)), fragment.incarnation, fragment.seq, first, num)
+        for fragment, first, num in ranges
+    ]
+    table = np.array(rows, dtype="<i8").reshape(len(rows), 5)
+    return ["\n".join(runners).encode(), table.tobytes()]
+
+
+def unpack_ranges(frames: Sequence[Buffer]) -> list[FragmentRange]:
+    """The ranges from `pack_ranges`' two frames.
+
+    Raises:
+        WireError: Not two such frames, or an index, count or number that cannot be.
+    """
+    if len(frames) != 2:
+        raise MalformedFrameError(f"ranges come in 2 frames, got {len(frames)}")
+    names, raw = memoryview(frames[0]).cast("B"), memoryview(frames[1]).cast("B")
+    if len(raw) % 40:
+        raise ArrayMismatchError(f"a table of ranges has 40 bytes per row, got {len(raw)} bytes")
+    if len(raw) // 40 > _MAX_RANGES:
+        raise BoundExceededError(f"at most {_MAX_RANGES} ranges, got {len(raw) // 40}")
+    if not len(raw):
+        return []
+    try:
+        runners = bytes(names).decode().split("\n")
+    except UnicodeDecodeError:
+        raise MalformedFrameError("runner names are UTF-8") from None
+    table = np.frombuffer(raw, dtype="<i8").reshape(-1, 5)
+    if table.min() < 0 or int(table[:, 0].max()) >= len(runners):
+        raise MalformedFrameError("a table of ranges has a negative number or an unknown runner")
+    return [
+        FragmentRange(FragmentId(runners[index], incarnation, seq), first, num_steps)
+        for index, incarnation, seq, first, num_steps in table.tolist()
+    ]
+
+
+def to_spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Sorted numbers as spans ``(first, last)``, both included: 1 2 3 7 → ((1, 3), (7, 7))."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return tuple(spans)

@@ -1,0 +1,201 @@
+"""Weights versions: the publication frame, who may replace what, and a receiver's state machine.
+
+A publication is one frame, so that nothing on the way (conflation, a dropped part) can separate the
+weights from their version:
+
+```
+[wire version][kind PUBLICATION][header length: 2 bytes][msgpack header][zeros up to 512][body]
+```
+
+Weights are ordered by (generation, version): a generation is one formation of the learner group, and
+within it the version rises by one per committed update. A receiver applies only what is newer than
+its own and whose digest fits. The publisher sends every version at most once; whoever lost one (a
+late joiner, a slow subscriber) asks for a snapshot and gets the latest, never a queue of old ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.protocol.codec import WIRE_VERSION, Buffer, pack_header, unpack_header
+from rlzmq.protocol.errors import (
+    ArrayMismatchError,
+    BoundExceededError,
+    MalformedFrameError,
+    UnknownVersionError,
+)
+from rlzmq.protocol.messages import Kind
+from rlzmq.protocol.schema import from_header, to_header
+
+__all__ = [
+    "PUBLICATION_PREFIX_BYTES",
+    "PUBLICATION_TOPIC",
+    "Publication",
+    "WeightsReceiver",
+    "new_publication_buffer",
+    "notice_of",
+    "open_publication",
+    "seal_publication",
+    "weights_digest",
+]
+
+# Fixed, so that a learner snapshots straight behind it and the body stays aligned.
+PUBLICATION_PREFIX_BYTES = 512
+# What a SUB socket subscribes to: publications of this wire version only.
+PUBLICATION_TOPIC = bytes((WIRE_VERSION, Kind.PUBLICATION))
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The header of a weights publication.
+
+    Attributes:
+        run_id: Weights of another run are refused.
+        generation, version: Their place in the order of all weights.
+        digest: `weights_digest` of the body.
+        layout_digest: ``WeightsLayout.digest``: names, shapes and dtypes of what the body holds.
+        num_bytes: Of the body.
+        has_body: False for a notice: fetch the body by a snapshot request, or from ``location``.
+        location: Where else the body lies, e.g. a shared-memory name; "" = nowhere.
+    """
+
+    run_id: str
+    generation: int
+    version: int
+    digest: str
+    layout_digest: str
+    num_bytes: int
+    has_body: bool = True
+    location: str = ""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(generation, version): newer weights compare greater."""
+        return (self.generation, self.version)
+
+
+def new_publication_buffer(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """uint8[512 + num_bytes]: snapshot the weights into ``buffer[512:]``, then seal it."""
+    return np.zeros(PUBLICATION_PREFIX_BYTES + num_bytes, np.uint8)
+
+
+def weights_digest(body: Buffer) -> str:
+    """Hex SHA-256 of the flat weights."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def seal_publication(
+    buffer: npt.NDArray[np.uint8], *, run_id: str, generation: int, version: int, layout_digest: str
+) -> Publication:
+    """Writes the header in front of a body that lies at ``buffer[512:]``; the buffer is the frame.
+
+    Raises:
+        BoundExceededError: Ids so long that the header does not fit into the prefix.
+    """
+    body = buffer[PUBLICATION_PREFIX_BYTES:]
+    header = Publication(run_id, generation, version, weights_digest(body.data), layout_digest, len(body))
+    prefix = _prefix(header)
+    buffer[:PUBLICATION_PREFIX_BYTES] = np.frombuffer(prefix, np.uint8)
+    return header
+
+
+def notice_of(header: Publication, location: str = "") -> bytes:
+    """The frame that announces weights without carrying them."""
+    return _prefix(replace(header, has_body=False, location=location))
+
+
+def open_publication(frame: Buffer) -> tuple[Publication, memoryview]:
+    """Header and body of a publication frame; the digest is not checked here (`WeightsReceiver` does).
+
+    Raises:
+        WireError: Not a publication of this wire version, or a body of another length than declared.
+    """
+    view = memoryview(frame).cast("B")
+    if len(view) < PUBLICATION_PREFIX_BYTES:
+        raise MalformedFrameError(f"a publication has at least 512 bytes, got {len(view)}")
+    if view[0] != WIRE_VERSION:
+        raise UnknownVersionError(f"publication of wire version {view[0]}, this side speaks {WIRE_VERSION}")
+    length = int.from_bytes(view[2:4], "little")
+    if view[1] != Kind.PUBLICATION or length > PUBLICATION_PREFIX_BYTES - 4:
+        raise MalformedFrameError("not a publication: wrong kind or header length")
+    fields = unpack_header(view[4 : 4 + length])
+    if not isinstance(fields, dict):
+        raise MalformedFrameError("a publication's header is a map")
+    header = from_header(Publication, fields)
+    body = view[PUBLICATION_PREFIX_BYTES:]
+    if len(body) != (header.num_bytes if header.has_body else 0):
+        raise ArrayMismatchError(f"weights of {header.num_bytes} bytes declared, {len(body)} came")
+    return header, body
+
+
+def _prefix(header: Publication) -> bytes:
+    packed = pack_header(to_header(header))
+    if len(packed) > PUBLICATION_PREFIX_BYTES - 4:
+        raise BoundExceededError(f"a publication's header has at most 508 bytes, got {len(packed)}")
+    first = PUBLICATION_TOPIC + len(packed).to_bytes(2, "little") + packed
+    return first.ljust(PUBLICATION_PREFIX_BYTES, b"\0")
+
+
+class WeightsReceiver:
+    """What one receiver has, wants, and may apply. Pure: it holds no weights, only their order.
+
+    Guarantees: what `offer` accepts is strictly newer than everything accepted before, belongs to
+    this run and layout, and its digest is right.
+
+    Args:
+        run_id: Of the run; "" accepts the first seen.
+        layout_digest: Expected layout; "" accepts any.
+    """
+
+    def __init__(self, run_id: str = "", layout_digest: str = "") -> None:
+        self.run_id = run_id
+        self.layout_digest = layout_digest
+        self.generation = -1
+        self.version = -1
+        self.announced: tuple[int, int] = (-1, -1)
+        self.refused: dict[str, int] = {}
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(generation, version) of what was applied last; (-1, -1) before the first."""
+        return (self.generation, self.version)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something newer than the applied weights was announced."""
+        return self.announced > self.order
+
+    def offer(self, header: Publication, body: Any) -> bool:
+        """Whether to apply these weights now; True also records them as applied.
+
+        A notice (no body) is recorded as announced and never applied. Refusals are counted in
+        ``refused`` by reason: "old", "run", "layout", "digest".
+        """
+        if self.run_id and header.run_id != self.run_id:
+            return self._refuse("run")
+        self.announced = max(self.announced, header.order)
+        if not header.has_body:
+            return False
+        if header.order <= self.order:
+            return self._refuse("old")
+        if self.layout_digest and header.layout_digest != self.layout_digest:
+            return self._refuse("layout")
+        if weights_digest(body) != header.digest:
+            return self._refuse("digest")
+        self.generation, self.version = header.order
+        return True
+
+    def satisfies(self, generation: int, version: int, *, exact: bool) -> bool:
+        """Whether a lease that asks for these weights may be sampled with what is applied."""
+        if self.generation < generation:
+            return False
+        return self.version == version if exact else self.version >= version
+
+    def _refuse(self, reason: str) -> bool:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        return False
