@@ -24,13 +24,14 @@ def compute_gae(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Advantages and value targets of C chunks that lie one after the other in N rows.
 
-    Computed in float64 without a Python loop over rows; a chunk's result does not depend, to the last bit, on the
-    other chunks it is batched with.
+    Computed in float64 without a Python loop over rows; a chunk's result does not depend, to the last bit, on
+    the other chunks it is batched with.
 
     Args:
         rewards_N: Rewards, [N], chunk after chunk.
         values_N: Value predictions of the observations that were acted on, [N].
-        bootstrap_values_C: Value of each chunk's final observation, [C]; 0 where the episode terminated there.
+        bootstrap_values_C: Value of each chunk's final observation, [C]; 0 where the episode terminated
+            there.
         lengths_C: Number of rows of each chunk, [C], each ≥ 0; their sum is N.
         gamma: Discount factor in [0, 1].
         lambda_: GAE's λ in [0, 1]: 0 is the one-step TD error, 1 the Monte-Carlo return minus the value.
@@ -79,7 +80,8 @@ def discounted_suffix_sums(
     sums = terms_N.copy()
     if sums.size == 0:
         return sums
-    # weight[t]: what a sum that starts at t multiplies the sum right after it with; 0 once it reaches the chunk's end
+    # weight[t]: what a sum that starts at t multiplies the sum right after it with; 0 once it reaches the
+    # chunk's end
     weights = np.full_like(sums, discount)
     weights[ends] = 0.0
     longest = int(np.diff(ends, prepend=-1).max())
@@ -94,9 +96,10 @@ def discounted_suffix_sums(
 
 
 def standardize(advantages_N: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Advantages with mean 0 and standard deviation 1 (floored at 1e-4) over the real rows of one module's batch."""
+    """The advantages of one module's real rows, shifted to mean 0 and scaled to deviation 1 (floor 1e-4)."""
     if advantages_N.size == 0:
         return advantages_N
     wide = advantages_N.astype(np.float64)
     centred = wide - wide.mean()
-    return (centred / max(_STD_FLOOR, float(wide.std()))).astype(np.float32)
+    scaled: NDArray[np.float32] = (centred / max(_STD_FLOOR, float(wide.std()))).astype(np.float32)
+    return scaled

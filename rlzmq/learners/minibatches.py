@@ -24,7 +24,7 @@ _RESIDENT_BYTES = 256 * 2**20
 
 
 def num_minibatches_of(num_rows: int, minibatch_rows: int | None, num_epochs: int) -> int:
-    """How many minibatches cover `num_rows` rows `num_epochs` times: ``ceil(num_epochs * num_rows / minibatch_rows)``.
+    """How many minibatches use every row at least `num_epochs` times: ``ceil(epochs * rows / minibatch)``.
 
     Without a minibatch size every epoch is one minibatch of all rows.
     """
@@ -65,8 +65,8 @@ class ModuleRows:
     """One module's train batch, and the stream of its minibatches.
 
     Args:
-        columns: Column name → tensor, or a tree (dict, tuple, list) of tensors, each ``[num_rows, ...]``. The column
-            ``infos`` is a list and stays one.
+        columns: Column name → tensor, or a tree (dict, tuple, list) of tensors, each ``[num_rows, ...]``. The
+            column ``infos`` is a list and stays one.
         minibatch_rows: Rows of each minibatch; None: all of them.
         rng: None: rows in their order.
         device: Where the minibatches are wanted.
@@ -81,8 +81,9 @@ class ModuleRows:
     ) -> None:
         columns = dict(columns)
         self._infos: list[Any] | None = columns.pop(Columns.INFOS, None)
+        leaves: list[Any]
         leaves, self._treespec = optree.tree_flatten(columns)  # type: ignore[arg-type]
-        self._leaves: list[Tensor] = [_as_tensor(leaf) for leaf in leaves]
+        self._leaves = [_as_tensor(leaf) for leaf in leaves]
         if not self._leaves:
             raise ValueError("a module's train batch has no columns")
         self.num_rows = int(self._leaves[0].shape[0])
@@ -100,7 +101,7 @@ class ModuleRows:
             ]
 
     def minibatches(self, num_minibatches: int) -> Iterator[dict[str, Any]]:
-        """The next `num_minibatches` minibatches: column name → tensor or tree, each ``[minibatch_rows, ...]``."""
+        """The next `num_minibatches` minibatches: column name → tree of ``[minibatch_rows, ...]``."""
         if self._whole:
             for _ in range(num_minibatches):
                 yield self._assemble(self._leaves, None)
@@ -132,7 +133,7 @@ class ModuleRows:
     def _check_rows(self, columns: Mapping[str, Any]) -> None:
         for name, column in columns.items():
             for leaf in optree.tree_leaves(column):
-                shape = tuple(np.shape(leaf))  # type: ignore[arg-type]
+                shape = tuple(np.shape(leaf))
                 if not shape or shape[0] != self.num_rows:
                     raise ValueError(
                         f"train batch column {name!r}: expected {self.num_rows} rows, as many as column "
@@ -144,18 +145,19 @@ class MinibatchIterator:
     """Minibatches of a batch of one or several modules, epoch after epoch.
 
     Each module's rows are an endless cycle (a fresh permutation per epoch), cut into minibatches of exactly
-    `minibatch_size` rows; a minibatch larger than the module's batch repeats rows. Iteration ends when every module
-    was covered `num_epochs` times, so a module with fewer rows is seen more often.
+    `minibatch_size` rows; a minibatch larger than the module's batch repeats rows. Iteration ends when every
+    module was covered `num_epochs` times, so a module with fewer rows is seen more often.
 
     Args:
         batch: Module id → column name → tensor (or tree of tensors), ``[rows, ...]`` each.
-        minibatch_size: Timesteps of each minibatch; None: the whole batch. Where a row holds several timesteps
-            (``[B, T, ...]``, see `timesteps`), as many rows as hold that many timesteps on average, at least one.
+        minibatch_size: Timesteps of each minibatch; None: the whole batch. Where a row holds several
+            timesteps (``[B, T, ...]``, see `timesteps`), as many rows as hold that many timesteps on average,
+            at least one.
         num_epochs: How often each row is used (at least).
         shuffle: Draw a fresh permutation for every epoch, the first one included; else rows keep their order.
         seed: Of the permutations; each module has its own stream, so they do not depend on each other.
-        num_minibatches: Number of minibatches instead of the one that `num_epochs` gives: what learners that must
-            take equally many steps have agreed on.
+        num_minibatches: Number of minibatches instead of the one that `num_epochs` gives: what learners that
+            must take equally many steps have agreed on.
         timesteps: Module id → real timesteps in its batch, for modules whose rows hold several.
         device: Where the minibatches are wanted.
     """
@@ -174,7 +176,8 @@ class MinibatchIterator:
     ) -> None:
         if num_epochs < 1 or (minibatch_size is not None and minibatch_size < 1):
             raise ValueError(
-                f"expected num_epochs ≥ 1 and minibatch_size ≥ 1 (or None), got {num_epochs} and {minibatch_size}."
+                f"expected num_epochs ≥ 1 and minibatch_size ≥ 1 (or None), "
+                f"got {num_epochs} and {minibatch_size}."
             )
         self.modules: dict[str, ModuleRows] = {}
         for module_id in sorted(batch):
@@ -210,7 +213,7 @@ def _num_rows(columns: Mapping[str, Any]) -> int:
     for name, column in columns.items():
         if name != Columns.INFOS:
             for leaf in optree.tree_leaves(column):
-                return int(np.shape(leaf)[0])  # type: ignore[arg-type]
+                return int(np.shape(leaf)[0])
     return 0
 
 

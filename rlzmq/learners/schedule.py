@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -20,8 +21,9 @@ class Schedule:
     (0.001, 0.00055, 0.0001)
 
     Args:
-        value_or_points: A number (constant), or at least two ``(env steps, value)`` pairs whose env steps start
-            at 0 and rise. Between two points the value is interpolated linearly; after the last one it is held.
+        value_or_points: A number (constant), or at least two ``(env steps, value)`` pairs whose env steps
+            start at 0 and rise. Between two points the value is interpolated linearly; after the last one it
+            is held.
         name: The setting's name, for error texts.
 
     Raises:
@@ -77,6 +79,6 @@ def _parse(value_or_points: Any, name: str) -> tuple[list[float], list[float]]:
     timesteps = [timestep for timestep, _ in points]
     if timesteps[0] != 0:
         raise ConfigurationError(f"{expected}, got a first point at {timesteps[0]:g} env steps instead of 0.")
-    if any(later <= earlier for earlier, later in zip(timesteps, timesteps[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(timesteps)):
         raise ConfigurationError(f"{expected}, got env steps {timesteps}.")
     return timesteps, [value for _, value in points]

@@ -35,8 +35,8 @@ def compute_vtrace(
 ) -> VTrace:
     """V-trace over B trajectories of T steps.
 
-    A trajectory may hold several episodes: a discount of 0 at an episode's last step cuts the recursion there. For
-    a truncated (not terminated) step inside a trajectory, put the bootstrap value into its reward:
+    A trajectory may hold several episodes: a discount of 0 at an episode's last step cuts the recursion
+    there. For a truncated (not terminated) step inside a trajectory, put the bootstrap value into its reward:
     ``reward + gamma * V(final observation)``.
 
     Args:

@@ -1,0 +1,98 @@
+"""DistributedDataParallel around the modules' training forward pass, safe for any data on any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rlzmq.learners.distributed import RankGroup, peer_errors
+
+__all__ = ["DataParallelForward"]
+
+
+class DataParallelForward:
+    """Averages gradients over ranks, whatever modules, columns and parameters a rank's loss involves.
+
+    One DistributedDataParallel holds all modules, so that its buckets are reduced in one fixed order. A rank
+    whose minibatch lacks a module, or whose loss leaves a parameter out, contributes zeros to it instead of
+    leaving its peers waiting: `touch` ties every parameter to the loss with no gradient of its own.
+
+    Args:
+        multi_module: The MultiRLModule.
+        group: The ranks; world_size ≥ 2.
+        ddp_kwargs: Further arguments of DistributedDataParallel.
+    """
+
+    def __init__(
+        self, multi_module: nn.Module, group: RankGroup, ddp_kwargs: Mapping[str, Any] | None
+    ) -> None:
+        self._where = f"learner rank {group.rank} of {group.world_size}, generation {group.generation}: "
+        self._parameters = [p for p in multi_module.parameters() if p.requires_grad]
+        kwargs = {"process_group": group.process_group, **(ddp_kwargs or {})}
+        if group.device.type == "cuda":
+            kwargs.setdefault("device_ids", [torch.cuda.current_device()])
+        with peer_errors(self._where + "the first broadcast of weights"):
+            self._ddp = DistributedDataParallel(_TrainForward(multi_module), **kwargs)
+
+    def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The modules' `forward_train`, module id → outputs; an empty batch is legal.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        with peer_errors(self._where + "forward pass"):
+            outputs: dict[str, Any] = self._ddp(batch)
+        return outputs
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass; afterwards every parameter's gradient is the ranks' mean.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        with peer_errors(self._where + "gradient all-reduce"):
+            _Touch.apply(loss, *self._parameters).backward()  # type: ignore[no-untyped-call]
+
+
+class _TrainForward(nn.Module):
+    """What DistributedDataParallel calls: the multi module's forward_train as `forward`."""
+
+    def __init__(self, multi_module: nn.Module) -> None:
+        super().__init__()
+        self.multi_module = multi_module
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        outputs: dict[str, Any] = self.multi_module.forward_train(batch) if batch else {}  # type: ignore[operator]
+        return outputs
+
+
+class _Touch(torch.autograd.Function):
+    """The loss itself, with an edge but no gradient to each parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.num_parameters = len(parameters)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], *[None] * ctx.num_parameters
+
+
+def zero_loss(device: torch.device) -> Tensor:
+    """The loss of a rank that has no rows: contributes zeros to every gradient."""
+    return torch.zeros((), device=device, requires_grad=True)
+
+
+def mean_weight(num_rows: int, num_rows_all_ranks: int, world_size: int) -> float:
+    """What a rank's loss is multiplied with so that the ranks' mean is the mean over all their rows."""
+    return num_rows * world_size / max(1, num_rows_all_ranks)
+
+
+def trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """All parameters of some modules that want gradients."""
+    return [p for module in modules for p in module.parameters() if p.requires_grad]

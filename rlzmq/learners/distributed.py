@@ -1,0 +1,258 @@
+"""Learners that step together: one generation's process group, its votes, its typed failures."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlzmq.core.errors import PeerLostError, RlzmqError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["DesynchronizedError", "RankGroup", "loopback_interface", "parameter_hash"]
+
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+# What a collective's failure says (gloo, NCCL, the stores); any other RuntimeError is a bug and stays one.
+_PEER_LOST_MARKS = (
+    "gloo",
+    "nccl",
+    "closed by peer",
+    "connection reset",
+    "timed out",
+    "wait timeout",
+    "broken pipe",
+)
+
+
+class DesynchronizedError(RlzmqError, RuntimeError):
+    """Learner ranks are at different steps or generations: no step was taken; re-form the group."""
+
+
+class RankGroup:
+    """Learner ranks 0 … world_size - 1 of one generation, over torch's default process group.
+
+    Guarantees:
+
+    * Every method is a collective: all ranks call the same ones in the same order, or all of them fail.
+    * A peer that dies makes the others' collective raise `PeerLostError` within milliseconds; one that hangs,
+      after `timeout_s`. After that the group is only good for `close`.
+    * Ranks of different generations never meet: each generation has its own part of the store.
+
+    A survivor goes on in the same process: ``group.close()``, then a new RankGroup at the next generation.
+
+    Args:
+        backend: "gloo" (CPU) or "nccl" (CUDA).
+        rank: This process's index, in ``range(world_size)``.
+        world_size: Number of ranks.
+        store: A torch.distributed Store that all ranks reach, and that outlives each of them.
+        timeout_s: Seconds after which a collective without its peers fails.
+        generation: Rises by one each time that the group is formed anew.
+        device: Where collectives' tensors live; None: the CPU, or the current CUDA device for NCCL.
+        interface: Network interface to listen on, e.g. `loopback_interface()` where all ranks share a
+            machine;
+            None: as the environment says (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
+
+    Raises:
+        PeerLostError: Not all ranks came within `timeout_s`.
+        ValueError: `rank` is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        rank: int,
+        world_size: int,
+        store: Store,
+        timeout_s: float = 60.0,
+        generation: int = 0,
+        device: torch.device | None = None,
+        interface: str | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank: expected 0 ≤ rank < world_size={world_size}, got {rank}.")
+        self.rank = rank
+        self.world_size = world_size
+        self.generation = generation
+        self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
+        self._owns_group = True
+        self._closed = False
+        with _listening_on(interface), self._typed_errors("forming the group"):
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(f"rlzmq/generation_{generation}", store),  # type: ignore[attr-defined]
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+            self.process_group: dist.ProcessGroup = dist.group.WORLD  # type: ignore[assignment]
+            # Connects every pair now: a peer that dies before a group's first collective can outwait the
+            # timeout.
+            self._barrier()
+
+    @classmethod
+    def of(cls, process_group: dist.ProcessGroup, *, generation: int = 0) -> RankGroup:
+        """A RankGroup over a process group that its owner made (by torchrun, say) and will destroy."""
+        group = cls.__new__(cls)
+        group.rank = dist.get_rank(process_group)
+        group.world_size = dist.get_world_size(process_group)
+        group.generation = generation
+        is_nccl = dist.get_backend(process_group) == "nccl"
+        group.device = torch.device("cuda" if is_nccl else "cpu")
+        group.process_group = process_group
+        group._owns_group = False
+        group._closed = False
+        return group
+
+    def all_reduce(self, tensor: Tensor, operation: Literal["sum", "min", "max"] = "sum") -> Tensor:
+        """Combine `tensor` element-wise over all ranks, in place on `self.device`; returns the result.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        tensor = tensor.to(self.device)
+        with self._typed_errors(f"all-reduce({operation})"):
+            dist.all_reduce(tensor, op=_OPERATIONS[operation], group=self.process_group)
+        return tensor
+
+    def broadcast(self, tensor: Tensor, source_rank: int) -> Tensor:
+        """`source_rank`'s tensor, on every rank; shapes and dtypes are the same everywhere.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        tensor = tensor.to(self.device)
+        with self._typed_errors("broadcast"):
+            dist.broadcast(tensor, src=source_rank, group=self.process_group)
+        return tensor
+
+    def broadcast_bytes(self, data: bytes | None, source_rank: int) -> bytes:
+        """`source_rank`'s bytes, on every rank (the others pass None).
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        payload = data or b""
+        size = int(self.broadcast(torch.tensor([len(payload)], dtype=torch.int64), source_rank)[0])
+        if self.rank == source_rank:
+            buffer = torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8)
+        else:
+            buffer = torch.empty(max(size, 1), dtype=torch.uint8)
+        received = self.broadcast(buffer, source_rank)
+        return received.cpu().numpy().tobytes()[:size]
+
+    def vote(self, ok: Sequence[bool], step_id: int) -> list[bool]:
+        """One all-reduce before an optimiser step: what every rank says ok to.
+
+        Args:
+            ok: One verdict per thing voted on (e.g. per module: are its gradients finite); equally many on
+                all ranks.
+            step_id: Which step this is; must be the same on all ranks.
+
+        Returns:
+            For each thing whether all ranks said ok.
+
+        Raises:
+            DesynchronizedError: The ranks are at different steps or generations.
+            PeerLostError: A peer died or hangs.
+        """
+        mine = [step_id, self.generation, -step_id, -self.generation]
+        votes = torch.tensor([*mine, *ok], dtype=torch.int64)
+        lowest: list[int] = self.all_reduce(votes, "min").tolist()
+        if lowest[:4] != mine:
+            raise DesynchronizedError(
+                f"rank {self.rank}: expected all {self.world_size} ranks at step {step_id} of generation "
+                f"{self.generation}, got steps {lowest[0]}…{-lowest[2]} of generations "
+                f"{lowest[1]}…{-lowest[3]}. No step was taken; re-form the group and broadcast "
+                "one rank's state."
+            )
+        return [bool(verdict) for verdict in lowest[4:]]
+
+    def agree(self, digest: str) -> bool:
+        """Whether all ranks pass the same hex digest (at least 16 digits), e.g. `parameter_hash`.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        words = [int(digest[i : i + 15], 16) for i in range(0, min(len(digest), 60), 15)]
+        mine = [*words, *(-word for word in words)]
+        return bool(self.all_reduce(torch.tensor(mine, dtype=torch.int64), "min").tolist() == mine)
+
+    def close(self) -> None:
+        """Leave the group; safe to call twice, and after a failure."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _barrier(self) -> None:
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group)
+
+    @contextmanager
+    def _typed_errors(self, what: str) -> Iterator[None]:
+        with peer_errors(
+            f"learner rank {self.rank} of {self.world_size}, generation {self.generation}: {what}"
+        ):
+            yield
+
+
+@contextmanager
+def peer_errors(where: str) -> Iterator[None]:
+    """Turn the failure of a collective inside the block into PeerLostError; leave other errors alone."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if not isinstance(error, dist.DistError) and not any(mark in text for mark in _PEER_LOST_MARKS):
+            raise
+        raise PeerLostError(
+            f"{where} failed because a peer died or hangs: {str(error).splitlines()[0]}. "
+            "Re-form the group from the surviving ranks at the next generation."
+        ) from error
+
+
+def parameter_hash(state: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) of named tensors or arrays: names, dtypes, shapes and every bit of their values.
+
+    Args:
+        state: E.g. ``module.state_dict()``; the order of names does not matter.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name]
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def loopback_interface() -> str:
+    """The name of this machine's loopback interface."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+@contextmanager
+def _listening_on(interface: str | None) -> Iterator[None]:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, interface or ""))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
