@@ -1,4 +1,4 @@
-"""Plain values: numpy and Python data as dicts, lists, strings, numbers and bytes that msgpack packs as they are.
+"""Plain values: numpy and Python data as dicts, lists, strings, numbers and bytes that msgpack packs.
 
 `to_plain` and `from_plain` are each other's inverse, types included (tuples stay tuples, numpy scalars numpy
 scalars). Nothing but this fixed set of types is ever made from plain values, so they are safe to read from
@@ -130,7 +130,8 @@ def _decode(value: Any, depth: int) -> Any:
     try:
         return _decode_tagged(tag, value, depth)
     except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"expected the fields of a tagged {tag!r}, got {sorted(map(str, value))}.") from error
+        fields = sorted(map(str, value))
+        raise ValueError(f"expected the fields of a tagged {tag!r}, got {fields}.") from error
 
 
 def _decode_tagged(tag: object, value: dict[str, Any], depth: int) -> Any:

@@ -7,7 +7,7 @@ leaf (a batch of items, or one item that numpy can turn into an array), never a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -46,18 +46,21 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """
     if not isinstance(tree, (dict, tuple)):
         return function(tree, *others)
-    return optree.tree_map(function, tree, *others, is_leaf=_list_is_leaf, none_is_leaf=True)
+    mapped: Any = optree.tree_map(
+        function, cast(Any, tree), *others, is_leaf=_list_is_leaf, none_is_leaf=True
+    )
+    return mapped
 
 
 def tree_leaves(tree: Any) -> list[Any]:
     """The leaves of ``tree``, dicts in sorted key order."""
     if not isinstance(tree, (dict, tuple)):
         return [tree]
-    return optree.tree_leaves(tree, is_leaf=_list_is_leaf, none_is_leaf=True)
+    return optree.tree_leaves(cast(Any, tree), is_leaf=_list_is_leaf, none_is_leaf=True)
 
 
 def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves of ``tree`` and its structure (an optree ``PyTreeSpec``, ``unflatten(leaves)`` undoes it)."""
+    """The leaves of ``tree`` and its structure (an optree ``PyTreeSpec``; ``unflatten`` undoes it)."""
     leaves, spec = optree.tree_flatten(tree, is_leaf=_list_is_leaf, none_is_leaf=True)
     return leaves, spec
 
@@ -127,9 +130,10 @@ def _stack_leaves(items: Sequence[Any]) -> np.ndarray:
     first = items[0]
     if isinstance(first, np.ndarray) and first.ndim:
         shape, dtype = first.shape, first.dtype
-        if all(isinstance(item, np.ndarray) and item.shape == shape and item.dtype == dtype for item in items):
-            if dtype == object:
-                raise ValueError("items are arrays of Python objects (dtype object), which can't be a column.")
+        arrays = all(isinstance(item, np.ndarray) for item in items)
+        if arrays and all(item.shape == shape and item.dtype == dtype for item in items):
+            if dtype.hasobject:
+                raise ValueError("items are arrays of Python objects (dtype object): no column for these.")
             return np.concatenate(items).reshape((len(items), *shape))
     try:
         stacked = np.array(items)
@@ -138,10 +142,8 @@ def _stack_leaves(items: Sequence[Any]) -> np.ndarray:
         bad = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if bad is None:
             raise
-        raise ValueError(
-            f"item {bad} has shape {shapes[bad]}, expected {shapes[0]} like item 0."
-        ) from None
-    if stacked.dtype == object:
+        raise ValueError(f"item {bad} has shape {shapes[bad]}, expected {shapes[0]} like item 0.") from None
+    if stacked.dtype.hasobject:
         raise ValueError(f"items of type {type(first).__name__} can't be a column of numbers.")
     return stacked
 
@@ -235,24 +237,21 @@ def one_hot(space: gym.Space[Any], value: Any) -> Any:
     if isinstance(space, gym.spaces.Dict):
         return {key: one_hot(sub_space, value[key]) for key, sub_space in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(
-            one_hot(sub_space, part) for sub_space, part in zip(space.spaces, value, strict=True)
-        )
+        return tuple(one_hot(sub_space, part) for sub_space, part in zip(space.spaces, value, strict=True))
     if isinstance(space, gym.spaces.Discrete):
         return _one_hot_discrete(np.asarray(value) - space.start, int(space.n), space)
     if isinstance(space, gym.spaces.MultiDiscrete):
         array = np.asarray(value) - space.start
         flat = array.reshape((*array.shape[: array.ndim - space.nvec.ndim], space.nvec.size))
-        parts = [
-            _one_hot_discrete(flat[..., i], int(n), space) for i, n in enumerate(space.nvec.reshape(-1))
-        ]
+        parts = [_one_hot_discrete(flat[..., i], int(n), space) for i, n in enumerate(space.nvec.reshape(-1))]
         return np.concatenate(parts, axis=-1)
     return value
 
 
 def _one_hot_discrete(index: np.ndarray, n: int, space: gym.Space[Any]) -> np.ndarray:
     if index.size and (index.min() < 0 or index.max() >= n):
-        raise ValueError(f"expected values in {space} to one-hot encode, got {int(index.min())}…{int(index.max())} (start taken off).")
+        low, high = int(index.min()), int(index.max())
+        raise ValueError(f"expected values in 0…{n - 1} (start of {space} taken off), got {low}…{high}.")
     result = np.zeros((*index.shape, n), np.float32)
     np.put_along_axis(result, np.asarray(index, np.int64)[..., None], 1.0, axis=-1)
     return result

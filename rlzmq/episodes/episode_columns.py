@@ -1,0 +1,308 @@
+"""The columns of one agent's episode: their lookback buffers, the getters and setters, the length checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+
+__all__ = ["EpisodeColumns", "Indices", "UnknownColumnError"]
+
+Indices = int | slice | Sequence[int] | None
+
+# Rewards have no space of their own in an environment.
+_REWARD_SPACE = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
+
+
+class UnknownColumnError(KeyError):
+    """An extra model output that an episode does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class InfosBuffer(InfiniteLookbackBuffer):
+    """A lookback buffer of info dicts: always a list, filled with the bare fill value."""
+
+    __slots__ = ()
+    _opaque = True
+
+    def finalize(self) -> None:
+        """Infos stay a list."""
+
+
+class EpisodeColumns:
+    """Base of `SingleAgentEpisode`: what is stored per time step, and how it is read and overwritten.
+
+    Attributes:
+        id_: The episode's id, the same for all its chunks.
+        observations: One more item than the step columns: index t is what action t was computed from.
+        actions, rewards: Index t belongs to the step from observation t to t + 1.
+        extra_model_outputs: Further step columns by name, e.g. ``"action_logp"``.
+    """
+
+    __slots__ = (
+        "_action_space",
+        "_infos",
+        "_infos_source",
+        "_observation_space",
+        "actions",
+        "extra_model_outputs",
+        "id_",
+        "observations",
+        "rewards",
+    )
+
+    id_: str
+    observations: InfiniteLookbackBuffer
+    actions: InfiniteLookbackBuffer
+    rewards: InfiniteLookbackBuffer
+    extra_model_outputs: dict[str, InfiniteLookbackBuffer]
+    _infos: InfiniteLookbackBuffer | None
+    # Makes the infos when they are first asked for (episodes on shared columns keep them sparse).
+    _infos_source: Callable[[], list[Any]] | None
+    _observation_space: gym.Space[Any] | None
+    _action_space: gym.Space[Any] | None
+
+    @property
+    def infos(self) -> InfiniteLookbackBuffer:
+        """The info dicts, as many as observations."""
+        infos = self._infos
+        if infos is None:
+            items = self._infos_source() if self._infos_source is not None else []
+            self._infos = infos = InfosBuffer._of_list(items, self.observations.lookback, None)
+            self._infos_source = None
+        return infos
+
+    @infos.setter
+    def infos(self, buffer: InfiniteLookbackBuffer) -> None:
+        self._infos = buffer
+        self._infos_source = None
+
+    @property
+    def observation_space(self) -> gym.Space[Any] | None:
+        """The space of one observation, or None."""
+        return self._observation_space
+
+    @observation_space.setter
+    def observation_space(self, space: gym.Space[Any] | None) -> None:
+        self._observation_space = space
+        self.observations.space = space
+
+    @property
+    def action_space(self) -> gym.Space[Any] | None:
+        """The space of one action, or None."""
+        return self._action_space
+
+    @action_space.setter
+    def action_space(self, space: gym.Space[Any] | None) -> None:
+        self._action_space = space
+        self.actions.space = space
+
+    # -- getters --------------------------------------------------------------------------------------
+
+    def get_observations(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        """One observation or several, by time step within this chunk.
+
+        Args:
+            indices: None for all of this chunk (len + 1 of them, lookback excluded), an int for one, a list
+                of ints or a slice for several. Negative ones count from the end, into the lookback part.
+            neg_index_as_lookback: Negative indices count backwards from this chunk's first observation: -1
+                is the last one of the lookback part.
+            fill: Value for every element of what lies outside of the data, instead of an IndexError (int,
+                list) or of leaving it out (slice). Fillers have the space's structure, shapes and dtypes.
+            one_hot_discrete: One-hot encode Discrete and MultiDiscrete parts (float32).
+
+        Returns:
+            One observation, or a list of them; for a numpy episode a tree of arrays ``[num_items, ...]``
+            (views where no filler is in).
+
+        Raises:
+            IndexError: No such time step, and no ``fill``.
+            ValueError: ``one_hot_discrete`` without an observation space.
+        """
+        try:
+            return self.observations.get(
+                indices,
+                neg_index_as_lookback=neg_index_as_lookback,
+                fill=fill,
+                one_hot_discrete=one_hot_discrete,
+            )
+        except (IndexError, ValueError, TypeError) as error:
+            raise self._located(error, "observations") from None
+
+    def get_infos(
+        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+    ) -> Any:
+        """One info dict or a list of them; arguments as in `get_observations`, ``fill`` is used as it is."""
+        try:
+            return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        except (IndexError, ValueError, TypeError) as error:
+            raise self._located(error, "infos") from None
+
+    def get_actions(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        """One action or several; arguments, results and errors as in `get_observations`."""
+        try:
+            return self.actions.get(
+                indices,
+                neg_index_as_lookback=neg_index_as_lookback,
+                fill=fill,
+                one_hot_discrete=one_hot_discrete,
+            )
+        except (IndexError, ValueError, TypeError) as error:
+            raise self._located(error, "actions") from None
+
+    def get_rewards(
+        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+    ) -> Any:
+        """One reward or several; arguments, results and errors as in `get_observations`."""
+        try:
+            return self.rewards.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        except (IndexError, ValueError, TypeError) as error:
+            raise self._located(error, "rewards") from None
+
+    def get_extra_model_outputs(
+        self,
+        key: str,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+    ) -> Any:
+        """One value or several of an extra model output; other arguments as in `get_observations`.
+
+        Raises:
+            KeyError: The episode has no such column.
+            IndexError: No such time step, and no ``fill``.
+        """
+        buffer = self._extra(key)
+        try:
+            return buffer.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        except (IndexError, ValueError, TypeError) as error:
+            raise self._located(error, key) from None
+
+    # -- setters --------------------------------------------------------------------------------------
+
+    def set_observations(
+        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Overwrite observations; their number never changes.
+
+        Args:
+            new_data: For an int index one observation, else a list of them or a tree of arrays
+                ``[num_items, ...]``.
+            at_indices: Which ones, as in `get_observations`; None for all of this chunk.
+            neg_index_as_lookback: As in `get_observations`.
+
+        Raises:
+            IndexError: No such time step, or ``new_data`` has another number of items.
+            ValueError: A numpy episode's items have another structure or shape.
+        """
+        self._set("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
+
+    def set_actions(
+        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Overwrite actions; arguments and errors as in `set_observations`."""
+        self._set("actions", self.actions, new_data, at_indices, neg_index_as_lookback)
+
+    def set_rewards(
+        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Overwrite rewards; arguments and errors as in `set_observations`."""
+        self._set("rewards", self.rewards, new_data, at_indices, neg_index_as_lookback)
+
+    def set_extra_model_outputs(
+        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Overwrite values of an extra model output; arguments and errors as in `set_observations`.
+
+        Raises:
+            KeyError: The episode has no such column (columns only begin with a chunk's first step).
+        """
+        self._set(key, self._extra(key), new_data, at_indices, neg_index_as_lookback)
+
+    def _set(
+        self, name: str, buffer: InfiniteLookbackBuffer, new_data: Any, at_indices: Indices, neg: bool
+    ) -> None:
+        try:
+            buffer.set(new_data, at_indices=at_indices, neg_index_as_lookback=neg)
+        except (IndexError, ValueError, TypeError) as error:
+            raise self._located(error, name) from None
+
+    # -- checks ---------------------------------------------------------------------------------------
+
+    def _extra(self, key: str) -> InfiniteLookbackBuffer:
+        try:
+            return self.extra_model_outputs[key]
+        except KeyError:
+            raise UnknownColumnError(
+                f"Episode {self.id_!r} has no extra model output {key!r}."
+                f"{did_you_mean(key, self.extra_model_outputs)}"
+            ) from None
+
+    def _step_columns(self) -> Iterator[tuple[str, InfiniteLookbackBuffer]]:
+        yield "actions", self.actions
+        yield "rewards", self.rewards
+        yield from self.extra_model_outputs.items()
+
+    def _located(self, error: Exception, column: str) -> Exception:
+        """The same error, its text led by the episode and the column it is about."""
+        kind = type(error) if type(error) in (IndexError, ValueError, TypeError) else ValueError
+        return kind(f"Episode {self.id_!r}, column {column!r}: {error}")
+
+    def _check_lengths(self) -> None:
+        num_steps, lookback = len(self.rewards), self.rewards.lookback
+        num_observations = len(self.observations)
+        if num_observations != num_steps + 1 and not (
+            num_steps == 0 and self.observations.len_incl_lookback() == 0
+        ):
+            raise ValueError(
+                f"Episode {self.id_!r}: expected one observation more than rewards, got {num_observations} "
+                f"observations and {num_steps} rewards (lookback of {lookback} left out)."
+            )
+        # Infos not made yet are as many as observations by construction.
+        if self._infos is not None and len(self._infos) != num_observations:
+            raise ValueError(
+                f"Episode {self.id_!r}: expected as many infos as observations ({num_observations}), got "
+                f"{len(self._infos)} (lookback of {lookback} left out)."
+            )
+        for name, buffer in self._step_columns():
+            if len(buffer) != num_steps or buffer.lookback != lookback:
+                raise ValueError(
+                    f"Episode {self.id_!r}, column {name!r}: expected {num_steps} items after a lookback of "
+                    f"{lookback}, like the rewards, got {len(buffer)} after {buffer.lookback}."
+                )
+
+    def _extra_keys_error(self, given: Mapping[str, Any]) -> ValueError:
+        late = sorted(set(given) - set(self.extra_model_outputs))
+        missing = sorted(set(self.extra_model_outputs) - set(given))
+        what = []
+        if late:
+            what.append(f"{late} came too late")
+        if missing:
+            what.append(f"{missing} are missing")
+        return ValueError(
+            f"Episode {self.id_!r}, extra_model_outputs: {' and '.join(what)} at step {len(self.rewards)}: "
+            f"expected the keys {sorted(self.extra_model_outputs)} of the first step, got {sorted(given)}. A "
+            "column has a value for every step or for none."
+        )

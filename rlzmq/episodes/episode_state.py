@@ -1,0 +1,101 @@
+"""A single-agent episode as plain values: what checkpoints and states hold of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+
+if TYPE_CHECKING:
+    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+__all__ = ["get_state", "plain_infos", "set_state"]
+
+_FACTS = (
+    "id_",
+    "agent_id",
+    "module_id",
+    "multi_agent_episode_id",
+    "t",
+    "t_started",
+    "is_terminated",
+    "is_truncated",
+)
+
+
+def plain_infos(infos: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The entries of an info dict that have a plain form, and the number of those left out."""
+    try:
+        return to_plain(infos, "infos"), 0
+    except NotPlainError:
+        kept: dict[Any, Any] = {}
+        for key, value in infos.items():
+            try:
+                to_plain({key: value}, "infos")
+            except NotPlainError:
+                continue
+            kept[key] = value
+        return to_plain(kept), len(infos) - len(kept)
+
+
+def get_state(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """See `SingleAgentEpisode.get_state`."""
+    infos, num_left_out = [], 0
+    for info in episode.infos.data:
+        plain, left_out = plain_infos(info) if isinstance(info, dict) else ({}, 1)
+        infos.append(plain)
+        num_left_out += left_out
+    where = f"episode {episode.id_!r}"
+    return {
+        **{name: to_plain(getattr(episode, name), f"{where}.{name}") for name in _FACTS},
+        "observations": episode.observations.get_state(),
+        "actions": episode.actions.get_state(),
+        "rewards": episode.rewards.get_state(),
+        "infos": infos,
+        "num_infos_left_out": num_left_out,
+        "extra_model_outputs": {
+            key: buffer.get_state() for key, buffer in episode.extra_model_outputs.items()
+        },
+        "observation_space": space_to_plain(episode.observation_space),
+        "action_space": space_to_plain(episode.action_space),
+        "custom_data": to_plain(episode.custom_data, f"{where}.custom_data"),
+        "duration_s": episode.get_duration_s(),
+    }
+
+
+def set_state(episode: SingleAgentEpisode, state: dict[str, Any]) -> SingleAgentEpisode:
+    """Fill a bare ``episode`` from a state; see `SingleAgentEpisode.from_state`."""
+    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+    try:
+        lookback = state["rewards"]["lookback"]
+        observation_space = space_from_plain(state["observation_space"])
+        action_space = space_from_plain(state["action_space"])
+        SingleAgentEpisode.__init__(
+            episode,
+            state["id_"],
+            observations=InfiniteLookbackBuffer.from_state(state["observations"], observation_space),
+            actions=InfiniteLookbackBuffer.from_state(state["actions"], action_space),
+            rewards=InfiniteLookbackBuffer.from_state(state["rewards"]),
+            infos=[from_plain(info) for info in state["infos"]],
+            extra_model_outputs={
+                key: InfiniteLookbackBuffer.from_state(column)
+                for key, column in state["extra_model_outputs"].items()
+            },
+            t_started=state["t_started"],
+            len_lookback_buffer=lookback,
+            observation_space=observation_space,
+            action_space=action_space,
+        )
+        for name in _FACTS:
+            setattr(episode, name, from_plain(state[name]))
+        episode.custom_data = from_plain(state["custom_data"])
+        episode._duration_s = float(state["duration_s"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"expected a SingleAgentEpisode's state, got one with a wrong field: {error!r}."
+        ) from error
+    episode.validate()
+    return episode

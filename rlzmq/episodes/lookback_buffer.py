@@ -1,0 +1,636 @@
+"""One column of an episode: its items, the older ones that are only looked back at, and their indexing."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.core.tree import (
+    check_same_structure,
+    is_nested,
+    num_items,
+    one_hot,
+    space_filler,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+    tree_unstack,
+)
+from rlzmq.episodes.lookback_index import index_list, resolve_int, resolve_slice
+
+__all__ = ["InfiniteLookbackBuffer"]
+
+
+class InfiniteLookbackBuffer:
+    """A growing sequence with a lookback part in front, held as a list or as a tree of arrays.
+
+    Index 0 is the first item after the lookback part; ``len`` counts from there. Negative indices count from
+    the end and may reach into the lookback part; with ``neg_index_as_lookback=True`` they count backwards
+    from the first item after it.
+
+    A buffer on arrays may be a view on memory that others share (`EpisodeBatch`): reading never copies,
+    and the first write copies this buffer's items, so that a write never shows anywhere else.
+
+    Example:
+        >>> buffer = InfiniteLookbackBuffer([10, 11, 12, 13, 14], lookback=2)
+        >>> buffer.get(0), buffer.get(-4), buffer.get(-1, neg_index_as_lookback=True)
+        (12, 11, 11)
+        >>> buffer.get(slice(1, 5), fill=0)
+        [13, 14, 0, 0]
+
+    Args:
+        data: Items, the lookback part first: a list of items (list-backed), an array ``[num_items, ...]`` or
+            a dict/tuple tree of such arrays (array-backed), or None for an empty list.
+        lookback: Number of items in the lookback part, clipped to the number of items.
+        space: The space of one item; gives fillers their shape and dtype, and one-hots their size.
+
+    Attributes:
+        lookback: Number of items in the lookback part.
+        space: The space of one item, or None.
+    """
+
+    __slots__ = ("_arrays", "_items", "_num", "_owned", "_shared", "lookback", "space")
+
+    # A buffer whose items are opaque (infos) gets the bare fill value as filler.
+    _opaque = False
+
+    def __init__(self, data: Any = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
+        if isinstance(data, InfiniteLookbackBuffer):
+            data = data.data
+        self._items: list[Any] | None = None
+        self._arrays: Any = None
+        self._num = 0
+        # Owned: nobody else writes to these arrays. Shared: others read the items that are there now.
+        self._owned = False
+        self._shared = False
+        if data is None:
+            self._items = []
+            num = 0
+        elif isinstance(data, (np.ndarray, dict, tuple)):
+            self._arrays = tree_map(np.asarray, data)
+            self._num = num = num_items(self._arrays)
+        else:
+            self._items = list(data)
+            num = len(self._items)
+        self.lookback = min(operator.index(lookback), num)
+        if self.lookback < 0:
+            raise ValueError(f"expected a lookback of at least 0, got {lookback}.")
+        self.space = space
+
+    @classmethod
+    def _of_list(
+        cls, items: list[Any], lookback: int, space: gym.Space[Any] | None
+    ) -> InfiniteLookbackBuffer:
+        """A buffer that takes over ``items`` itself."""
+        self = cls.__new__(cls)
+        self._items = items
+        self._arrays = None
+        self._num = 0
+        self._owned = False
+        self._shared = False
+        self.lookback = lookback
+        self.space = space
+        return self
+
+    @classmethod
+    def _of_view(
+        cls, arrays: Any, num: int, lookback: int, space: gym.Space[Any] | None
+    ) -> InfiniteLookbackBuffer:
+        """A buffer that reads ``arrays`` (``num`` items each) in place and copies them before a write."""
+        self = cls.__new__(cls)
+        self._items = None
+        self._arrays = arrays
+        self._num = num
+        self._owned = False
+        self._shared = True
+        self.lookback = lookback
+        self.space = space
+        return self
+
+    def _part(self, begin: int, end: int, lookback: int) -> InfiniteLookbackBuffer:
+        """The items at absolute positions ``begin…end-1`` as a buffer of their own (arrays are shared)."""
+        if self._items is not None:
+            return self._of_list(self._items[begin:end], lookback, self.space)
+        self._shared = True
+        if isinstance(self._arrays, np.ndarray):
+            arrays = self._arrays[begin:end]
+        else:
+            arrays = tree_map(lambda array: array[begin:end], self._arrays)
+        return self._of_view(arrays, end - begin, lookback, self.space)
+
+    def _truncate(self, num: int) -> None:
+        """Drop all but the first ``num`` items (lookback part included)."""
+        if self._items is not None:
+            del self._items[num:]
+        elif num < self._num:
+            self._num = num
+            self._owned = self._owned and not self._shared
+
+    # -- facts ----------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> Any:
+        """All items, lookback part included: the list itself, or arrays (views) ``[num_items, ...]``."""
+        if self._items is not None:
+            return self._items
+        num = self._num
+        if isinstance(self._arrays, np.ndarray):
+            return self._arrays if len(self._arrays) == num else self._arrays[:num]
+        return tree_map(lambda array: array[:num], self._arrays)
+
+    @property
+    def finalized(self) -> bool:
+        """Whether the items are held as arrays."""
+        return self._items is None
+
+    def len_incl_lookback(self) -> int:
+        """Number of items, the lookback part included."""
+        return self._num if self._items is None else len(self._items)
+
+    def __len__(self) -> int:
+        return (self._num if self._items is None else len(self._items)) - self.lookback
+
+    def __iter__(self) -> Iterator[Any]:
+        for position in range(self.lookback, self.len_incl_lookback()):
+            yield self._at(position)
+
+    def __repr__(self) -> str:
+        backing = "array" if self._items is None else "list"
+        return f"InfiniteLookbackBuffer(len={len(self)}, lookback={self.lookback}, {backing})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, InfiniteLookbackBuffer):
+            return NotImplemented
+        return (
+            self.finalized == other.finalized
+            and self.lookback == other.lookback
+            and self.len_incl_lookback() == other.len_incl_lookback()
+            and same_items(self.data, other.data)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        indices: int | slice | Sequence[int] | None = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        """One item or several.
+
+        Args:
+            indices: None for all items after the lookback part; an int (numpy ints too) for one item; a list
+                of ints or a slice for several.
+            neg_index_as_lookback: Negative indices count backwards from the first item after the lookback
+                part: -1 is the last lookback item.
+            fill: Value for every element of items that don't exist, left and right of the data. Fillers have
+                the space's (or else the data's) structure, shape and dtype.
+            one_hot_discrete: Return Discrete and MultiDiscrete values one-hot encoded (float32).
+
+        Returns:
+            For an int, the item. Else a list of items, or, array-backed, a tree of arrays
+            ``[num_items, ...]``: views where the items are an unfilled slice, copies otherwise.
+
+        Raises:
+            IndexError: An int or a list's element names no item and there is no ``fill``.
+            ValueError: ``one_hot_discrete`` without a space.
+            TypeError: For any other kind of index.
+        """
+        if one_hot_discrete and self.space is None:
+            raise ValueError("one_hot_discrete=True needs the column's space, which is None.")
+        if indices is None:
+            indices = slice(None)
+        if isinstance(indices, slice):
+            return self._get_slice(indices, neg_index_as_lookback, fill, one_hot_discrete)
+        listed = index_list(indices)
+        if listed is not None:
+            return self._get_list(listed, neg_index_as_lookback, fill, one_hot_discrete)
+        return self._get_int(_as_index(indices), neg_index_as_lookback, fill, one_hot_discrete)
+
+    def __getitem__(self, indices: int | slice | Sequence[int]) -> Any:
+        return self.get(indices)
+
+    def _at(self, position: int) -> Any:
+        if self._items is not None:
+            return self._items[position]
+        if isinstance(self._arrays, np.ndarray):
+            return self._arrays[position]
+        return tree_map(lambda array: array[position], self._arrays)
+
+    def _get_int(self, index: int, neg: bool, fill: Any, hot: bool) -> Any:
+        total = self.len_incl_lookback()
+        position = resolve_int(index, self.lookback, total, neg)
+        if 0 <= position < total:
+            item = self._at(position)
+            return one_hot(self.space, item) if hot and self.space is not None else item
+        if fill is None:
+            raise self._no_such_item(index, neg)
+        return self._filler(fill, hot)
+
+    def _get_list(self, listed: list[int], neg: bool, fill: Any, hot: bool) -> Any:
+        total, lookback = self.len_incl_lookback(), self.lookback
+        positions = [resolve_int(index, lookback, total, neg) for index in listed]
+        missing = [i for i, position in enumerate(positions) if not 0 <= position < total]
+        if missing and fill is None:
+            raise self._no_such_item(listed[missing[0]], neg)
+        if self._items is not None:
+            return [self._get_int(index, neg, fill, hot) for index in listed]
+        if not missing:
+            chosen = tree_map(lambda array: array[positions], self._arrays)
+            return one_hot(self.space, chosen) if hot and self.space is not None else chosen
+        existing = np.array([0 <= position < total for position in positions], bool)
+        kept = np.array(positions, np.int64)[existing]
+        found = tree_map(lambda array: array[kept], self._arrays)
+        if hot and self.space is not None:
+            found = one_hot(self.space, found)
+        return tree_map(lambda part: _spread(part, len(positions), existing, fill), found)
+
+    def _get_slice(self, slice_: slice, neg: bool, fill: Any, hot: bool) -> Any:
+        total = self.len_incl_lookback()
+        span = resolve_slice(slice_, self.lookback, total, neg, fill=fill is not None)
+        space = self.space if hot else None
+        if self._items is not None:
+            items = self._items[span.existing]
+            if space is not None:
+                items = [one_hot(space, item) for item in items]
+            if span.num_left or span.num_right:
+                left = [self._filler(fill, hot) for _ in range(span.num_left)]
+                right = [self._filler(fill, hot) for _ in range(span.num_right)]
+                items = left + items + right
+            return items
+        existing = span.existing
+        if isinstance(self._arrays, np.ndarray):
+            found = self._arrays[existing]
+        else:
+            found = tree_map(lambda array: array[existing], self._arrays)
+        if space is not None:
+            found = one_hot(space, found)
+        if not span.num_left and not span.num_right:
+            return found
+        size = span.num_left + span.num_existing + span.num_right
+        inner = slice(span.num_left, span.num_left + span.num_existing)
+        return tree_map(lambda part: _spread(part, size, inner, fill), found)
+
+    def _filler(self, fill: Any, hot: bool) -> Any:
+        if self._opaque:
+            return copy.copy(fill)
+        if self._items is None:
+            template = tree_map(lambda array: np.empty(array.shape[1:], array.dtype), self._arrays)
+            if hot and self.space is not None:
+                template = space_filler(self.space, fill, one_hot_discrete=True)
+            return tree_map(lambda leaf: np.full(leaf.shape, fill, leaf.dtype), template)
+        if self.space is not None:
+            return space_filler(self.space, fill, one_hot_discrete=hot)
+        if not self._items or not any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(self._items[-1])):
+            return tree_map(lambda _: fill, self._items[-1]) if self._items else fill
+        return tree_map(
+            lambda leaf: np.full(leaf.shape, fill, leaf.dtype) if isinstance(leaf, np.ndarray) else fill,
+            self._items[-1],
+        )
+
+    def _no_such_item(self, index: int, neg: bool) -> IndexError:
+        if neg:
+            low = -self.lookback
+        else:
+            low = -self.len_incl_lookback()
+        return IndexError(
+            f"index {index} is out of range: expected {low}…{len(self) - 1} (length {len(self)}, lookback "
+            f"{self.lookback}{', neg_index_as_lookback' if neg else ''}); fill= gives a value for what is "
+            "not there."
+        )
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def set(
+        self,
+        new_data: Any,
+        *,
+        at_indices: int | slice | Sequence[int] | None = None,
+        neg_index_as_lookback: bool = False,
+    ) -> None:
+        """Overwrite items; the number of items never changes.
+
+        Args:
+            new_data: For an int, one item. Else a list of items, or a tree of arrays ``[num_items, ...]``.
+            at_indices: Which items, as in `get`; None for all after the lookback part.
+            neg_index_as_lookback: As in `get`.
+
+        Raises:
+            IndexError: An index names no item, or ``new_data`` has another number of items.
+            ValueError: An item's structure or (array-backed) shape differs from the column's.
+        """
+        if at_indices is None:
+            at_indices = slice(None)
+        total, lookback = self.len_incl_lookback(), self.lookback
+        if isinstance(at_indices, slice):
+            span = resolve_slice(at_indices, lookback, total, neg_index_as_lookback)
+            self._write(span.existing, new_data, span.num_existing)
+            return
+        listed = index_list(at_indices)
+        if listed is None:
+            index = _as_index(at_indices)
+            position = resolve_int(index, lookback, total, neg_index_as_lookback)
+            if not 0 <= position < total:
+                raise self._no_such_item(index, neg_index_as_lookback)
+            if self._items is not None:
+                self._items[position] = new_data
+            else:
+                self._write_arrays(position, new_data, ())
+            return
+        positions = []
+        for index in listed:
+            position = resolve_int(index, lookback, total, neg_index_as_lookback)
+            if not 0 <= position < total:
+                raise self._no_such_item(index, neg_index_as_lookback)
+            positions.append(position)
+        self._write(positions, new_data, len(positions))
+
+    def __setitem__(self, indices: int | slice | Sequence[int], new_data: Any) -> None:
+        self.set(new_data, at_indices=indices)
+
+    def _write(self, where: slice | list[int], new_data: Any, num: int) -> None:
+        batch = self._as_batch(new_data)
+        given = len(batch) if isinstance(batch, list) else num_items(batch)
+        if given != num:
+            raise IndexError(
+                f"expected new data for {num} items, got {given}: setting never changes the length."
+            )
+        if self._items is None:
+            if num == 0:
+                return
+            new = tree_stack(batch) if isinstance(batch, list) else batch
+            if isinstance(where, slice) and num == self._num and (where.step or 1) == 1:
+                # All items at once may take another structure, shape and dtype.
+                self._arrays = tree_map(np.array, new)
+                self._owned, self._shared = True, False
+            else:
+                self._write_arrays(where, new, (num,))
+            return
+        items = batch if isinstance(batch, list) else tree_unstack(batch)
+        if isinstance(where, slice):
+            self._items[where] = items
+        else:
+            for position, item in zip(where, items, strict=True):
+                self._items[position] = item
+
+    def _as_batch(self, new_data: Any) -> Any:
+        """New items as a list of items or as a tree of arrays."""
+        if isinstance(new_data, InfiniteLookbackBuffer):
+            return new_data.get()
+        if isinstance(new_data, tuple) and not isinstance(self._structure(), tuple):
+            return list(new_data)
+        if isinstance(new_data, (dict, tuple)):
+            return tree_map(np.asarray, new_data)
+        if isinstance(new_data, (list, np.ndarray)):
+            return new_data
+        return list(new_data) if isinstance(new_data, Iterator) else np.asarray(new_data)
+
+    def _structure(self) -> Any:
+        if self._items is None:
+            return self._arrays
+        return self._items[-1] if self._items else None
+
+    def _write_arrays(self, where: Any, new_data: Any, lead: tuple[int, ...]) -> None:
+        """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``, widening a column's dtype if need be."""
+        check_same_structure(self._arrays, new_data)
+        new_data = tree_map(np.asarray, new_data)
+        self._check_shapes(new_data, lead)
+        self._own(new_data)
+
+        def write(array: np.ndarray, new: np.ndarray) -> None:
+            array[where] = new
+
+        tree_map(write, self._arrays, new_data)
+
+    def _has_structure_of(self, new_data: Any, lead: tuple[int, ...]) -> bool:
+        try:
+            check_same_structure(self._arrays, new_data)
+            self._check_shapes(new_data, lead)
+        except (ValueError, TypeError):
+            return False
+        return True
+
+    def _check_shapes(self, new_data: Any, lead: tuple[int, ...]) -> None:
+        def check(array: np.ndarray, new: np.ndarray) -> None:
+            if new.shape != (*lead, *array.shape[1:]):
+                raise ValueError(
+                    f"expected items of shape {array.shape[1:]}, got {new.shape[len(lead) :]} (only setting "
+                    "all items at once, the lookback part included, may change their shape)."
+                )
+
+        tree_map(check, self._arrays, new_data)
+
+    def _own(self, new_data: Any, num_free: int = 0) -> None:
+        """Make the arrays private, wide enough for ``new_data``'s dtype, with room for more items."""
+        num = self._num
+        # Items added behind the shared ones are seen by nobody else.
+        keep = self._owned and (num_free > 0 or not self._shared)
+
+        def own(array: np.ndarray, new: np.ndarray) -> np.ndarray:
+            dtype = array.dtype
+            if new.dtype != dtype and not _fits(new, dtype):
+                dtype = np.result_type(dtype, new.dtype)
+            if keep and dtype == array.dtype and len(array) >= num + num_free:
+                return array
+            capacity = num + num_free if num_free == 0 else max(16, 2 * (num + num_free))
+            owned = np.empty((capacity, *array.shape[1:]), dtype)
+            owned[:num] = array[:num]
+            return owned
+
+        self._arrays = tree_map(own, self._arrays, new_data)
+        if not keep:
+            self._shared = False
+        self._owned = True
+
+    # -- growing and shrinking ------------------------------------------------------------------------
+
+    def append(self, item: Any) -> None:
+        """Add one item at the end.
+
+        Raises:
+            ValueError: Array-backed, when the item's structure or shape differs from the column's.
+        """
+        if self._items is not None:
+            self._items.append(item)
+            return
+        new = tree_map(np.asarray, item)
+        if self._num == 0 and not self._has_structure_of(new, ()):
+            self._arrays = tree_map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), new)
+        check_same_structure(self._arrays, new)
+        self._check_shapes(new, ())
+        self._own(new, 1)
+
+        def write(array: np.ndarray, leaf: np.ndarray) -> None:
+            array[self._num] = leaf
+
+        tree_map(write, self._arrays, new)
+        self._num += 1
+
+    def extend(self, items: Any) -> None:
+        """Add several items at the end: a list of items, a tree of arrays, or another buffer's items.
+
+        Raises:
+            ValueError: Array-backed, when a structure or shape differs from the column's.
+        """
+        batch = self._as_batch(items)
+        num = len(batch) if isinstance(batch, list) else num_items(batch)
+        if num == 0:
+            return
+        if self._items is not None:
+            self._items.extend(batch if isinstance(batch, list) else tree_unstack(batch))
+            return
+        new = tree_stack(batch) if isinstance(batch, list) else batch
+        if self._num == 0 and not self._has_structure_of(new, (num,)):
+            self._arrays = tree_map(lambda leaf: leaf[:0], new)
+        check_same_structure(self._arrays, new)
+        self._check_shapes(new, (num,))
+        self._own(new, num)
+        begin, end = self._num, self._num + num
+
+        def write(array: np.ndarray, leaf: np.ndarray) -> None:
+            array[begin:end] = leaf
+
+        tree_map(write, self._arrays, new)
+        self._num = end
+
+    def concat(self, other: InfiniteLookbackBuffer) -> None:
+        """Add the other buffer's items, without its lookback part, at the end."""
+        self.extend(other.get())
+
+    def pop(self, index: int = -1) -> Any:
+        """Take one item out and return it (``index`` as in `get`).
+
+        Raises:
+            IndexError: When there is no such item.
+        """
+        total = self.len_incl_lookback()
+        position = resolve_int(_as_index(index), self.lookback, total, False)
+        if not 0 <= position < total:
+            raise self._no_such_item(index, False)
+        item = self._at(position)
+        if self._items is not None:
+            del self._items[position]
+        elif position == total - 1:
+            item = copy.deepcopy(item)
+            self._truncate(position)
+        else:
+            self._arrays = tree_map(lambda array: np.delete(array[:total], position, axis=0), self._arrays)
+            self._owned, self._shared = True, False
+            self._num -= 1
+        self.lookback -= position < self.lookback
+        return item
+
+    def finalize(self) -> None:
+        """Turn the list of items into arrays, in place; nothing happens if that was done before.
+
+        Raises:
+            ValueError: When items differ in structure or shape, naming the first item that does (position
+                counted from the lookback part's first item).
+        """
+        if self._items is None:
+            return
+        if self._items:
+            self._arrays = tree_stack(self._items)
+        elif self.space is not None:
+            self._arrays = space_filler(self.space, 0, lead=(0,))
+        else:
+            # Shape unknown: the first item appended gives it.
+            self._arrays = np.zeros((0, 0), np.float32)
+        self._num = len(self._items)
+        self._items = None
+        self._owned, self._shared = True, False
+
+    def __add__(self, other: Any) -> InfiniteLookbackBuffer:
+        """A new buffer: this one's items (lookback part included) and the other's (without its own)."""
+        total = self._part(0, self.len_incl_lookback(), self.lookback)
+        total.extend(other)
+        return total
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """The buffer as plain values (msgpack packs them as they are); the space is not part of it.
+
+        Raises:
+            NotPlainError: When an item has no plain form, naming the path to it.
+        """
+        return {
+            "finalized": self.finalized,
+            "lookback": self.lookback,
+            "data": to_plain(self.data, "data"),
+        }
+
+    @staticmethod
+    def from_state(state: dict[str, Any], space: gym.Space[Any] | None = None) -> InfiniteLookbackBuffer:
+        """The buffer that `get_state` was called on.
+
+        Raises:
+            ValueError: When the state is none of `get_state`'s.
+        """
+        data = from_plain(state["data"])
+        if state["finalized"] == isinstance(data, list):
+            raise ValueError(
+                f"expected {'arrays' if state['finalized'] else 'a list'}, got {type(data).__name__}."
+            )
+        return InfiniteLookbackBuffer(data, state["lookback"], space)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"data": self.data, "lookback": self.lookback, "space": self.space}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        InfiniteLookbackBuffer.__init__(self, **state)
+        self._owned = self._items is None
+
+
+def same_items(left: Any, right: Any) -> bool:
+    """Whether two items, or two batches of them, are equal in structure, shape and value (NaN == NaN)."""
+    if type(left) is list and type(right) is list:
+        return len(left) == len(right) and all(map(same_items, left, right))
+    if is_nested(left) or is_nested(right):
+        try:
+            check_same_structure(left, right)
+        except (ValueError, TypeError):
+            return False
+        return all(map(same_items, tree_leaves(left), tree_leaves(right)))
+    try:
+        a, b = np.asarray(left), np.asarray(right)
+    except ValueError:
+        return bool(left == right)
+    if a.shape != b.shape:
+        return False
+    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
+
+
+def _as_index(index: Any) -> int:
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise TypeError(
+            f"expected an index that is None, an int, a list of ints or a slice, got {type(index).__name__} "
+            f"{index!r}."
+        ) from None
+
+
+def _fits(new: np.ndarray, dtype: np.dtype[Any]) -> bool:
+    """Whether values of ``new`` may be written into ``dtype`` without changing their kind."""
+    if new.dtype.kind in "iu" and dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return new.size == 0 or bool(info.min <= new.min() and new.max() <= info.max)
+    return np.can_cast(new.dtype, dtype, "safe" if dtype.kind in "SU" else "same_kind")
+
+
+def _spread(found: np.ndarray, size: int, where: Any, fill: Any) -> np.ndarray:
+    """``found`` at ``where`` in an array of ``size`` items, ``fill`` everywhere else."""
+    spread = np.full((size, *found.shape[1:]), fill, found.dtype)
+    spread[where] = found
+    return spread
