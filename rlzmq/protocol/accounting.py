@@ -1,0 +1,69 @@
+"""The identity that holds at every moment: sampled = trained + sum(dropped by reason) + pending."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+__all__ = ["DROP_REASONS", "Accounting", "DropReason"]
+
+# surplus: beyond an exact batch; stale: sampled under weights that are too old; fenced: of a
+# superseded incarnation; rejected: malformed, wrong shape or not finite; quarantined: learners died
+# with it; rolled_back: of a lineage that was abandoned for a checkpoint; skipped: its step was not
+# finite and all ranks skipped it.
+DropReason = Literal["surplus", "stale", "fenced", "rejected", "quarantined", "rolled_back", "skipped"]
+DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
+
+
+class Accounting:
+    """Counts env steps. Each method moves steps from one place to another and checks the identity.
+
+    Args:
+        sampled, trained, dropped: What was counted before, e.g. by a broker that died; whatever
+            was pending then is sampled anew when it is accepted again.
+    """
+
+    def __init__(self, trained: int = 0, dropped: Mapping[str, int] | None = None) -> None:
+        self.trained = trained
+        self.dropped: dict[str, int] = {reason: count for reason, count in (dropped or {}).items() if count}
+        self.pending = 0
+        self.sampled = trained + sum(self.dropped.values())
+        self.num_fragments_accepted = 0
+        self.num_duplicates = 0
+
+    def accept(self, num_steps: int) -> None:
+        """Steps arrived and are pending."""
+        self.sampled += num_steps
+        self.pending += num_steps
+        self.num_fragments_accepted += 1
+        self.check()
+
+    def train(self, num_steps: int) -> None:
+        """Pending steps were trained and committed."""
+        self.pending -= num_steps
+        self.trained += num_steps
+        self.check()
+
+    def drop(self, num_steps: int, reason: DropReason) -> None:
+        """Pending steps will not be trained."""
+        if not num_steps:
+            return
+        self.pending -= num_steps
+        self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
+        self.check()
+
+    def refuse(self, num_steps: int, reason: DropReason) -> None:
+        """Steps arrived and were dropped at the door."""
+        self.sampled += num_steps
+        self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
+        self.check()
+
+    def check(self) -> None:
+        """Asserts the identity, and that nothing is negative."""
+        total = self.trained + sum(self.dropped.values()) + self.pending
+        assert self.sampled == total, f"sampled {self.sampled} != trained + dropped + pending = {total}"
+        assert self.pending >= 0, f"pending is negative: {self.pending}"
+
+    def counts(self) -> dict[str, int]:
+        """``{"sampled", "trained", "pending"}``; ``dropped`` is apart, by reason."""
+        return {"sampled": self.sampled, "trained": self.trained, "pending": self.pending}

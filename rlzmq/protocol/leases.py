@@ -1,0 +1,166 @@
+"""Leases: who may sample how many vector steps next. The one flow control of the system.
+
+`plan_lease` sizes a lease, purely; a run in one process calls the same function with one runner and
+so plans the same leases as a distributed run with one runner. `LeaseBook` keeps who holds what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["GrantedLease", "LeaseBook", "plan_lease", "small_lease", "step_allowance"]
+
+
+def plan_lease(remaining_env_steps: int, num_runners: int, num_envs: int, fragment_length: int) -> int:
+    """Vector steps of the next lease of a batch; 0 when the batch is covered.
+
+    Full leases while there is much to do; towards the end a runner's part of the rest, but no less
+    than a small lease (a quarter of a full one); never more than what covers the rest. So runners
+    finish together and less than one small lease is surplus. Growing `remaining_env_steps` never
+    shrinks the result.
+
+    Args:
+        remaining_env_steps: Batch minus what came and minus what is leased (counted in full).
+        num_runners: That share the rest, >= 1.
+        num_envs: Env steps per vector step of the runner that asks.
+        fragment_length: Vector steps of a full lease.
+
+    Example:
+        >>> plan_lease(1000, 1, 8, 50), plan_lease(100, 1, 8, 50), plan_lease(0, 1, 8, 50)
+        (50, 13, 0)
+    """
+    if remaining_env_steps <= 0:
+        return 0
+    covering = -(-remaining_env_steps // num_envs)
+    part = -(-remaining_env_steps // (num_envs * max(1, num_runners)))
+    return min(fragment_length, covering, max(part, small_lease(fragment_length)))
+
+
+def small_lease(fragment_length: int) -> int:
+    """Vector steps below which a lease is not split further: a quarter of a full one, at least 1."""
+    return max(1, fragment_length // 4)
+
+
+def step_allowance(
+    *,
+    batch: int,
+    staleness: int,
+    num_envs: int,
+    in_flight: int,
+    trained: int = 0,
+    sampled: int = 0,
+    ratio: float = 0.0,
+) -> int:
+    """Env steps that may be leased now in an asynchronous run (staleness S >= 1).
+
+    Without a replay ratio: S+1 slots of one batch each; a slot is held from the lease until the data
+    was trained *and* the weights that came of it were published. In FIFO order the data is then at
+    most S versions old when it is trained. With a replay ratio (off-policy): as many steps as keep
+    trained / sampled at the ratio, within the same S+1 batches of slack.
+
+    Args:
+        batch: Env steps per update over all ranks.
+        staleness: S.
+        num_envs: Of the runner that asks; the slots always leave room for one vector step beyond a
+            batch, or a batch smaller than a vector step could never be filled.
+        in_flight: Leased (in full), pending, in training, or trained and not yet published.
+        trained, sampled: Steps trained (counting repetitions) and steps sampled or leased so far.
+        ratio: Steps trained per step sampled; 0 for none.
+    """
+    slots = max((staleness + 1) * batch, batch + num_envs)
+    if ratio > 0:
+        return int(trained / ratio) + slots - sampled
+    return slots - in_flight
+
+
+@dataclass(slots=True)
+class GrantedLease:
+    """One lease that is out.
+
+    Attributes:
+        num_env_steps: If no step is an autoreset step: the most it can yield.
+        deadline: After it the lease counts as lost and its steps are granted anew.
+    """
+
+    lease_id: int
+    peer: str
+    update_id: int
+    num_vector_steps: int
+    num_env_steps: int
+    granted_at: float
+    deadline: float
+
+
+class LeaseBook:
+    """Leases that are out, by id and by peer, and whose turn it is.
+
+    Fairness: among peers that may get a lease, the one that was granted one the longest ago comes
+    first (ties by peer key), so no order of arrival or of a dict decides.
+    """
+
+    def __init__(self, first_id: int = 1) -> None:
+        self.leases: dict[int, GrantedLease] = {}
+        self._by_peer: dict[str, dict[int, GrantedLease]] = {}
+        self._last_turn: dict[str, int] = {}
+        self._next_id = first_id
+        self._turn = 0
+
+    def grant(
+        self, peer: str, update_id: int, num_vector_steps: int, num_envs: int, now: float, timeout_s: float
+    ) -> GrantedLease:
+        """Records a new lease for a peer."""
+        lease = GrantedLease(
+            self._next_id,
+            peer,
+            update_id,
+            num_vector_steps,
+            num_vector_steps * num_envs,
+            now,
+            now + timeout_s,
+        )
+        self._next_id += 1
+        self._turn += 1
+        self._last_turn[peer] = self._turn
+        self.leases[lease.lease_id] = lease
+        self._by_peer.setdefault(peer, {})[lease.lease_id] = lease
+        return lease
+
+    def end(self, lease_id: int) -> GrantedLease | None:
+        """A lease was fulfilled, returned or lost; None if it is not out (any more)."""
+        lease = self.leases.pop(lease_id, None)
+        if lease is not None:
+            del self._by_peer[lease.peer][lease_id]
+        return lease
+
+    def of_peer(self, peer: str) -> list[GrantedLease]:
+        """The peer's leases, oldest first."""
+        return list(self._by_peer.get(peer, {}).values())
+
+    def num_of_peer(self, peer: str) -> int:
+        """How many leases the peer holds."""
+        return len(self._by_peer.get(peer, ()))
+
+    def forget_peer(self, peer: str) -> list[GrantedLease]:
+        """Ends all leases of a peer that left."""
+        ended = [lease for lease in self.of_peer(peer) if self.end(lease.lease_id)]
+        self._by_peer.pop(peer, None)
+        self._last_turn.pop(peer, None)
+        return ended
+
+    def leased_env_steps(self, update_id: int | None = None) -> int:
+        """Env steps that the leases of an update (or all) can still yield."""
+        return sum(
+            lease.num_env_steps
+            for lease in self.leases.values()
+            if update_id is None or lease.update_id == update_id
+        )
+
+    def expire(self, now: float) -> list[GrantedLease]:
+        """Ends and returns the leases whose deadline has passed."""
+        expired = [lease for lease in self.leases.values() if lease.deadline <= now]
+        return [lease for lease in expired if self.end(lease.lease_id)]
+
+    def in_turn(self, peers: Iterable[str]) -> list[str]:
+        """Peers in the order in which they are served."""
+        return sorted(peers, key=lambda peer: (self._last_turn.get(peer, 0), peer))

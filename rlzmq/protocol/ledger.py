@@ -1,0 +1,284 @@
+"""The broker's ledger: every accepted fragment from its acceptance to its commitment.
+
+Definitions. A fragment is *accepted* when its header is valid, its id was never seen and it is in
+this ledger. It is *committed* when every one of its env steps was trained in a committed update or
+dropped with a reason. Its runner keeps a copy until then, so each accepted, uncommitted fragment
+lives in two processes, and any one of them may die.
+
+A fragment's steps are always taken from the front: ``[0, done)`` are trained or skipped, ``[done,
+taken)`` are allocated to updates in flight, ``[taken, num_steps)`` are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rlzmq.protocol.accounting import Accounting, DropReason
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.protocol.schema import FragmentId
+
+__all__ = ["Entry", "Ledger", "RunnerRecord"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One accepted fragment.
+
+    Attributes:
+        num_steps: Env steps to be trained; fewer than ``size``, as sampled, once some were dropped.
+        order: Position in the order of acceptance.
+        frames: The runner's message, forwarded untouched; dropped once committed.
+        deaths: How often a learner died while it was in flight.
+        is_reported: Whether the driver has its meta.
+    """
+
+    id: FragmentId
+    num_steps: int
+    size: int
+    generation: int
+    version: int
+    order: int
+    frames: tuple[Buffer, ...]
+    num_bytes: int
+    runner_name: str
+    done: int = 0
+    taken: int = 0
+    deaths: int = 0
+    is_reported: bool = False
+
+    @property
+    def free(self) -> int:
+        """Steps that no update has taken."""
+        return self.num_steps - self.taken
+
+
+@dataclass(slots=True)
+class RunnerRecord:
+    """What is known of one (runner, incarnation): committed sequence numbers, and held memory."""
+
+    watermark: int = 0
+    beyond: set[int] = field(default_factory=set)
+    num_uncommitted: int = 0
+    uncommitted_bytes: int = 0
+
+    def is_committed(self, seq: int) -> bool:
+        """Whether this sequence number is done with."""
+        return seq < self.watermark or seq in self.beyond
+
+    def commit(self, seq: int) -> None:
+        """Marks a sequence number as done and advances the watermark over gapless ones."""
+        self.beyond.add(seq)
+        while self.watermark in self.beyond:
+            self.beyond.discard(self.watermark)
+            self.watermark += 1
+
+
+class Ledger:
+    """All accepted, uncommitted fragments, the committed ids, and the accounting of both."""
+
+    def __init__(self, accounting: Accounting | None = None) -> None:
+        self.accounting = accounting or Accounting()
+        self.entries: dict[FragmentId, Entry] = {}
+        self.runners: dict[tuple[str, int], RunnerRecord] = {}
+        self.num_bytes = 0
+        self._free: dict[FragmentId, Entry] = {}
+        self._free_steps_by_version: dict[int, int] = {}
+        # Of fragments that a broker before this one held and whose runners did not re-send them yet:
+        # up to where they are done, and up to where an update in training has taken them.
+        self._done_elsewhere: dict[FragmentId, int] = {}
+        self._taken_elsewhere: dict[FragmentId, int] = {}
+        self._next_order = 0
+        self._newly_committed: list[FragmentId] = []
+
+    def runner(self, runner: str, incarnation: int) -> RunnerRecord:
+        """The record of a (runner, incarnation), made on first use."""
+        return self.runners.setdefault((runner, incarnation), RunnerRecord())
+
+    def is_committed(self, fragment: FragmentId) -> bool:
+        """Whether it was trained or dropped here."""
+        record = self.runners.get((fragment.runner, fragment.incarnation))
+        return record is not None and record.is_committed(fragment.seq)
+
+    # ------------------------------------------------------------------ the door
+
+    def accept(
+        self,
+        fragment: FragmentId,
+        num_steps: int,
+        *,
+        generation: int,
+        version: int,
+        frames: Sequence[Buffer] = (),
+        num_bytes: int = 0,
+        runner_name: str = "",
+    ) -> Entry | None:
+        """Puts a fragment in; None if it was accepted or refused before (idempotent).
+
+        Steps that learners reported as trained (`note_trained`) are counted as trained at once.
+        """
+        if fragment in self.entries or self.is_committed(fragment):
+            self.accounting.num_duplicates += 1
+            return None
+        entry = Entry(
+            fragment,
+            num_steps,
+            num_steps,
+            generation,
+            version,
+            self._next_order,
+            tuple(frames),
+            num_bytes,
+            runner_name or fragment.runner,
+            taken=num_steps,
+        )
+        self._next_order += 1
+        self.entries[fragment] = entry
+        record = self.runner(fragment.runner, fragment.incarnation)
+        record.num_uncommitted += 1
+        record.uncommitted_bytes += num_bytes
+        self.num_bytes += num_bytes
+        self.accounting.accept(num_steps)
+        done = min(self._done_elsewhere.pop(fragment, 0), num_steps)
+        taken = min(self._taken_elsewhere.pop(fragment, 0), num_steps)
+        self._change(entry, taken=max(done, taken))
+        self._advance(entry, done)
+        self._close_if_done(entry)
+        return entry
+
+    def refuse(self, fragment: FragmentId, num_steps: int, reason: DropReason) -> bool:
+        """Counts a fragment dropped at the door, once; False if it was seen before."""
+        if fragment in self.entries or self.is_committed(fragment):
+            self.accounting.num_duplicates += 1
+            return False
+        self.runner(fragment.runner, fragment.incarnation).commit(fragment.seq)
+        self.accounting.refuse(num_steps, reason)
+        return True
+
+    # ------------------------------------------------------------------ allocation
+
+    def free_steps(self, min_version: int = -1, max_version: int | None = None) -> int:
+        """Free steps of fragments whose version is within the bounds."""
+        return sum(
+            steps
+            for version, steps in self._free_steps_by_version.items()
+            if version >= min_version and (max_version is None or version <= max_version)
+        )
+
+    def free_entries(self) -> list[Entry]:
+        """Entries with free steps, in the order of acceptance."""
+        return sorted(self._free.values(), key=lambda entry: entry.order)
+
+    def take(self, entry: Entry, num_steps: int) -> FragmentRange:
+        """Allocates the next free steps of an entry to an update."""
+        assert 0 < num_steps <= entry.free, f"{entry.id}: {num_steps} of {entry.free} free steps"
+        taken = FragmentRange(entry.id, entry.taken, num_steps)
+        self._change(entry, taken=entry.taken + num_steps)
+        return taken
+
+    def reserve(self, ranges: Iterable[FragmentRange]) -> None:
+        """Takes what an update in training had taken under the broker before this one."""
+        for fragment, first, num_steps in ranges:
+            end = first + num_steps
+            entry = self.entries.get(fragment)
+            if entry is not None:
+                self._change(entry, taken=max(entry.taken, min(end, entry.num_steps)))
+            elif not self.is_committed(fragment):
+                self._taken_elsewhere[fragment] = max(self._taken_elsewhere.get(fragment, 0), end)
+
+    def release(self, ranges: Iterable[FragmentRange]) -> None:
+        """Frees an update's allocation again; later updates must have been released before."""
+        for fragment, first, _ in ranges:
+            entry = self.entries.get(fragment)
+            if entry is not None:
+                self._change(entry, taken=min(entry.taken, max(first, entry.done)))
+            elif first:
+                self._taken_elsewhere[fragment] = min(self._taken_elsewhere.get(fragment, 0), first)
+            else:
+                self._taken_elsewhere.pop(fragment, None)
+
+    # ------------------------------------------------------------------ ends
+
+    def commit(self, ranges: Iterable[FragmentRange], *, trained: bool = True) -> None:
+        """An update's ranges are trained (or, if all ranks skipped the step, dropped as such)."""
+        for fragment, first, num_steps in ranges:
+            entry = self.entries.get(fragment)
+            if entry is not None:
+                self._advance(entry, first + num_steps, None if trained else "skipped")
+                self._close_if_done(entry)
+            elif not self.is_committed(fragment):
+                self._remember_done(fragment, first + num_steps)
+
+    def note_trained(self, ranges: Iterable[FragmentRange]) -> None:
+        """Learners say that these were trained, under this broker or one before it."""
+        self.commit(ranges)
+
+    def drop(self, entry: Entry, reason: DropReason) -> int:
+        """Drops an entry's free steps; what updates in flight have taken stays theirs."""
+        dropped = entry.free
+        self._change(entry, num_steps=entry.taken)
+        self.accounting.drop(dropped, reason)
+        self._close_if_done(entry)
+        return dropped
+
+    def pop_committed(self) -> list[FragmentId]:
+        """Ids committed since the last call, in order: their runners are to be told."""
+        committed, self._newly_committed = self._newly_committed, []
+        return committed
+
+    def watermarks(self) -> list[FragmentRange]:
+        """Per (runner, incarnation) its committed watermark, as ranges of no steps."""
+        return [
+            FragmentRange(FragmentId(runner, incarnation, record.watermark), 0, 0)
+            for (runner, incarnation), record in self.runners.items()
+        ]
+
+    def missing(self, ranges: Iterable[FragmentRange]) -> bool:
+        """Whether some of these fragments are neither here nor committed: not re-sent yet."""
+        return any(
+            item.fragment not in self.entries and not self.is_committed(item.fragment) for item in ranges
+        )
+
+    # ------------------------------------------------------------------ private
+
+    def _remember_done(self, fragment: FragmentId, end: int) -> None:
+        self._done_elsewhere[fragment] = max(self._done_elsewhere.get(fragment, 0), end)
+
+    def _advance(self, entry: Entry, end: int, reason: DropReason | None = None) -> None:
+        """Steps up to `end` are done: trained, or dropped with a reason."""
+        end = min(end, entry.num_steps)
+        if end <= entry.done:
+            return
+        newly, entry.done = end - entry.done, end
+        self._change(entry, taken=max(entry.taken, end))
+        if reason is None:
+            self.accounting.train(newly)
+        else:
+            self.accounting.drop(newly, reason)
+
+    def _close_if_done(self, entry: Entry) -> None:
+        if entry.done < entry.num_steps or self.entries.pop(entry.id, None) is None:
+            return
+        record = self.runner(entry.id.runner, entry.id.incarnation)
+        record.num_uncommitted -= 1
+        record.uncommitted_bytes -= entry.num_bytes
+        self.num_bytes -= entry.num_bytes
+        record.commit(entry.id.seq)
+        self._newly_committed.append(entry.id)
+
+    def _change(self, entry: Entry, *, taken: int | None = None, num_steps: int | None = None) -> None:
+        """The one place where an entry's free steps change."""
+        before = entry.free
+        entry.taken = entry.taken if taken is None else taken
+        entry.num_steps = entry.num_steps if num_steps is None else num_steps
+        if entry.free == before:
+            return
+        assert entry.done <= entry.taken <= entry.num_steps, f"{entry}: done, taken, num_steps out of order"
+        total = self._free_steps_by_version.pop(entry.version, 0) + entry.free - before
+        if total:
+            self._free_steps_by_version[entry.version] = total
+        if entry.free:
+            self._free[entry.id] = entry
+        else:
+            self._free.pop(entry.id, None)
