@@ -142,6 +142,10 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                     infos[index] = info
         return self._gather(), rewards, terminated, truncated, infos
 
+    def needs_reset(self, index: int) -> bool:
+        """Whether environment ``index`` is done, so that its next step is a reset."""
+        return self._needs_reset[index]
+
     # -- Gymnasium's own interface -------------------------------------------------------------
 
     def reset(

@@ -7,7 +7,6 @@ state, seeds, counters and metrics. Sub-classes own the sampling loop.
 from __future__ import annotations
 
 import abc
-import copy
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -166,8 +165,9 @@ class EnvRunner(abc.ABC):
     def _acting_module(self) -> Any:
         """What ``module`` is, given ``multi_rl_module``."""
 
+    @abc.abstractmethod
     def _forget_episodes(self) -> None:
-        """Drops unfinished episodes; the next sample resets all envs. Sub-classes extend this."""
+        """Drops unfinished episodes; the next sample resets all envs."""
 
     # -- environment ---------------------------------------------------------------------------
 
@@ -179,6 +179,11 @@ class EnvRunner(abc.ABC):
         if self.env is not None:
             self.env.close()
             self.env = None
+        self._forget_episodes()
+        self.remake_env()
+
+    def remake_env(self) -> Any:
+        """Makes a new vector env in place of one that failed; the ongoing sample call goes on with it."""
         context = EnvContext(
             getattr(self.config, "env_config", None) or {},
             worker_index=self.worker_index,
@@ -187,7 +192,6 @@ class EnvRunner(abc.ABC):
         )
         self._num_envs_made += 1
         self.env = self._make_vector_env(context)
-        self._forget_episodes()
         if self.callbacks.has("on_environment_created"):
             self.callbacks.call(
                 "on_environment_created",
@@ -196,6 +200,7 @@ class EnvRunner(abc.ABC):
                 env=self.env,
                 env_context=context,
             )
+        return self.env
 
     def env_seed(self, *coordinates: int) -> int | None:
         """The seed of the vector env's first reset (or of a recreated part); None without a run seed."""
@@ -263,6 +268,10 @@ class EnvRunner(abc.ABC):
             ) from error
         if not isinstance(error, StepFailedRecreateEnvError):
             self._log_env_failure(place, error)
+
+    def forget_env_failures(self) -> None:
+        """An episode ended in the normal way: the failures in a row are over."""
+        self._num_failures_in_a_row = 0
 
     def _log_env_failure(self, text: str, error: BaseException) -> None:
         import logging
@@ -332,14 +341,14 @@ class EnvRunner(abc.ABC):
         return {name: delta for name, delta in deltas.items() if delta}
 
     def set_connector_state(self, state: Mapping[str, Any]) -> None:
-        """Puts merged connector states into the pipelines.
+        """Puts merged connector states into the pipelines; what came after the last delta is kept.
 
         Args:
             state: ``{"env_to_module_connector": …, "module_to_env_connector": …}``; either may be missing.
         """
         for name, pipeline in self._pipelines().items():
             if pipeline is not None and state.get(name):
-                pipeline.set_state(state[name])
+                pipeline.apply_merged_state(state[name])
 
     def _pipelines(self) -> dict[str, Any]:
         return {
@@ -437,7 +446,9 @@ class EnvRunner(abc.ABC):
                 raise ValueError(
                     f"set_state: unknown component {key!r}.{did_you_mean(key, STATE_COMPONENTS)}"
                 )
-        self.set_connector_state(state)
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None and name in state:
+                pipeline.set_state(state[name])
         if "rl_module" in state:
             version = int(state.get("weights_seq_no", 0))
             if version == 0 or version > self.weights_seq_no:
@@ -510,8 +521,7 @@ def sample_limits(
 
 
 def _delta_of(pipeline: Any) -> Any:
-    get_delta = getattr(pipeline, "get_delta", None)
-    return copy.deepcopy(get_delta()) if get_delta is not None else {}
+    return {} if pipeline is None else pipeline.get_delta()
 
 
 def _names(names: str | Collection[str] | None) -> list[str] | None:

@@ -1,0 +1,176 @@
+"""Columns of one fragment, filled once per vector step, and the episode chunks found in them.
+
+A fragment's columns are env-major, ``[num_envs, num_slots, ...]`` with ``num_slots = lookback + T + 1``.
+Slot ``lookback`` holds the observations that the fragment begins with, in front of it lie the last
+``lookback`` slots of the fragment before. The step taken at slot s leads to the observation at s + 1.
+An autoreset step is a slot between two chunks that belongs to neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.core.tree import tree_map
+
+__all__ = ["ChunkTable", "ColumnBlock", "find_chunks"]
+
+Writer = Callable[[int, Any], None]
+
+
+class ColumnBlock:
+    """Columns by name, each a tree of arrays ``[num_envs, num_slots, ...]``.
+
+    Args:
+        num_envs: Rows.
+        num_slots: Slots per row; ``grow`` adds more.
+    """
+
+    def __init__(self, num_envs: int, num_slots: int) -> None:
+        self.num_envs = num_envs
+        self.num_slots = num_slots
+        self.columns: dict[str, Any] = {}
+
+    def add(self, name: str, example: Any, dtype: Any = None) -> None:
+        """Adds a column of zeros.
+
+        Args:
+            name: The column's name.
+            example: A tree of arrays ``[num_envs, ...]`` with the column's shapes and dtypes.
+            dtype: Overrides the dtype.
+        """
+        lead = (self.num_envs, self.num_slots)
+        self.columns[name] = tree_map(
+            lambda leaf: np.zeros((*lead, *leaf.shape[1:]), leaf.dtype if dtype is None else dtype), example
+        )
+
+    def writer(self, name: str) -> Writer:
+        """``write(slot, values)`` for values ``[num_envs, ...]``; valid until the block grows."""
+        column = self.columns[name]
+        if isinstance(column, np.ndarray):
+            write: Writer = column.swapaxes(0, 1).__setitem__
+            return write
+
+        def write_tree(slot: int, values: Any) -> None:
+            tree_map(lambda leaf, value: leaf[:, slot].__setitem__(slice(None), value), column, values)
+
+        return write_tree
+
+    def grow(self, num_slots: int) -> None:
+        """Makes room for ``num_slots`` slots; what is written stays."""
+        old = self.num_slots
+        if num_slots <= old:
+            return
+
+        def grown(leaf: NDArray[Any]) -> NDArray[Any]:
+            larger = np.zeros((leaf.shape[0], num_slots, *leaf.shape[2:]), leaf.dtype)
+            larger[:, :old] = leaf
+            return larger
+
+        self.columns = {name: tree_map(grown, column) for name, column in self.columns.items()}
+        self.num_slots = num_slots
+
+    def copy_slots(self, begin: int, end: int) -> dict[str, Any]:
+        """Copies of slots ``begin … end - 1`` of every column, leaves ``[num_envs, end - begin, ...]``."""
+        return {
+            name: tree_map(lambda leaf: leaf[:, begin:end].copy(), column)
+            for name, column in self.columns.items()
+        }
+
+    def put_slots(self, slots: dict[str, Any]) -> None:
+        """Writes what ``copy_slots`` gave into the first slots, adding columns that are missing."""
+        for name, column in slots.items():
+            if name not in self.columns:
+                self.add(name, tree_map(lambda leaf: leaf[:, 0], column))
+            tree_map(lambda to, leaf: to[:, : leaf.shape[1]].__setitem__(..., leaf), self.columns[name], column)
+
+    def flat(self) -> dict[str, Any]:
+        """The columns as ``[num_envs * num_slots, ...]`` (views)."""
+        return {
+            name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
+            for name, column in self.columns.items()
+        }
+
+
+@dataclass
+class ChunkTable:
+    """Where a fragment's chunks lie: finished ones by (step, env), then ongoing ones by env.
+
+    Attributes:
+        env_index: int64[C].
+        first_step: int64[C], first step, counted from the fragment's begin.
+        length: int64[C], steps.
+        terminated, truncated: bool[C].
+        continues: bool[C], the chunk's episode began before the fragment.
+        num_finished: How many of the chunks ended their episode.
+    """
+
+    env_index: NDArray[np.int64]
+    first_step: NDArray[np.int64]
+    length: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    continues: NDArray[np.bool_]
+    num_finished: int
+
+    def select(self, mask: NDArray[np.bool_]) -> ChunkTable:
+        """The chunks where ``mask`` is True."""
+        return ChunkTable(
+            self.env_index[mask],
+            self.first_step[mask],
+            self.length[mask],
+            self.terminated[mask],
+            self.truncated[mask],
+            self.continues[mask],
+            int(mask[: self.num_finished].sum()),
+        )
+
+
+def find_chunks(
+    terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], starts_with_reset: NDArray[np.bool_]
+) -> ChunkTable:
+    """Finds the chunks from the done flags of a fragment.
+
+    Args:
+        terminated, truncated: bool ``[T, num_envs]``, the flags of each vector step; False at
+            autoreset steps.
+        starts_with_reset: bool ``[num_envs]``, envs whose step 0 is an autoreset step.
+
+    Returns:
+        The chunks with at least one step.
+    """
+    num_steps, num_envs = terminated.shape
+    # (step, env) of every episode end, by step, then env
+    end_step, end_env = np.nonzero(terminated | truncated)
+    # The same by env, then step, with the ends before and after in one env side by side.
+    by_env = np.lexsort((end_step, end_env))
+    env, step = end_env[by_env], end_step[by_env]
+    begin = np.empty_like(step)
+    is_first = np.ones(len(env), np.bool_)
+    if len(env):
+        is_first[1:] = env[1:] != env[:-1]
+        begin[1:] = step[:-1] + 2  # the end, the autoreset step, then the next episode's first step
+        begin[is_first] = starts_with_reset[env[is_first]]
+    begins, firsts = np.empty_like(begin), np.empty_like(is_first)
+    begins[by_env], firsts[by_env] = begin, is_first
+    continues = firsts & ~starts_with_reset[end_env]
+
+    open_begin = starts_with_reset.astype(np.int64)
+    open_continues = ~starts_with_reset
+    np.maximum.at(open_begin, end_env, end_step + 2)
+    open_continues[end_env] = False
+
+    table = ChunkTable(
+        env_index=np.concatenate([end_env, np.arange(num_envs)]),
+        first_step=np.concatenate([begins, open_begin]),
+        length=np.concatenate([end_step + 1 - begins, num_steps - open_begin]),
+        terminated=np.concatenate([terminated[end_step, end_env], np.zeros(num_envs, np.bool_)]),
+        truncated=np.concatenate([truncated[end_step, end_env], np.zeros(num_envs, np.bool_)]),
+        continues=np.concatenate([continues, open_continues]),
+        num_finished=len(end_env),
+    )
+    return table.select(table.length > 0)

@@ -1,0 +1,111 @@
+"""OngoingEpisodes: what is known of each environment's unfinished episode between two fragments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.runners.fragment import ChunkTable
+
+__all__ = ["FinishedEpisodes", "OngoingEpisodes"]
+
+
+@dataclass
+class FinishedEpisodes:
+    """Facts of episodes that ended, one list entry each.
+
+    Attributes:
+        returns: Sums of rewards over the whole episode.
+        lengths: Env steps of the whole episode.
+        durations_s: Wall time in seconds; within a fragment, time is spread evenly over its steps.
+    """
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """As plain lists, for a fragment's meta."""
+        return {"returns": self.returns, "lengths": self.lengths, "durations_s": self.durations_s}
+
+
+class OngoingEpisodes:
+    """Ids, steps, returns and start times of the episodes that each env is in.
+
+    Args:
+        num_envs: Number of environments; a new episode begins in each.
+        new_id: Makes episode ids.
+
+    Attributes:
+        ids: Episode id per env.
+        steps: int64[N], env steps so far.
+        returns: float64[N], rewards so far.
+        started_s: float64[N], start on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(self, num_envs: int, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.ids = [new_id() for _ in range(num_envs)]
+        self.steps = np.zeros(num_envs, np.int64)
+        self.returns = np.zeros(num_envs, np.float64)
+        self.started_s = np.full(num_envs, time.perf_counter())
+
+    def close(self, index: int, finished: FinishedEpisodes) -> None:
+        """The episode of env ``index`` ended at a fragment's border, all its chunks were returned before."""
+        if self.steps[index]:
+            finished.returns.append(float(self.returns[index]))
+            finished.lengths.append(int(self.steps[index]))
+            finished.durations_s.append(time.perf_counter() - float(self.started_s[index]))
+        self.steps[index] = 0
+
+    def settle(
+        self,
+        table: ChunkTable,
+        chunk_returns: NDArray[np.float64],
+        begin_s: float,
+        num_steps: int,
+        finished: FinishedEpisodes,
+    ) -> list[str]:
+        """Takes in a fragment's chunks.
+
+        Args:
+            table: The chunks.
+            chunk_returns: float64[C].
+            begin_s: When the fragment began.
+            num_steps: Its vector steps.
+            finished: The episodes that ended are added here.
+
+        Returns:
+            The episode id of each chunk.
+        """
+        end_s = time.perf_counter()
+        step_s = (end_s - begin_s) / max(num_steps, 1)
+        env, continues, num = table.env_index, table.continues, table.num_finished
+        total_returns = chunk_returns + np.where(continues, self.returns[env], 0.0)
+        total_steps = table.length + np.where(continues, self.steps[env], 0)
+        started_s = np.where(continues, self.started_s[env], begin_s + step_s * table.first_step)
+
+        ended_s = begin_s + step_s * (table.first_step[:num] + table.length[:num])
+        finished.returns += total_returns[:num].tolist()
+        finished.lengths += total_steps[:num].tolist()
+        finished.durations_s += (ended_s - started_s[:num]).tolist()
+
+        ids = [
+            self.ids[index] if goes_on else self._new_id()
+            for index, goes_on in zip(env.tolist(), continues.tolist(), strict=True)
+        ]
+        self.steps[:] = 0
+        self.returns[:] = 0.0
+        self.started_s[:] = end_s
+        open_envs = env[num:]
+        self.steps[open_envs] = total_steps[num:]
+        self.returns[open_envs] = total_returns[num:]
+        self.started_s[open_envs] = started_s[num:]
+        open_ids = dict(zip(open_envs.tolist(), ids[num:], strict=True))
+        self.ids = [open_ids.get(index) or self._new_id() for index in range(len(self.ids))]
+        return ids

@@ -1,0 +1,57 @@
+"""What one sampling call asks for, and how many vector steps are still to go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SampleRequest"]
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """Exactly one of the three counts is set.
+
+    Attributes:
+        explore: Sample from the exploration distribution, else act greedily.
+        random_actions: Sample actions from the action space.
+        num_vector_steps: Exactly so many vector steps (a lease).
+        num_timesteps: At least so many env steps.
+        num_episodes: Exactly so many finished episodes.
+        max_env_steps: With num_vector_steps: stop once so many env steps are reached.
+    """
+
+    explore: bool
+    random_actions: bool = False
+    num_vector_steps: int | None = None
+    num_timesteps: int | None = None
+    num_episodes: int | None = None
+    max_env_steps: int | None = None
+
+    def num_more_vector_steps(
+        self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
+    ) -> int:
+        """Vector steps to make before asking again; 0 when the request is fulfilled.
+
+        Args:
+            num_vector_steps: Made so far.
+            num_env_steps: Counted so far (autoreset steps are none).
+            num_ends: Episodes that ended so far.
+            num_envs: Env steps of a vector step, at most.
+            block: How many at once while waiting for episodes to end.
+        """
+        if self.num_episodes is not None:
+            return block if num_ends < self.num_episodes else 0
+        if self.num_timesteps is not None:
+            return max(-(-(self.num_timesteps - num_env_steps) // num_envs), 0)
+        if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
+            return 0
+        return (self.num_vector_steps or 0) - num_vector_steps
+
+    def num_vector_steps_expected(self, num_envs: int) -> int:
+        """How many vector steps to make room for at first."""
+        if self.num_vector_steps is not None:
+            return self.num_vector_steps
+        if self.num_timesteps is not None:
+            least = -(-self.num_timesteps // num_envs)
+            return least + least // 8 + 2  # some slots go to autoresets
+        return 256

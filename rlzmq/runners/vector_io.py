@@ -1,0 +1,176 @@
+"""VectorStepper: any vector env behind one interface, with failed environments recreated."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rlzmq.core.errors import ConfigurationError, EnvironmentError_
+from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
+from rlzmq.envs.vector import sparse_infos
+
+if TYPE_CHECKING:
+    from rlzmq.runners.env_runner import EnvRunner
+
+__all__ = ["VectorStepper"]
+
+
+class VectorStepper:
+    """Resets and steps a runner's vector env.
+
+    Observations come as trees of arrays ``[num_envs, ...]`` in the space's dtypes, valid until the next
+    call; infos by env index, without the empty ones.
+
+    Args:
+        runner: Whose ``env`` it is; its ``count_env_failure`` decides about exceptions.
+
+    Attributes:
+        failed: Indices of the environments that raised in the last ``step`` and were recreated: what
+            came back for them is a reset, their action was not used.
+    """
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self.env = runner.env
+        self.num_envs = runner.num_envs
+        self.failed: list[int] = []
+        self._runner = runner
+        self._lean: LeanSyncVectorEnv | None = None
+        if type(self.env) is LeanSyncVectorEnv:
+            self._lean = self.env
+            self._lean.recover = self._recover_one
+        self._was_checked = False
+
+    def reset(self, seed: int | None = None) -> tuple[Any, SparseInfos]:
+        """Resets all environments.
+
+        Args:
+            seed: Environment i gets ``seed + i``; None: their generators go on.
+
+        Raises:
+            EnvironmentError_: An environment raised (see ``EnvRunner.count_env_failure``), or its first
+                observation does not fit its space.
+        """
+        self.failed = []
+        if self._lean is not None:
+            seeds = None if seed is None else [seed + index for index in range(self.num_envs)]
+            observations, infos = self._lean.reset_sparse(seeds)
+        else:
+            while True:
+                try:
+                    observations, dense = self.env.reset(seed=seed)
+                    break
+                except Exception as error:
+                    self._remake(error, "reset")
+            infos = sparse_infos(dense, self.num_envs) if dense else {}
+            observations = cast_to_space(self.env.single_observation_space, observations)
+        if not self._was_checked:
+            self._check(observations)
+            self._was_checked = True
+        return observations, infos
+
+    def step(self, actions: Any) -> SparseStep:
+        """One vector step: observations, rewards, terminated, truncated, infos."""
+        if self._lean is not None:
+            result = self._lean.step_sparse(actions)
+            self.failed = self._lean.failed
+            return result
+        if self.failed:
+            self.failed = []
+        try:
+            observations, rewards, terminated, truncated, dense = self.env.step(actions)
+        except Exception as error:
+            self._remake(error, "step")
+            observations, infos = self.reset(self._runner.env_seed(self._runner.num_env_failures))
+            self.failed = list(range(self.num_envs))
+            nothing = np.zeros(self.num_envs, np.bool_)
+            return observations, np.zeros(self.num_envs), nothing, nothing, infos
+        return (
+            cast_to_space(self.env.single_observation_space, observations),
+            rewards,
+            terminated,
+            truncated,
+            sparse_infos(dense, self.num_envs) if dense else {},
+        )
+
+    def _recover_one(self, index: int, error: Exception) -> tuple[Any, dict[str, Any]]:
+        """Replaces one environment by a new one that was just reset."""
+        lean = self._lean
+        assert lean is not None
+        where = "reset" if lean.needs_reset(index) else "step"
+        while True:
+            self._runner.count_env_failure(error, index, where)
+            with contextlib.suppress(Exception):
+                lean.envs[index].close()
+            try:
+                lean.envs[index] = lean.env_fns[index]()
+                seed = self._runner.env_seed(index, self._runner.num_env_failures)
+                observation, info = lean.envs[index].reset(seed=seed)
+            except Exception as next_error:
+                error, where = next_error, "reset"
+            else:
+                return observation, info
+
+    def _remake(self, error: Exception, where: str) -> None:
+        """A vector env that raised cannot tell which part failed: all of it is made anew."""
+        self._runner.count_env_failure(error, None, where)
+        with contextlib.suppress(Exception):
+            self.env.close()
+        self.env = self._runner.remake_env()
+
+    def _check(self, observations: Any) -> None:
+        space = self.env.single_observation_space
+        for index in range(self.num_envs):
+            problem = _misfit(space, _row(observations, index), "observation")
+            if problem:
+                raise EnvironmentError_(
+                    f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. Correct "
+                    "the environment's observation_space or what it returns; or set "
+                    "config.environment(disable_env_checking=True) if only the bounds are off."
+                ) from None
+        if getattr(self._runner.config, "disable_env_checking", False):
+            return
+        for index in range(self.num_envs):
+            item = _row(observations, index)
+            if not space.contains(item):
+                raise EnvironmentError_(
+                    f"Environment {index} of env runner {self._runner.worker_index}: the first observation {item!r} "
+                    f"is not in observation_space {space}. Correct the environment, or set "
+                    "config.environment(disable_env_checking=True)."
+                )
+
+
+def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
+    """Batched values as arrays of the space's dtypes; nothing is copied where they fit already."""
+    if isinstance(values, np.ndarray):
+        return values if values.dtype == space.dtype else values.astype(space.dtype)
+    if isinstance(space, spaces.Dict):
+        return {key: cast_to_space(part, values[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(cast_to_space(part, item) for part, item in zip(space.spaces, values, strict=True))
+    return np.asarray(values, dtype=space.dtype)
+
+
+def _row(values: Any, index: int) -> Any:
+    if isinstance(values, dict):
+        return {key: _row(item, index) for key, item in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_row(item, index) for item in values)
+    return values[index]
+
+
+def _misfit(space: gym.Space[Any], item: Any, path: str) -> str:
+    if isinstance(space, spaces.Dict):
+        parts = [_misfit(part, item[key], f"{path}[{key!r}]") for key, part in space.spaces.items()]
+        return next(filter(None, parts), "")
+    if isinstance(space, spaces.Tuple):
+        parts = [_misfit(part, item[i], f"{path}[{i}]") for i, part in enumerate(space.spaces)]
+        return next(filter(None, parts), "")
+    if space.shape is None:
+        raise ConfigurationError(f"{path}: {space} has no fixed shape.")
+    if np.shape(item) != tuple(space.shape):
+        return f"{path} has shape {np.shape(item)}, expected {tuple(space.shape)} ({space})"
+    return ""
