@@ -1,1 +1,199 @@
-class Algorithm: ...
+"""Algorithm: the synchronous face of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
+from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.runtime.env_runner_group import EnvRunnerGroup
+from rlzmq.runtime.learner_group import LearnerGroup
+from rlzmq.runtime.run import runner_for
+
+__all__ = ["Algorithm"]
+
+
+class Algorithm:
+    """Trains, evaluates, saves and restores; every call returns when it is done.
+
+    With ``num_env_runners=0`` and ``num_learners=0`` everything happens in the caller's own stack:
+    no process, no thread, no event loop, and a debugger steps through it. Otherwise an event loop on
+    a thread of its own talks to the processes; that works inside a running loop (notebooks) too.
+
+    Example::
+
+        with PPOConfig().environment("CartPole-v1").build() as algo:
+            print(algo.train()["env_runners"]["episode_return_mean"])
+
+    Custom algorithms override `training_step` and use `env_runner_group.sample()`,
+    `learner_group.update(episodes=…)` and `sync_weights()`.
+
+    Args:
+        config: Validated and frozen, as ``config.build()`` passes it; another is made so.
+    """
+
+    config_class: ClassVar[Any] = None
+
+    def __init__(self, config: Any) -> None:
+        if not config.is_frozen:
+            config = config._for_build(None, True)
+        self.config = config
+        self._async = AsyncAlgorithm(config)
+        self._async._algorithm = self
+        self._run = runner_for(config)
+        self._run(self._async.start())
+
+    # -- training -------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """One iteration; its result under RLlib's keys (see AsyncAlgorithm.train)."""
+        if type(self).training_step is Algorithm.training_step:
+            return self._run(self._async.train())  # type: ignore[no-any-return]
+        self._async.begin_iteration()
+        while True:
+            start = time.perf_counter()
+            returned = self.training_step()
+            self._async.after_training_step(returned, time.perf_counter() - start)
+            if self._async.iteration_is_complete():
+                break
+        return self._run(self._async.finish_iteration())  # type: ignore[no-any-return]
+
+    def training_step(self) -> None:
+        """One update. Override for other algorithms; return None, report through `self.metrics`."""
+        self._run(self._async.training_step())
+
+    def evaluate(self) -> dict[str, Any]:
+        """One evaluation round: ``{"env_runners": {"episode_return_mean": …, …}}``."""
+        return self._run(self._async.evaluate())  # type: ignore[no-any-return]
+
+    def sync_weights(self) -> None:
+        """Give all runners the learners' current weights."""
+        self._run(self._async.sync_weights())
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """Training iterations done."""
+        return self._async.iteration
+
+    @property
+    def training_iteration(self) -> int:
+        """The same as `iteration`."""
+        return self._async.iteration
+
+    @property
+    def metrics(self) -> Any:
+        """The MetricsLogger whose values join each result."""
+        return self._async.metrics
+
+    @property
+    def callbacks(self) -> Any:
+        """All callbacks of the config."""
+        return self._async.callbacks
+
+    @property
+    def env_runner_group(self) -> EnvRunnerGroup:
+        """Who samples."""
+        return EnvRunnerGroup.facing(self._async.env_runner_group, self._run)
+
+    @property
+    def eval_env_runner_group(self) -> EnvRunnerGroup | None:
+        """Who evaluates; None before the first round."""
+        group = self._async.eval_env_runner_group
+        return None if group is None else EnvRunnerGroup.facing(group, self._run)
+
+    @property
+    def learner_group(self) -> LearnerGroup:
+        """Who learns."""
+        return LearnerGroup.facing(self._async.learner_group, self._run)
+
+    @property
+    def env_runner(self) -> Any:
+        """The EnvRunner in this process; None if all runners are processes of their own."""
+        return self._async.env_runner_group.local_env_runner
+
+    def get_module(self, module_id: str = "default_policy") -> Any:
+        """An RLModule with the current weights, in this process.
+
+        Raises:
+            KeyError: No such module.
+        """
+        return self._run(self._async.get_module(module_id))
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that a checkpoint holds, by component."""
+        return self._run(self._async.get_state())  # type: ignore[no-any-return]
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`'s output."""
+        self._run(self._async.set_state(state))
+
+    def save_to_path(self, path: str | Path | None = None) -> str:
+        """Write a checkpoint, atomically; its absolute path (see AsyncAlgorithm.save_to_path)."""
+        return self._run(self._async.save_to_path(path))  # type: ignore[no-any-return]
+
+    def save(self, path: str | Path | None = None) -> str:
+        """The same as `save_to_path`."""
+        return self.save_to_path(path)
+
+    def restore_from_path(self, path: str | Path) -> None:
+        """Take over a checkpoint's state (see AsyncAlgorithm.restore_from_path)."""
+        self._run(self._async.restore_from_path(path))
+
+    def restore(self, path: str | Path) -> None:
+        """The same as `restore_from_path`."""
+        self.restore_from_path(path)
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, *, config: Any = None, trust_code: bool = False) -> Self:
+        """An algorithm that goes on from a checkpoint.
+
+        Args:
+            path: The checkpoint's directory.
+            config: In place of the stored one; needed when that held functions or classes.
+            trust_code: Whether functions and classes that the stored config names are imported.
+
+        Raises:
+            CheckpointError: It is torn, altered, or of an unknown version.
+            ConfigurationError: It is of another algorithm than this class.
+        """
+        state = read_algorithm(path)
+        chosen = config if config is not None else load_config(path, trust_code=trust_code)
+        algo_class = cls if cls is not Algorithm else chosen._algorithm_class()
+        if algo_class.config_class is not None and not isinstance(chosen, algo_class.config_class):
+            raise ConfigurationError(
+                f"{path} was saved with a {type(chosen).__name__}; {algo_class.__name__} expects a "
+                f"{algo_class.config_class.__name__}. Use Algorithm.from_checkpoint()."
+            )
+        algorithm = algo_class(chosen._for_build(None, True))
+        try:
+            algorithm.set_state(state)
+        except BaseException:
+            algorithm.stop()
+            raise
+        return algorithm  # type: ignore[no-any-return]
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End every process of the run. May be called twice."""
+        self._run(self._async.stop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(env={self.config.env!r}, iteration={self.iteration})"

@@ -1,0 +1,276 @@
+"""AsyncAlgorithm: a run from configuration to results, as coroutines.
+
+    plan ──► pipeline.run_update ──report──► results ──► callbacks, evaluation, checkpoints
+
+The pipeline is one of two with the same face: serial (everything in this process) or through the
+broker (any number of runner and learner processes).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rlzmq.algorithms.checkpoints import load_config, read_algorithm, write_algorithm
+from rlzmq.algorithms.evaluation import Evaluation
+from rlzmq.algorithms.results import ResultBuilder
+from rlzmq.core.callbacks import CallbackList
+from rlzmq.core.errors import ClosedError
+from rlzmq.core.metrics import MetricsLogger
+from rlzmq.runtime.session import Session
+
+__all__ = ["AsyncAlgorithm"]
+
+
+class AsyncAlgorithm:
+    """Trains, evaluates, saves and restores.
+
+    Use it as an async context manager, so that every process ends with the block:
+
+    Example::
+
+        async with PPOConfig().environment("CartPole-v1").build_async() as algo:
+            async for result in algo.results():
+                if result["env_runners"]["episode_return_mean"] >= 450:
+                    break
+
+    Args:
+        config: Validated and frozen, as ``config.build_async()`` passes it.
+
+    Attributes:
+        config: The run's config.
+        iteration: Training iterations done.
+        metrics: The MetricsLogger whose values join each result.
+        env_runner_group, eval_env_runner_group, learner_group: The processes (or local objects).
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.iteration = 0
+        self.metrics = MetricsLogger(root=True)
+        self.callbacks = CallbackList(config)
+        self.session = Session(config)
+        self._results = ResultBuilder(config, self.metrics)
+        self._evaluation = Evaluation(config, self.session)
+        self._algorithm: Any = self  # what callbacks are given; the sync face puts itself here
+        self._is_stopped = False
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start processes, build modules, bring weights everywhere.
+
+        Raises:
+            ConfigurationError, RlzmqError: What is wrong; whatever was started is stopped again.
+        """
+        try:
+            await self.session.start()
+            await self._evaluation.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self.callbacks.call("on_algorithm_init", algorithm=self._algorithm, metrics_logger=self.metrics)
+
+    async def stop(self) -> None:
+        """End every process of the run. May be called twice."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        try:
+            await self._evaluation.stop()
+        finally:
+            await self.session.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # -- training -------------------------------------------------------------------------------
+
+    async def train(self) -> dict[str, Any]:
+        """One iteration: training steps until the minima of `config.reporting()` are met.
+
+        Returns:
+            The result dict, under RLlib's keys.
+        """
+        self.begin_iteration()
+        while True:
+            start = time.perf_counter()
+            returned = await self.training_step()
+            self.after_training_step(returned, time.perf_counter() - start)
+            if self.iteration_is_complete():
+                break
+        return await self.finish_iteration()
+
+    async def training_step(self) -> None:
+        """One update of exactly `total_train_batch_size` env steps. Override for other algorithms.
+
+        An override may use ``await self.env_runner_group.sample(…)``,
+        ``await self.learner_group.update(episodes=…)`` and ``await self.sync_weights()``; it
+        returns None and reports through `self.metrics`.
+        """
+        report = await self.session.run_update(self._results.num_env_steps_trained_lifetime)
+        self._results.add_update(report)
+
+    async def results(self) -> AsyncIterator[dict[str, Any]]:
+        """Train for as long as the caller iterates."""
+        while True:
+            yield await self.train()
+
+    async def sync_weights(self) -> None:
+        """Give all runners the learners' current weights (for custom training steps)."""
+        await self.session.sync_weights()
+
+    def begin_iteration(self) -> None:
+        """The first part of `train`."""
+        self._check_running()
+        self._results.begin_iteration()
+
+    def after_training_step(self, returned: Any, seconds: float) -> None:
+        """What follows each training step of an iteration."""
+        if returned is not None:
+            raise ValueError(
+                f"training_step() returned a {type(returned).__name__}; expected None: report values through "
+                "self.metrics.log_value(…)."
+            )
+        for metas in self.session.take_sampled_metas():
+            self._results.add_fragments(metas)
+        for results, num_env_steps in self.session.take_learner_results():
+            self._results.add_learner_results(results, num_env_steps)
+        self._results.add_training_step(seconds)
+
+    def iteration_is_complete(self) -> bool:
+        """Whether the minima of `config.reporting()` are met."""
+        config, results = self.config, self._results
+        return (
+            results.time_this_iter_s >= (config.min_time_s_per_iteration or 0.0)
+            and results.num_env_steps_this_iter >= (config.min_sample_timesteps_per_iteration or 0)
+            and results.num_training_step_calls * config.total_train_batch_size
+            >= (config.min_train_timesteps_per_iteration or 0)
+        )
+
+    async def finish_iteration(self) -> dict[str, Any]:
+        """The last part of `train`: evaluation when it is due, the result, callbacks."""
+        self.iteration += 1
+        interval = self.config.evaluation_interval
+        due = interval is not None and self.iteration % interval == 0
+        evaluation = await self.evaluate() if due else None
+        result = self._results.build(self.iteration, self.session.accounting, self.session.fault_tolerance())
+        result["config_seed"] = self.config.seed
+        if evaluation is not None:
+            result["evaluation"] = evaluation
+        self.callbacks.call(
+            "on_train_result", algorithm=self._algorithm, metrics_logger=self.metrics, result=result
+        )
+        return result
+
+    async def evaluate(self) -> dict[str, Any]:
+        """One evaluation round with the current weights and connector states.
+
+        Returns:
+            ``{"env_runners": {episode_return_mean, …}}``.
+        """
+        self._check_running()
+        callbacks = {"algorithm": self._algorithm, "metrics_logger": self.metrics}
+        self.callbacks.call("on_evaluate_start", **callbacks)
+        metrics = await self._evaluation.run(self._algorithm)
+        self.callbacks.call("on_evaluate_end", evaluation_metrics=metrics, **callbacks)
+        return metrics
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    @property
+    def env_runner_group(self) -> Any:
+        """The AsyncEnvRunnerGroup that samples."""
+        return self.session.env_runner_group
+
+    @property
+    def eval_env_runner_group(self) -> Any:
+        """The AsyncEnvRunnerGroup that evaluates (None before the first round)."""
+        return self._evaluation.env_runner_group
+
+    @property
+    def learner_group(self) -> Any:
+        """The AsyncLearnerGroup."""
+        return self.session.learner_group
+
+    async def get_module(self, module_id: str = "default_policy") -> Any:
+        """An RLModule with the current weights, in this process.
+
+        Raises:
+            KeyError: No such module.
+        """
+        return await self.session.get_module(module_id)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    async def get_state(self) -> dict[str, Any]:
+        """Everything that a checkpoint holds, by component."""
+        state = await self.session.get_state()
+        state["algorithm"] = {"iteration": self.iteration, "results": self._results.get_state()}
+        return state
+
+    async def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`'s output: learners, runners, connectors and counters."""
+        await self.session.set_state(state)
+        self.iteration = state["algorithm"]["iteration"]
+        self._results.set_state(state["algorithm"]["results"])
+        self.callbacks.call("on_checkpoint_loaded", algorithm=self._algorithm)
+
+    async def save_to_path(self, path: str | Path | None = None) -> str:
+        """Write a checkpoint, atomically.
+
+        Args:
+            path: Its directory (replaced if it exists); None: a new one in the temporary directory.
+
+        Returns:
+            The absolute path.
+
+        Raises:
+            CheckpointError: It could not be written; a former checkpoint at `path` is untouched.
+        """
+        self._check_running()
+        return write_algorithm(path, self._algorithm, self.config, await self.get_state())
+
+    async def restore_from_path(self, path: str | Path) -> None:
+        """Take over a checkpoint's state; the config stays this algorithm's own.
+
+        Raises:
+            CheckpointError: No whole checkpoint of a known version lies there; nothing has changed.
+        """
+        self._check_running()
+        await self.set_state(read_algorithm(path))
+
+    @classmethod
+    async def from_checkpoint(
+        cls, path: str | Path, *, config: Any = None, trust_code: bool = False
+    ) -> AsyncAlgorithm:
+        """A started algorithm that goes on from a checkpoint.
+
+        Args:
+            path: The checkpoint's directory.
+            config: In place of the stored one.
+            trust_code: Whether functions and classes that the stored config names are imported.
+        """
+        state = read_algorithm(path)
+        chosen = config if config is not None else load_config(path, trust_code=trust_code)
+        algorithm = cls(chosen._for_build(None, True))
+        await algorithm.start()
+        try:
+            await algorithm.set_state(state)
+        except BaseException:
+            await algorithm.stop()
+            raise
+        return algorithm
+
+    def _check_running(self) -> None:
+        if self._is_stopped:
+            raise ClosedError("This algorithm was stopped. Build a new one, or use from_checkpoint().")

@@ -1,0 +1,79 @@
+"""Evaluation rounds: the current weights, in envs of their own, counted apart from training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlzmq.algorithms.results import add_fragment_metas
+from rlzmq.runners.episode_metrics import EpisodeMetrics
+from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.runtime.session import Session
+
+__all__ = ["Evaluation"]
+
+
+class Evaluation:
+    """Owns the evaluation runners; the local one is made at the first round.
+
+    Args:
+        config: The run's config.
+        session: Where weights and connector states come from.
+    """
+
+    def __init__(self, config: Any, session: Session) -> None:
+        self._config = config
+        self._session = session
+        self.env_runner_group: AsyncEnvRunnerGroup | None = None
+
+    async def start(self) -> None:
+        """Start the evaluation processes, where the config asks for some."""
+        if self._config.evaluation_num_env_runners:
+            await self._make_group()
+
+    async def _make_group(self) -> AsyncEnvRunnerGroup:
+        config = self._config.get_evaluation_config_object()
+        config.freeze()
+        group = AsyncEnvRunnerGroup(config, system=self._session.system, is_evaluation=True)
+        await group.start()
+        self.env_runner_group = group
+        return group
+
+    async def run(self, algorithm: Any) -> dict[str, Any]:
+        """One round; see AsyncAlgorithm.evaluate."""
+        group = self.env_runner_group or await self._make_group()
+        snapshot, version = await self._session.get_inference_weights()
+        await group.set_weights(snapshot, version)
+        await group.set_connector_state(self._session.get_connector_state())
+        custom = self._config.custom_evaluation_function
+        if custom is not None:
+            results, num_env_steps, num_agent_steps = custom(algorithm, group)
+            return {
+                "env_runners": dict(results),
+                "num_env_steps_sampled_this_iter": num_env_steps,
+                "num_agent_steps_sampled_this_iter": num_agent_steps,
+            }
+        duration = self._config.evaluation_duration
+        duration = 10 if duration == "auto" else duration
+        force_reset = self._config.evaluation_force_reset_envs_before_iteration
+        if self._config.evaluation_duration_unit == "episodes":
+            batches = await group.sample_batches(num_episodes=duration)
+        else:
+            batches = await group.sample_batches(num_timesteps=duration, force_reset=force_reset)
+        return {"env_runners": _reduce(batches)}
+
+    async def stop(self) -> None:
+        """End the evaluation runners."""
+        if self.env_runner_group is not None:
+            await self.env_runner_group.stop()
+
+
+def _reduce(batches: Sequence[Any]) -> dict[str, Any]:
+    episodes = EpisodeMetrics(num_smoothed=1_000_000)
+    add_fragment_metas(episodes, None, [batch.meta for batch in batches])
+    metrics = episodes.reduce()
+    metrics["hist_stats"] = {
+        "episode_return": [float(value) for value in episodes.returns],
+        "episode_len": [int(value) for value in episodes.lengths],
+    }
+    return metrics

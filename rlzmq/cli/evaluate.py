@@ -1,0 +1,83 @@
+"""``rlzmq evaluate``: how well a checkpoint plays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+__all__ = ["EvaluateOptions", "run"]
+
+
+@dataclass
+class EvaluateOptions:
+    """Options of ``rlzmq evaluate``."""
+
+    checkpoint: Path
+    """A checkpoint, or a run directory that holds one."""
+    episodes: int = 10
+    """Whole episodes to play (default: 10)."""
+    seed: int | None = None
+    """Seed of the envs (default: the run's own)."""
+    explore: bool = False
+    """Draw actions from the distribution instead of taking its mode (default: False)."""
+    config: Path | None = None
+    """TOML file of settings, for a checkpoint whose config held code."""
+    trust_code: bool = False
+    """Import functions and classes that the checkpoint's config names (default: False)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq evaluate``; the exit code."""
+    import tyro
+
+    positional = Annotated[EvaluateOptions, tyro.conf.PositionalRequiredArgs]
+    options: Any = tyro.cli(positional, args=list(arguments), prog="rlzmq evaluate")
+    nested = options.checkpoint / "checkpoint"
+    returns = evaluate(nested if nested.is_dir() else options.checkpoint, options)
+    mean, half = mean_and_half_width(returns)
+    print(f"episodes {len(returns)}  return mean {mean:.2f} ± {half:.2f} (95 % CI)  IQM {iqm(returns):.2f}")
+    print(f"min {min(returns):.2f}  max {max(returns):.2f}")
+    return 0
+
+
+def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
+    """The returns of the episodes that the checkpoint's policy played, in one process."""
+    from rlzmq.algorithms.algorithm import Algorithm
+    from rlzmq.algorithms.checkpoints import load_config
+
+    if options.config is not None:
+        config = type(load_config(path, trust_code=False)).from_toml(options.config)
+    else:
+        config = load_config(path, trust_code=options.trust_code)
+    config.env_runners(num_env_runners=0).learners(num_learners=0).evaluation(
+        evaluation_num_env_runners=0,
+        evaluation_interval=None,
+        evaluation_duration=options.episodes,
+        evaluation_duration_unit="episodes",
+        evaluation_config={"explore": options.explore},
+    )
+    if options.seed is not None:
+        config.debugging(seed=options.seed)
+    with Algorithm.from_checkpoint(path, config=config) as algorithm:
+        metrics = algorithm.evaluate()["env_runners"]
+    return list(metrics["hist_stats"]["episode_return"])
+
+
+def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and the half width of its 95 % confidence interval (normal approximation)."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, math.nan
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, 1.96 * math.sqrt(variance / len(values))
+
+
+def iqm(values: Sequence[float]) -> float:
+    """The interquartile mean: of the middle half of the values."""
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    middle = ordered[cut : len(ordered) - cut]
+    return sum(middle) / len(middle)

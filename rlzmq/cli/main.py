@@ -1,0 +1,84 @@
+"""The ``rlzmq`` command: finds the sub-command and imports no more than it needs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+__all__ = ["EXIT_CONFIG", "EXIT_INTERNAL", "EXIT_INTERRUPTED", "EXIT_UNREACHABLE", "EXIT_USAGE", "main"]
+
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 69
+EXIT_INTERNAL = 70
+EXIT_RESUMABLE = 75
+EXIT_CONFIG = 78
+EXIT_INTERRUPTED = 130
+
+_COMMANDS = {
+    "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
+    "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Without the program's name; None: the process's own.
+
+    Returns:
+        The exit code: 0 done, 2 usage, 69 peers unreachable, 70 internal error, 75 interrupted but
+        resumable, 78 configuration error, 130 Ctrl-C.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if given else EXIT_USAGE
+    if given[0] == "--version":
+        import rlzmq
+
+        print(f"rlzmq {rlzmq.__version__}")
+        return 0
+    entry = _COMMANDS.get(given[0])
+    if entry is None:
+        from rlzmq.core.suggest import did_you_mean
+
+        print(f"rlzmq: no command {given[0]!r}.{did_you_mean(given[0], _COMMANDS)}", file=sys.stderr)
+        return EXIT_USAGE
+    return _guarded(entry[0], given[1:])
+
+
+def _guarded(module: str, arguments: list[str]) -> int:
+    """Run a command; what goes wrong becomes one clear text and an exit code."""
+    from rlzmq.core.errors import CheckpointError, ConfigurationError, PeerLostError
+
+    try:
+        return int(importlib.import_module(module).run(arguments))
+    except KeyboardInterrupt:
+        print("rlzmq: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except (ConfigurationError, CheckpointError) as error:
+        print(f"rlzmq: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except PeerLostError as error:
+        _print_with_notes(error)
+        return EXIT_UNREACHABLE
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else EXIT_USAGE
+    except Exception as error:
+        import traceback
+
+        traceback.print_exception(error)
+        return EXIT_INTERNAL
+
+
+def _print_with_notes(error: BaseException) -> None:
+    print(f"rlzmq: {error}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(note, file=sys.stderr)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {text}" for name, (_, text) in _COMMANDS.items()]
+    return "usage: rlzmq COMMAND …   (rlzmq COMMAND --help says more)\n\n" + "\n".join(lines)

@@ -1,0 +1,54 @@
+"""When a training run ends: ``--stop return=475 --stop steps=300000``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["StopCriteria"]
+
+_SHORT = {
+    "return": "env_runners/episode_return_mean",
+    "steps": "num_env_steps_sampled_lifetime",
+    "iterations": "training_iteration",
+    "time": "time_total_s",
+}
+
+
+class StopCriteria:
+    """Ends the run as soon as any one criterion is met.
+
+    Args:
+        texts: Each ``name=number``; a name is return, steps, iterations, time (seconds), or a slash path
+            into the result, and is met when the value there is at least the number.
+
+    Raises:
+        ConfigurationError: A text that is neither.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._goals: dict[str, float] = {}
+        for text in texts:
+            name, separator, number = text.partition("=")
+            path = _SHORT.get(name, name)
+            if not separator or (name not in _SHORT and "/" not in name and name not in _SHORT.values()):
+                raise ConfigurationError(
+                    f"--stop {text!r}: expected name=number.{did_you_mean(name, _SHORT)}"
+                )
+            try:
+                self._goals[path] = float(number)
+            except ValueError:
+                raise ConfigurationError(f"--stop {text!r}: {number!r} is no number.") from None
+
+    def met_by(self, result: Mapping[str, Any]) -> str | None:
+        """The criterion that a result meets, in words, or None."""
+        for path, goal in self._goals.items():
+            value: Any = result
+            for key in path.split("/"):
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if isinstance(value, int | float) and value >= goal:
+                return f"{path} = {value:.6g} ≥ {goal:g}"
+        return None

@@ -1,0 +1,266 @@
+"""EnvRunnerGroup: all runners of a run (or of its evaluation) as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.runtime.run import Run, runner_for
+from rlzmq.runtime.runner import EnvRunnerRole, make_env_runner
+
+__all__ = ["AsyncEnvRunnerGroup", "EnvRunnerGroup", "flatten_episodes"]
+
+
+class AsyncEnvRunnerGroup:
+    """Samples with one local runner, or with several in processes of their own.
+
+    Args:
+        config: Says how many runners, envs and which.
+        system: The ActorSystem that spawns them. Without one there is a single local runner, and no
+            coroutine of the group ever waits.
+        is_evaluation: Whether the group evaluates: its random streams differ from training's.
+
+    Attributes:
+        handles: The runners' actor handles; empty for a local group.
+        local_env_runner: The runner in this process, or None.
+    """
+
+    def __init__(self, config: Any, *, system: Any = None, is_evaluation: bool = False) -> None:
+        self.config = config
+        self._system = system
+        self._is_evaluation = is_evaluation
+        self.handles: list[Any] = []
+        self.local_env_runner: Any = None
+        self.num_restarts = 0
+        self._metas: list[list[dict[str, Any]]] = []
+
+    @property
+    def num_env_runners(self) -> int:
+        """Runners that sample: the remote ones, or the one local one."""
+        return len(self.handles) or 1
+
+    async def start(self) -> None:
+        """Make the runners; all remote ones at the same time."""
+        num = self.config.num_env_runners
+        if num == 0 and (self._system is None or self._is_evaluation):
+            self.local_env_runner = make_env_runner(self.config, self._worker_index(0))
+            return
+        spawns = (self.spawn_runner(index) for index in range(max(num, 1)))
+        self.handles = list(await asyncio.gather(*spawns))
+
+    async def spawn_runner(self, index: int, incarnation: int = 0) -> Any:
+        """Start the runner of the place `index` (0-based); its handle, ready to sample."""
+        local = self.config.num_env_runners == 0
+        return await self._system.spawn(
+            EnvRunnerRole,
+            self.config,
+            self._worker_index(0 if local else index + 1),
+            incarnation,
+            name=f"{'eval-' if self._is_evaluation else ''}runner-{index}",
+            in_process=local,
+        )
+
+    def _worker_index(self, index: int) -> int:
+        return index + (1_000_000 if self._is_evaluation else 0)
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    async def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[Any]:
+        """Episodes from all runners at once, as one flat list.
+
+        Args:
+            num_timesteps: At least so many env steps over all runners.
+            num_episodes: Exactly so many whole episodes over all runners. With neither, each
+                runner returns one fragment (see EnvRunner.sample).
+            explore, random_actions, force_reset: As of EnvRunner.sample.
+
+        Returns:
+            Episodes in runner order, each runner's in its own order.
+        """
+        batches = await self.sample_batches(
+            num_timesteps=num_timesteps,
+            num_episodes=num_episodes,
+            explore=explore,
+            random_actions=random_actions,
+            force_reset=force_reset,
+        )
+        self._metas.append([batch.meta for batch in batches])
+        return flatten_episodes(batches)
+
+    async def sample_batches(
+        self, *, num_timesteps: int | None = None, num_episodes: int | None = None, **options: Any
+    ) -> list[Any]:
+        """As `sample`, one EpisodeBatch per runner."""
+        num = self.num_env_runners
+        calls = []
+        for index in range(num):
+            shares = {
+                name: _share(total, num, index)
+                for name, total in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes))
+                if total is not None
+            }
+            if all(share for share in shares.values()):
+                calls.append((index, {**options, **shares}))
+        if self.local_env_runner is not None:
+            return [self.local_env_runner.sample(**options) for _, options in calls]
+        return list(await asyncio.gather(*(self.handles[index].sample(**kw) for index, kw in calls)))
+
+    def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
+        """What `sample` calls reported since the last take (for the result's metrics)."""
+        taken, self._metas = self._metas, []
+        return taken
+
+    # -- weights and state ----------------------------------------------------------------------
+
+    async def set_weights(self, snapshot: Any, version: int) -> None:
+        """Load one snapshot (``WeightsLayout.snapshot``) into every runner."""
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_weights(snapshot, version=version)
+        await asyncio_gather(self.handles, lambda handle: handle.set_weights(snapshot, version))
+
+    async def set_connector_state(self, state: Mapping[str, Any]) -> None:
+        """Put merged connector states into every runner's pipelines."""
+        if not state:
+            return
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_connector_state(state)
+        await asyncio_gather(self.handles, lambda handle: handle.set_connector_state(state))
+
+    async def get_connector_deltas(self) -> list[Any]:
+        """What every runner's connector pieces learned since the last call."""
+        if self.local_env_runner is not None:
+            return [self.local_env_runner.get_connector_delta()]
+        return await asyncio_gather(self.handles, lambda handle: handle.get_connector_delta())
+
+    async def get_metrics(self) -> list[dict[str, Any]]:
+        """Each runner's metrics since the last call."""
+        if self.local_env_runner is not None:
+            return [self.local_env_runner.get_metrics()]
+        return await asyncio_gather(self.handles, lambda handle: handle.get_metrics())
+
+    async def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
+        """``func(env_runner)`` in every runner's process; the results in runner order.
+
+        Args:
+            func: Travels by value to local processes; its result must be plain values or arrays.
+        """
+        if self.local_env_runner is not None:
+            return [func(self.local_env_runner)]
+
+        def on_role(role: Any) -> Any:
+            return func(role.env_runner)
+
+        return await asyncio_gather(self.handles, lambda handle: handle.apply(on_role))
+
+    async def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
+        """``func(env)`` for every env of every runner; a list per runner."""
+        return await self.foreach_env_runner(lambda env_runner: env_runner.foreach_env(func))
+
+    def num_healthy_remote_workers(self) -> int:
+        """Remote runners whose processes live."""
+        return sum(1 for handle in self.handles if not handle.exited.done())
+
+    async def stop(self) -> None:
+        """End the runners."""
+        if self.local_env_runner is not None:
+            self.local_env_runner.stop()
+            self.local_env_runner = None
+        handles, self.handles = self.handles, []
+        await asyncio_gather(handles, lambda handle: handle.stop())
+
+
+class EnvRunnerGroup:
+    """The synchronous face of AsyncEnvRunnerGroup.
+
+    Args:
+        config: With ``num_env_runners=0`` the group is one local runner.
+
+    Example::
+
+        group = EnvRunnerGroup(config=config)
+        episodes = group.sample(num_episodes=4)
+        group.stop()
+    """
+
+    def __init__(self, *, config: Any) -> None:
+        run = runner_for(config)
+        self._run: Run = run
+        self._system: Any = None
+        if config.num_env_runners:
+            from rlzmq.actors.system import ActorSystem
+
+            self._system = ActorSystem()
+            run(self._system.start())
+        self._group = AsyncEnvRunnerGroup(config, system=self._system)
+        run(self._group.start())
+
+    @classmethod
+    def facing(cls, group: AsyncEnvRunnerGroup, run: Run) -> Self:
+        """The face of a group that lives already."""
+        face = cls.__new__(cls)
+        face._run, face._system, face._group = run, None, group
+        return face
+
+    def sample(self, **kwargs: Any) -> list[Any]:
+        """Episodes from all runners (see AsyncEnvRunnerGroup.sample)."""
+        return self._run(self._group.sample(**kwargs))  # type: ignore[no-any-return]
+
+    @property
+    def local_env_runner(self) -> Any:
+        """The runner in this process, or None."""
+        return self._group.local_env_runner
+
+    @property
+    def num_env_runners(self) -> int:
+        """Runners that sample."""
+        return self._group.num_env_runners
+
+    def num_healthy_remote_workers(self) -> int:
+        """Remote runners whose processes live."""
+        return self._group.num_healthy_remote_workers()
+
+    def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
+        """``func(env_runner)`` in every runner's process; the results in runner order."""
+        return self._run(self._group.foreach_env_runner(func))  # type: ignore[no-any-return]
+
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
+        """``func(env)`` for every env of every runner; a list per runner."""
+        return self._run(self._group.foreach_env(func))  # type: ignore[no-any-return]
+
+    def get_metrics(self) -> list[dict[str, Any]]:
+        """Each runner's metrics since the last call."""
+        return self._run(self._group.get_metrics())  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        """End the runners."""
+        self._run(self._group.stop())
+        if self._system is not None:
+            self._run(self._system.stop())
+
+
+def flatten_episodes(batches: Sequence[Any]) -> list[Any]:
+    """All episodes of several batches (or lists) in one list."""
+    return [episode for batch in batches for episode in batch]
+
+
+async def asyncio_gather(handles: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
+    """``call(handle)`` of all handles at once; does not wait where there are none."""
+    if not handles:
+        return []
+    return list(await asyncio.gather(*(call(handle) for handle in handles)))
+
+
+def _share(total: int, num: int, index: int) -> int:
+    if total < 0:
+        raise ConfigurationError(f"sample(): expected a number of steps or episodes ≥ 0, got {total}.")
+    return total // num + (1 if index < total % num else 0)

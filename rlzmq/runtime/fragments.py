@@ -1,0 +1,28 @@
+"""One fragment out of a runner: the same few steps in the driver's process and in a runner's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["take_fragment"]
+
+
+def take_fragment(runner: Any, num_vector_steps: int) -> Any:
+    """Sample a lease and put what the driver must learn of it into the batch's meta.
+
+    Args:
+        runner: An EnvRunner.
+        num_vector_steps: The lease.
+
+    Returns:
+        The runner's EpisodeBatch; its meta holds episode metrics, counts, and the connector delta
+        where a piece has one.
+    """
+    batch = runner.sample_lease(num_vector_steps)
+    delta = runner.get_connector_delta()
+    if delta:
+        batch.meta["connector_delta"] = delta
+    custom = runner.metrics.reduce(compile=False) if len(runner.metrics) else None
+    if custom:
+        batch.meta["custom_metrics"] = custom
+    return batch

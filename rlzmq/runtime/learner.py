@@ -1,0 +1,112 @@
+"""The learner role: one rank of the learner group in a process of its own.
+
+                     event loop                          learner thread
+    broker ──SHARDs──►  LearnerLink ──exact batch──►  learner.update  ◄── collectives ──► other ranks
+    broker ◄──DONE────  LearnerLink ◄──results──────
+    broker ◄─WEIGHTS──  LearnerLink ◄──snapshot─────  (rank 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["LearnerRole", "make_learner"]
+
+
+def make_learner(config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
+    """A built Learner of the class that a config asks for, in this process."""
+    learner = config.resolved_learner_class(
+        config=config, module_spec=module_spec, rank=rank, num_ranks=num_ranks
+    )
+    learner.build()
+    return learner
+
+
+class LearnerRole:
+    """What runs in a learner's process.
+
+    Plain methods run on the actor's own thread, which is the only one that touches the learner;
+    `async` ones run on its event loop.
+
+    Args:
+        config: The run's config.
+        module_spec: The MultiRLModuleSpec with its spaces.
+        rank: This learner's rank.
+        num_ranks: Of the whole group.
+    """
+
+    def __init__(self, config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> None:
+        import torch
+
+        torch.set_num_threads(config.torch_num_threads)
+        self.config = config
+        self.rank = rank
+        self.learner = make_learner(config, module_spec, rank, num_ranks)
+        self._layout: Any = None
+        self._link: Any = None
+
+    # -- on the actor's thread ------------------------------------------------------------------
+
+    def join_group(self, rank: int, num_ranks: int, store_path: str, generation: int) -> None:
+        """Form the process group of a generation with the other ranks of this machine.
+
+        Args:
+            rank: This learner's rank.
+            num_ranks: Of the whole group.
+            store_path: A file that all ranks see and that is not there yet.
+            generation: +1 whenever the group is formed anew.
+        """
+        from torch.distributed import FileStore
+
+        self.rank = rank
+        self.learner.setup_distributed(
+            rank=rank,
+            world_size=num_ranks,
+            store=FileStore(store_path, num_ranks),
+            timeout_s=self.config.learner_timeout_s,
+            generation=generation,
+        )
+
+    def leave_group(self) -> None:
+        """Leave the process group."""
+        self.learner.close_distributed()
+
+    def update(self, **kwargs: Any) -> dict[str, Any]:
+        """See Learner.update."""
+        return self.learner.update(**kwargs)  # type: ignore[no-any-return]
+
+    def get_state(self) -> dict[str, Any]:
+        """See Learner.get_state."""
+        return self.learner.get_state()  # type: ignore[no-any-return]
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See Learner.set_state."""
+        self.learner.set_state(state)
+
+    def get_inference_weights(self) -> tuple[Any, int]:
+        """(snapshot of what runners need, version)."""
+        if self._layout is None:
+            from rlzmq.modules.weights import WeightsLayout
+
+            self._layout = WeightsLayout.of(self.learner.module, inference_only=True)
+        return self._layout.snapshot(self.learner.module), self.learner.weights_seq_no
+
+    # -- on the event loop ----------------------------------------------------------------------
+
+    async def connect(self, link: Mapping[str, Any]) -> None:
+        """Begin to take shards from the broker.
+
+        Args:
+            link: Addresses and identity, as `runtime.broker_pipeline` hands them out.
+        """
+        from rlzmq.runtime.learner_link import LearnerLink
+
+        self._link = LearnerLink(self, **link)
+        await self._link.start()
+
+    async def disconnect(self) -> None:
+        """Say goodbye to the broker."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.stop()

@@ -1,0 +1,256 @@
+"""LearnerGroup: one local learner, or several ranks in processes of their own, as one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.runtime.env_runner_group import asyncio_gather
+from rlzmq.runtime.learner import LearnerRole, make_learner
+from rlzmq.runtime.run import Run, runner_for
+from rlzmq.runtime.sharding import shard_episodes
+
+__all__ = ["AsyncLearnerGroup", "LearnerGroup"]
+
+
+class AsyncLearnerGroup:
+    """Trains one module on equal shards of each batch.
+
+    Args:
+        config: Says how many learners, of which class.
+        module_spec: The MultiRLModuleSpec with its spaces.
+        system: The ActorSystem that spawns them; without one there is a single local learner, and
+            no coroutine of the group ever waits.
+
+    Attributes:
+        handles: The ranks' actor handles in rank order; empty for a local group.
+        local_learner: The Learner in this process, or None.
+        generation: +1 whenever the process group is formed anew.
+    """
+
+    def __init__(self, config: Any, module_spec: Any, *, system: Any = None) -> None:
+        self.config = config
+        self.module_spec = module_spec
+        self._system = system
+        self.handles: list[Any] = []
+        self.local_learner: Any = None
+        self.generation = 0
+        self._rendezvous: Path | None = None
+        self._results: list[tuple[list[dict[str, Any]], int]] = []
+
+    @property
+    def num_learners(self) -> int:
+        """Ranks: remote ones, or the one local one."""
+        return len(self.handles) or 1
+
+    async def start(self) -> None:
+        """Make the learners and form their process group."""
+        num = self.config.num_learners
+        if self._system is None:
+            self.local_learner = make_learner(self.config, self.module_spec)
+            return
+        self.handles = list(await asyncio.gather(*(self._spawn(rank) for rank in range(max(num, 1)))))
+        if num > 1:
+            self._rendezvous = Path(tempfile.mkdtemp(prefix="rlzmq-learners-"))
+            await self._form_group()
+
+    async def _spawn(self, rank: int) -> Any:
+        local = self.config.num_learners == 0
+        return await self._system.spawn(
+            LearnerRole,
+            self.config,
+            self.module_spec,
+            rank,
+            max(self.config.num_learners, 1),
+            name=f"learner-{rank}",
+            in_process=local,
+        )
+
+    async def _form_group(self) -> None:
+        store = str(self._rendezvous / f"store-{self.generation}") if self._rendezvous else ""
+        num = len(self.handles)
+        await asyncio.gather(
+            *(
+                handle.join_group(rank, num, store, self.generation)
+                for rank, handle in enumerate(self.handles)
+            )
+        )
+
+    # -- updates --------------------------------------------------------------------------------
+
+    async def update(
+        self, *, episodes: Sequence[Any], timesteps: Mapping[str, int] | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
+        """One update on these episodes, shared equally by all ranks.
+
+        Args:
+            episodes: Episodes, or an EpisodeBatch; they are cut so that every rank trains the same
+                number of env steps (at most num_learners - 1 steps are left out, and counted).
+            timesteps: Lifetime counters that drive schedules.
+            options: ``num_epochs``, ``minibatch_size``, ``shuffle_batch_per_epoch``.
+
+        Returns:
+            ``{module id: {metric: value}}`` of each rank.
+
+        Raises:
+            ValueError: There are fewer env steps than ranks.
+        """
+        counts = dict(timesteps) if timesteps else None
+        if self.local_learner is not None:
+            results = [self.local_learner.update(episodes=episodes, timesteps=counts, **options)]
+            num_steps = _num_env_steps(episodes)
+        else:
+            shards, num_steps = shard_episodes(episodes, len(self.handles))
+            calls = (
+                handle.update(episodes=shard, timesteps=counts, **options)
+                for handle, shard in zip(self.handles, shards, strict=True)
+            )
+            results = list(await asyncio.gather(*calls))
+        self._results.append((results, num_steps))
+        return results
+
+    def take_results(self) -> list[tuple[list[dict[str, Any]], int]]:
+        """(results, env steps) of `update` calls since the last take."""
+        taken, self._results = self._results, []
+        return taken
+
+    # -- state ----------------------------------------------------------------------------------
+
+    async def get_state(self) -> dict[str, Any]:
+        """Rank 0's learner state (all ranks hold the same)."""
+        if self.local_learner is not None:
+            return self.local_learner.get_state()  # type: ignore[no-any-return]
+        return await self.handles[0].get_state()  # type: ignore[no-any-return]
+
+    async def set_state(self, state: Mapping[str, Any]) -> None:
+        """Every rank takes over this state."""
+        if self.local_learner is not None:
+            self.local_learner.set_state(state)
+        await asyncio_gather(self.handles, lambda handle: handle.set_state(dict(state)))
+
+    async def get_weights(self) -> dict[str, Any]:
+        """``{module id: {name: array}}`` of rank 0."""
+        state = await self.get_state()
+        return state["rl_module"]  # type: ignore[no-any-return]
+
+    async def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Every rank takes over these weights; optimisers stay as they are."""
+        await self.set_state({"rl_module": dict(weights)})
+
+    async def get_inference_weights(self) -> tuple[Any, int]:
+        """(snapshot of what runners need, version)."""
+        if self.local_learner is not None:
+            from rlzmq.modules.weights import WeightsLayout
+
+            learner = self.local_learner
+            layout = WeightsLayout.of(learner.module, inference_only=True)
+            return layout.snapshot(learner.module), learner.weights_seq_no
+        snapshot, version = await self.handles[0].get_inference_weights()
+        return snapshot, version
+
+    async def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
+        """``func(learner)`` on every rank; the results in rank order."""
+        if self.local_learner is not None:
+            return [func(self.local_learner)]
+
+        def on_role(role: Any) -> Any:
+            return func(role.learner)
+
+        return await asyncio_gather(self.handles, lambda handle: handle.apply(on_role))
+
+    async def shutdown(self) -> None:
+        """End the learners."""
+        self.local_learner = None
+        handles, self.handles = self.handles, []
+        with contextlib.suppress(Exception):  # a rank that died has left its group already
+            await asyncio_gather(handles, lambda handle: handle.leave_group())
+        await asyncio_gather(handles, lambda handle: handle.stop())
+        if self._rendezvous is not None:
+            shutil.rmtree(self._rendezvous, ignore_errors=True)
+
+
+class LearnerGroup:
+    """The synchronous face of AsyncLearnerGroup.
+
+    Args:
+        config: With ``num_learners=0`` the group is one local learner.
+        module_spec: The MultiRLModuleSpec with its spaces.
+    """
+
+    def __init__(self, *, config: Any, module_spec: Any) -> None:
+        run: Run = runner_for(config)
+        self._run = run
+        self._system: Any = None
+        if config.num_learners:
+            from rlzmq.actors.system import ActorSystem
+
+            self._system = ActorSystem()
+            run(self._system.start())
+        self._group = AsyncLearnerGroup(config, module_spec, system=self._system)
+        run(self._group.start())
+
+    @classmethod
+    def facing(cls, group: AsyncLearnerGroup, run: Run) -> Self:
+        """The face of a group that lives already."""
+        face = cls.__new__(cls)
+        face._run, face._system, face._group = run, None, group
+        return face
+
+    def update(self, **kwargs: Any) -> list[dict[str, Any]]:
+        """One update (see AsyncLearnerGroup.update)."""
+        return self._run(self._group.update(**kwargs))  # type: ignore[no-any-return]
+
+    def get_state(self) -> dict[str, Any]:
+        """Rank 0's learner state."""
+        return self._run(self._group.get_state())  # type: ignore[no-any-return]
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Every rank takes over this state."""
+        self._run(self._group.set_state(state))
+
+    def get_weights(self) -> dict[str, Any]:
+        """``{module id: {name: array}}``."""
+        return self._run(self._group.get_weights())  # type: ignore[no-any-return]
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Every rank takes over these weights."""
+        self._run(self._group.set_weights(weights))
+
+    def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
+        """``func(learner)`` on every rank; the results in rank order."""
+        return self._run(self._group.foreach_learner(func))  # type: ignore[no-any-return]
+
+    @property
+    def num_learners(self) -> int:
+        """Ranks."""
+        return self._group.num_learners
+
+    def shutdown(self) -> None:
+        """End the learners."""
+        self._run(self._group.shutdown())
+        if self._system is not None:
+            self._run(self._system.stop())
+
+
+def _num_env_steps(episodes: Any) -> int:
+    counted = getattr(episodes, "num_env_steps", None)
+    if counted is not None:
+        return int(counted)
+    return sum(
+        int(item.num_env_steps) if hasattr(item, "num_env_steps") else int(item.env_steps()) for item in episodes
+    )
+
+
+def check_learner_count(num_learners: int, available: int) -> None:
+    """Raise ConfigurationError when fewer GPUs are there than learners that want one."""
+    if num_learners > available:
+        raise ConfigurationError(
+            f"config.num_learners={num_learners} with num_gpus_per_learner > 0, but this machine has {available} "
+            "GPU(s). Lower num_learners, or set num_gpus_per_learner=0."
+        )

@@ -1,0 +1,103 @@
+"""The runner role: an EnvRunner in a process of its own, sampling under leases.
+
+                    event loop                              sampler thread
+    broker ──LEASE──►  RunnerLink ──one lease──►  env_runner.sample_lease
+    broker ◄─FRAGMENT─ RunnerLink ◄─one fragment─  (columns are the frames)
+    broker ──weights─► RunnerLink   newest snapshot, loaded between two leases
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["EnvRunnerRole", "make_env_runner"]
+
+
+def make_env_runner(config: Any, worker_index: int, incarnation: int = 0) -> Any:
+    """The EnvRunner that a config asks for, in this process."""
+    runner_class = config.env_runner_cls
+    if runner_class is None:
+        if config.is_multi_agent:
+            from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner as runner_class
+        else:
+            from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner as runner_class
+    return runner_class(config=config, worker_index=worker_index, incarnation=incarnation)
+
+
+class EnvRunnerRole:
+    """What runs in a runner's process.
+
+    Plain methods run on the actor's own thread, which is the only one that touches the env runner;
+    `async` ones run on its event loop.
+
+    Args:
+        config: The run's config.
+        worker_index: 1-based index within the group (0: the local one).
+        incarnation: How many times this place was restarted.
+    """
+
+    def __init__(self, config: Any, worker_index: int, incarnation: int = 0) -> None:
+        import torch
+
+        torch.set_num_threads(config.torch_num_threads)
+        self.config = config
+        self.env_runner = make_env_runner(config, worker_index, incarnation)
+        self._link: Any = None
+
+    # -- on the actor's thread ------------------------------------------------------------------
+
+    def sample(self, **kwargs: Any) -> Any:
+        """See EnvRunner.sample."""
+        return self.env_runner.sample(**kwargs)
+
+    def set_weights(self, snapshot: Any, version: int) -> bool:
+        """See EnvRunner.set_weights."""
+        return self.env_runner.set_weights(snapshot, version=version)  # type: ignore[no-any-return]
+
+    def get_connector_delta(self) -> dict[str, Any]:
+        """See EnvRunner.get_connector_delta."""
+        return self.env_runner.get_connector_delta()  # type: ignore[no-any-return]
+
+    def set_connector_state(self, state: Mapping[str, Any]) -> None:
+        """See EnvRunner.set_connector_state."""
+        self.env_runner.set_connector_state(state)
+
+    def get_metrics(self) -> dict[str, Any]:
+        """See EnvRunner.get_metrics."""
+        return self.env_runner.get_metrics()  # type: ignore[no-any-return]
+
+    def get_spaces(self) -> dict[str, Any]:
+        """See EnvRunner.get_spaces."""
+        return self.env_runner.get_spaces()  # type: ignore[no-any-return]
+
+    def get_state(self) -> dict[str, Any]:
+        """See EnvRunner.get_state."""
+        return self.env_runner.get_state()  # type: ignore[no-any-return]
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See EnvRunner.set_state."""
+        self.env_runner.set_state(state)
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env_runner.stop()
+
+    # -- on the event loop ----------------------------------------------------------------------
+
+    async def connect(self, link: Mapping[str, Any]) -> None:
+        """Begin to take leases from the broker.
+
+        Args:
+            link: Addresses and identity, as `runtime.broker_pipeline` hands them out.
+        """
+        from rlzmq.runtime.runner_link import RunnerLink
+
+        self._link = RunnerLink(self.env_runner, **link)
+        await self._link.start()
+
+    async def disconnect(self) -> None:
+        """Say goodbye to the broker; fragments not yet sent are sent first."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.stop()

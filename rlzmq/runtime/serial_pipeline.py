@@ -1,0 +1,111 @@
+"""Updates in one process: the runner samples, the learner trains, in turn, in the caller's stack.
+
+    runner.sample_lease ──fragments──► exact batch ──► learner.update ──weights v+1──► runner
+
+Leases are planned by the same function as the broker's, fragments are cut by the same rule, and
+connector states are merged at the same point, so a run with one runner and one learner process
+trains on the very same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rlzmq.protocol.leases import plan_lease
+from rlzmq.runtime.connector_sync import ConnectorSync
+from rlzmq.runtime.fragments import take_fragment
+from rlzmq.runtime.reports import Accounting, UpdateReport
+
+__all__ = ["SerialPipeline"]
+
+
+class SerialPipeline:
+    """Runs updates with a runner and a learner that live in this process.
+
+    Args:
+        config: The run's config.
+        runner: An EnvRunner.
+        learner: A built Learner.
+        connectors: Merges the runner's connector state.
+
+    Attributes:
+        accounting: Of every env step so far.
+    """
+
+    def __init__(self, config: Any, runner: Any, learner: Any, connectors: ConnectorSync) -> None:
+        self._config = config
+        self._runner = runner
+        self._learner = learner
+        self._connectors = connectors
+        self._num_updates = 0
+        self.accounting = Accounting()
+
+    async def start(self) -> None:
+        """Bring the learner's weights to the runner."""
+        self.push_weights()
+
+    async def run_update(self, num_env_steps_before: int) -> UpdateReport:
+        """Sample one batch under the newest weights, train on it, and hand the new weights over.
+
+        Args:
+            num_env_steps_before: Env steps trained in the run before this update.
+        """
+        start = time.perf_counter()
+        batches, metas = self._sample()
+        sampled = time.perf_counter()
+        num_steps = self._config.total_train_batch_size
+        results = self._learner.update(
+            episodes=batches,
+            timesteps={"num_env_steps_sampled_lifetime": num_env_steps_before + num_steps},
+        )
+        trained = time.perf_counter()
+        self.accounting.add(trained=num_steps)
+        state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
+        self.push_weights()
+        if state is not None:
+            self._runner.set_connector_state(state)
+        update_id = self._num_updates
+        self._num_updates += 1
+        return UpdateReport(
+            update_id=update_id,
+            weights_version=self._learner.weights_seq_no,
+            learner_results=[results],
+            fragments=metas,
+            num_env_steps_trained=num_steps,
+            timers={
+                "sample": sampled - start,
+                "learn": trained - sampled,
+                "synch_weights": time.perf_counter() - trained,
+            },
+        )
+
+    def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
+        config, runner = self._config, self._runner
+        remaining = config.total_train_batch_size
+        fragment_length = config.get_rollout_fragment_length()
+        batches: list[Any] = []
+        metas: list[dict[str, Any]] = []
+        while remaining:
+            length = plan_lease(remaining, 1, runner.num_envs, fragment_length)
+            batch = take_fragment(runner, length)
+            metas.append(batch.meta)
+            num_steps = batch.num_env_steps
+            self.accounting.add(sampled=num_steps)
+            if num_steps > remaining:
+                batch = batch.split(remaining)[0]
+                self.accounting.add(dropped={"surplus": num_steps - remaining})
+                num_steps = remaining
+            if num_steps:
+                batches.append(batch)
+            remaining -= num_steps
+        return batches, metas
+
+    def push_weights(self) -> None:
+        """Give the runner the learner's current weights and version."""
+        snapshot = self._runner.get_weights_layout().snapshot(self._learner.module)
+        self._runner.set_weights(snapshot, version=self._learner.weights_seq_no)
+
+    async def stop(self) -> None:
+        """Count what was sampled and never trained."""
+        self.accounting.drop_pending("stopped")

@@ -1,0 +1,174 @@
+"""Session: who samples, who learns, and the pipeline between them, for one run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.runtime.connector_sync import ConnectorSync
+from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.runtime.learner_group import AsyncLearnerGroup
+from rlzmq.runtime.reports import Accounting, UpdateReport
+from rlzmq.runtime.run import needs_processes
+from rlzmq.runtime.serial_pipeline import SerialPipeline
+
+__all__ = ["Session"]
+
+
+class Session:
+    """Starts and stops everything that a run needs; an Algorithm only plans and reports.
+
+    Args:
+        config: Frozen.
+
+    Attributes:
+        system: The ActorSystem; None when everything is in this process.
+        env_runner_group, learner_group: Set by `start`.
+        accounting: Of every env step of the run.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.system: Any = None
+        self.env_runner_group: Any = None
+        self.learner_group: Any = None
+        self.accounting = Accounting()
+        self._pipeline: Any = None
+        self._connectors: Any = None
+
+    async def start(self) -> None:
+        """Start the processes, form the groups, bring the first weights to the runners."""
+        config = self.config
+        single = config.single_spaces()
+        spaces = {"__env_single__": single, "__env__": single}
+        module_spec = config.get_multi_rl_module_spec(spaces=spaces)
+        self._connectors = ConnectorSync(config, spaces)
+        if needs_processes(config):
+            from rlzmq.actors.system import ActorSystem
+
+            self.system = ActorSystem()
+            await self.system.start()
+        pipeline_system = self.system if config.num_env_runners or config.num_learners else None
+        self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system)
+        self.learner_group = AsyncLearnerGroup(config, module_spec, system=pipeline_system)
+        if pipeline_system is None:
+            await self.env_runner_group.start()
+            await self.learner_group.start()
+            self._pipeline = SerialPipeline(
+                config,
+                self.env_runner_group.local_env_runner,
+                self.learner_group.local_learner,
+                self._connectors,
+            )
+        else:
+            from rlzmq.runtime.broker_pipeline import BrokerPipeline
+
+            self._pipeline = BrokerPipeline(
+                config, self.system, self.env_runner_group, self.learner_group, self._connectors
+            )
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.env_runner_group.start())
+                tasks.create_task(self.learner_group.start())
+                tasks.create_task(self._pipeline.start_broker())
+        self._pipeline.accounting = self.accounting
+        await self._pipeline.start()
+
+    async def run_update(self, num_env_steps_before: int) -> UpdateReport:
+        """One update through the pipeline.
+
+        Args:
+            num_env_steps_before: Env steps trained in the run before it.
+        """
+        return await self._pipeline.run_update(num_env_steps_before)  # type: ignore[no-any-return]
+
+    async def sync_weights(self) -> None:
+        """Give all runners the learners' weights and the merged connector state."""
+        snapshot, version = await self.get_inference_weights()
+        await self.env_runner_group.set_weights(snapshot, version)
+        if self._connectors.is_needed:
+            state = self._connectors.merge(await self.env_runner_group.get_connector_deltas())
+            await self.env_runner_group.set_connector_state(state or {})
+
+    async def get_inference_weights(self) -> tuple[Any, int]:
+        """(snapshot of what runners need, version)."""
+        return await self.learner_group.get_inference_weights()  # type: ignore[no-any-return]
+
+    def get_connector_state(self) -> dict[str, Any]:
+        """The merged connector state ({} where no piece has any)."""
+        return self._connectors.get_state() if self._connectors.is_needed else {}
+
+    async def get_module(self, module_id: str) -> Any:
+        """An RLModule with the current weights, in this process."""
+        if self.learner_group.local_learner is not None:
+            modules = self.learner_group.local_learner.module
+        else:
+            modules = self.learner_group.module_spec.build()
+            weights = await self.learner_group.get_weights()
+            modules.set_state(weights)
+        if module_id not in modules:
+            raise KeyError(f"No module {module_id!r}.{did_you_mean(module_id, list(modules.keys()))}")
+        return modules[module_id]
+
+    def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
+        """What `env_runner_group.sample` reported since the last take; counted as sampled."""
+        taken: list[list[dict[str, Any]]] = self.env_runner_group.take_sampled_metas()
+        for metas in taken:
+            self.accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
+        return taken
+
+    def take_learner_results(self) -> list[tuple[list[dict[str, Any]], int]]:
+        """What `learner_group.update` returned since the last take; counted as trained.
+
+        Steps that were trained before (a replay buffer's) are not counted twice.
+        """
+        taken: list[tuple[list[dict[str, Any]], int]] = self.learner_group.take_results()
+        for _, num_steps in taken:
+            self.accounting.add(trained=min(num_steps, self.accounting.pending))
+        return taken
+
+    def fault_tolerance(self) -> dict[str, Any]:
+        """RLlib's keys of the result's ``fault_tolerance``."""
+        group = self.env_runner_group
+        return {
+            "num_healthy_workers": group.num_healthy_remote_workers() if self.config.num_env_runners else 0,
+            "num_remote_worker_restarts": group.num_restarts,
+        }
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    async def get_state(self) -> dict[str, Any]:
+        """Components of a checkpoint: learner, connectors, accounting."""
+        return {
+            "learner_group/learner": await self.learner_group.get_state(),
+            "env_runner": self.get_connector_state(),
+            "accounting": self.accounting.to_dict(),
+        }
+
+    async def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`'s components; runners get weights and connector states at once."""
+        expected = {"learner_group/learner", "env_runner", "accounting"}
+        if missing := expected - set(state):
+            raise ConfigurationError(f"set_state: components missing: {sorted(missing)}.")
+        await self._pipeline.pause()
+        await self.learner_group.set_state(state["learner_group/learner"])
+        self._connectors.set_state(state["env_runner"])
+        self.accounting.set_state(state["accounting"])
+        await self._pipeline.restart()
+
+    async def stop(self) -> None:
+        """End everything, in the order in which nothing is lost. May be called after a failed start."""
+        try:
+            if self._pipeline is not None:
+                await self._pipeline.stop()
+            for end in (
+                self.env_runner_group.stop if self.env_runner_group else None,
+                self.learner_group.shutdown if self.learner_group else None,
+            ):
+                if end is not None:
+                    await end()
+        finally:
+            if self.system is not None:
+                await self.system.stop()

@@ -1,0 +1,121 @@
+"""What a run shows while it runs: a live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["LinesView", "PanelView", "View", "make_view", "summary_line"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class View:
+    """Shows nothing; the others show each result."""
+
+    def show(self, result: Mapping[str, Any]) -> None:
+        """Show one iteration's result."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop showing."""
+
+
+class LinesView(View):
+    """A line per iteration."""
+
+    def show(self, result: Mapping[str, Any]) -> None:
+        """Print one line."""
+        print(summary_line(result), flush=True)
+
+
+class PanelView(View):
+    """A rich live panel: the curve, rates, losses, processes, and where the steps went."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._title = title
+        self._curve: deque[float] = deque(maxlen=60)
+        self._live = Live(console=Console(), refresh_per_second=8)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, result: Mapping[str, Any]) -> None:
+        """Renew the panel."""
+        from rich.panel import Panel
+        from rich.table import Table
+
+        mean = result["env_runners"].get("episode_return_mean", math.nan)
+        if not math.isnan(mean):
+            self._curve.append(mean)
+        table = Table.grid(padding=(0, 2))
+        for name, text in _facts(result).items():
+            table.add_row(f"[bold]{name}[/bold]", text)
+        table.add_row("[bold]curve[/bold]", f"[green]{sparkline(list(self._curve))}[/green]")
+        self._live.update(Panel(table, title=self._title, expand=False), refresh=True)
+
+
+def make_view(name: str, config: Any, *, quiet: bool = False) -> View:
+    """The view that fits where the output goes."""
+    if quiet:
+        return View()
+    if not sys.stdout.isatty():
+        return LinesView()
+    title = f"{name} on {config.env}  ({config.num_env_runners} runners, {config.num_learners} learners)"
+    return PanelView(title)
+
+
+def summary_line(result: Mapping[str, Any]) -> str:
+    """One iteration in one line."""
+    return "  ".join(f"{name} {text}" for name, text in _facts(result).items())
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as bars of eight heights, lowest to highest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, str]:
+    runners = result["env_runners"]
+    mean = runners.get("episode_return_mean", math.nan)
+    accounting = result["accounting"]
+    facts = {
+        "iter": str(result["training_iteration"]),
+        "return": "–" if math.isnan(mean) else f"{mean:.1f}",
+        "episodes": str(runners.get("num_episodes_lifetime", 0)),
+        "steps": str(result["num_env_steps_sampled_lifetime"]),
+        "steps/s": f"{runners.get('num_env_steps_sampled_lifetime_throughput', 0.0):.0f}",
+        "dropped": str(sum(accounting["dropped"].values())),
+        "time": f"{result['time_total_s']:.1f}s",
+    }
+    for module_id, values in result.get("learners", {}).items():
+        if module_id.startswith("__"):
+            continue
+        for name, short in (("mean_kl_loss", "kl"), ("entropy", "entropy"), ("vf_explained_var", "ev")):
+            if isinstance(values.get(name), int | float) and len(result["learners"]) <= 2:
+                facts[short] = f"{values[name]:.3f}"
+    evaluation = result.get("evaluation", {}).get("env_runners", {}).get("episode_return_mean")
+    if evaluation is not None:
+        facts["evaluation"] = f"{evaluation:.1f}"
+    return facts
