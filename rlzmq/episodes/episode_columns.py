@@ -16,7 +16,7 @@ __all__ = ["EpisodeColumns", "Indices", "UnknownColumnError"]
 Indices = int | slice | Sequence[int] | None
 
 # Rewards have no space of their own in an environment.
-_REWARD_SPACE = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
+REWARD_SPACE = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
 class UnknownColumnError(KeyError):

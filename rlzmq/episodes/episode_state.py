@@ -61,6 +61,7 @@ def get_state(episode: SingleAgentEpisode) -> dict[str, Any]:
         "observation_space": space_to_plain(episode.observation_space),
         "action_space": space_to_plain(episode.action_space),
         "custom_data": to_plain(episode.custom_data, f"{where}.custom_data"),
+        "initial_state": to_plain(episode.initial_state, f"{where}.initial_state"),
         "duration_s": episode.get_duration_s(),
     }
 
@@ -92,6 +93,7 @@ def set_state(episode: SingleAgentEpisode, state: dict[str, Any]) -> SingleAgent
         for name in _FACTS:
             setattr(episode, name, from_plain(state[name]))
         episode.custom_data = from_plain(state["custom_data"])
+        episode.initial_state = from_plain(state["initial_state"])
         episode._duration_s = float(state["duration_s"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(

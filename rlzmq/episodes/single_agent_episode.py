@@ -15,7 +15,7 @@ import numpy as np
 
 from rlzmq.episodes import episode_state
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_columns import _REWARD_SPACE, EpisodeColumns, InfosBuffer
+from rlzmq.episodes.episode_columns import REWARD_SPACE, EpisodeColumns, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer, same_items
 
 __all__ = ["SingleAgentEpisode"]
@@ -57,6 +57,8 @@ class SingleAgentEpisode(EpisodeColumns):
         t: The time step of the last observation; ``len(episode) == t - t_started``.
         is_terminated, is_truncated: Whether, and how, the episode ended with the last step.
         custom_data: A dict for user code. Chunks cut off get a deep copy.
+        initial_state: The module's state before this chunk's first step, when known (stateful modules:
+            chunks made by `cut`, `slice` and `EpisodeBatch` know it without any lookback), else None.
 
     Raises:
         ValueError: When the columns' lengths do not fit together.
@@ -67,6 +69,7 @@ class SingleAgentEpisode(EpisodeColumns):
         "_last_step_time",
         "agent_id",
         "custom_data",
+        "initial_state",
         "is_terminated",
         "is_truncated",
         "module_id",
@@ -101,6 +104,7 @@ class SingleAgentEpisode(EpisodeColumns):
         self.is_terminated = bool(terminated)
         self.is_truncated = bool(truncated)
         self.custom_data: dict[str, Any] = {}
+        self.initial_state: Any = None
         self._observation_space = observation_space
         self._action_space = action_space
         self._duration_s = 0.0
@@ -110,7 +114,7 @@ class SingleAgentEpisode(EpisodeColumns):
             lookback = self._given_lookback(rewards, len_lookback_buffer)
             self.observations = _buffer(observations, lookback, observation_space)
             self.actions = _buffer(actions, lookback, action_space)
-            self.rewards = _buffer(rewards, lookback, _REWARD_SPACE)
+            self.rewards = _buffer(rewards, lookback, REWARD_SPACE)
             self.extra_model_outputs = {
                 key: _buffer(values, lookback, None) for key, values in (extra_model_outputs or {}).items()
             }
@@ -432,6 +436,7 @@ class SingleAgentEpisode(EpisodeColumns):
         chunk._action_space = self._action_space
         chunk._duration_s = 0.0
         chunk._last_step_time = None
+        chunk.initial_state = self._state_before(begin + lookback)
         # An episode that was never reset has no observation to keep.
         last = min(end + 1, self.observations.len_incl_lookback())
         chunk.observations = self.observations._part(begin, last, lookback)
@@ -444,6 +449,13 @@ class SingleAgentEpisode(EpisodeColumns):
         chunk.t_started = t_started
         chunk.t = t_started + end - begin - lookback
         return chunk
+
+    def _state_before(self, position: int) -> Any:
+        """The module's state before the step at an absolute position, or None when not known."""
+        state_out = self.extra_model_outputs.get(Columns.STATE_OUT)
+        if state_out is not None and 0 < position <= state_out.len_incl_lookback():
+            return state_out._at(position - 1)
+        return self.initial_state if position == self.rewards.lookback else None
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
         """Append the chunk that continues this one, in place.

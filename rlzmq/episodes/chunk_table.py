@@ -1,0 +1,64 @@
+"""The arithmetic of chunk tables: which slots a run of chunks uses, and how a table is cut by steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["ID_LISTS", "TABLE", "ragged_arange", "steps_window"]
+
+# The parts of an EpisodeBatch's chunk table: arrays [C], and lists of C ids (or None).
+TABLE = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
+ID_LISTS = ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids")
+
+
+def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """``[starts[0], starts[0]+1, …, starts[1], starts[1]+1, …]``, ``counts[i]`` numbers from each start.
+
+    Args:
+        starts: int64 [C].
+        counts: int64 [C], from 0.
+
+    Returns:
+        int64 [counts.sum()].
+    """
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    numbers: np.ndarray = np.arange(total, dtype=np.int64)
+    numbers += np.repeat(starts - (ends - counts), counts)
+    return numbers
+
+
+def steps_window(length: np.ndarray, begin: int, end: int) -> tuple[int, int, int, int]:
+    """Which chunks hold the steps ``begin…end-1`` of all chunks' steps in order, and what is cut off.
+
+    Chunks without steps belong to the window that ends at (or begins before) their place; ``begin == 0``
+    takes the leading ones too.
+
+    Args:
+        length: int64 [C], steps per chunk.
+        begin, end: ``0 <= begin <= end <= length.sum()``.
+
+    Returns:
+        (first chunk, one past the last chunk, steps cut off the first one's front, steps cut off the last
+        one's end).
+    """
+    ends = np.cumsum(length)
+    total = int(ends[-1]) if len(ends) else 0
+    first = int(np.searchsorted(ends, begin, "right")) if begin else 0
+    if end == total:
+        stop = len(ends)
+    elif end == 0:
+        stop = 0
+    else:
+        # The chunk that holds step `end` is the first that is not wholly in, but may be in partly.
+        stop = int(np.searchsorted(ends, end, "right"))
+        if int(ends[stop] - length[stop]) < end:
+            stop += 1
+    stop = max(stop, first)
+    if begin == end and begin not in (0, total):
+        return first, first, 0, 0
+    if first == stop:
+        return first, stop, 0, 0
+    front = max(0, begin - int(ends[first] - length[first]))
+    back = max(0, int(ends[stop - 1]) - end)
+    return first, stop, front, back

@@ -1,0 +1,291 @@
+"""How chunks come together in new columns: from episodes, from other batches, and packed densely."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq.core.tree import (
+    space_filler,
+    tree_flatten,
+    tree_map,
+    tree_stack,
+    tree_zeros_like,
+)
+from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+
+if TYPE_CHECKING:
+    from rlzmq.episodes.episode_batch import EpisodeBatch
+    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+__all__ = ["compact", "concat", "dense_infos", "from_episodes"]
+
+
+def dense_infos(sparse: dict[int, dict[str, Any]], begin: int, end: int) -> list[dict[str, Any]]:
+    """The info dicts of slots ``begin…end-1`` as a list, ``{}`` where there is none."""
+    if not sparse:
+        return [{} for _ in range(begin, end)]
+    return [sparse.get(slot, {}) for slot in range(begin, end)]
+
+
+# -- from episodes ------------------------------------------------------------------------------------
+
+
+def from_episodes(episodes: list[SingleAgentEpisode]) -> EpisodeBatch:
+    """See `EpisodeBatch.from_episodes`."""
+    from rlzmq.episodes.episode_batch import EpisodeBatch
+
+    if not episodes:
+        empty = np.zeros(0, np.float32)
+        columns: dict[str, Any] = {Columns.OBS: empty, Columns.ACTIONS: empty, Columns.REWARDS: empty}
+        return EpisodeBatch(columns, start=[], length=[])
+    for episode in episodes:
+        if episode.observations.len_incl_lookback() != episode.rewards.len_incl_lookback() + 1:
+            raise ValueError(
+                f"Episode {episode.id_!r}: expected one observation more than rewards to batch it, got "
+                f"{episode.observations.len_incl_lookback()} and {episode.rewards.len_incl_lookback()}."
+            )
+    length = np.array([len(episode) for episode in episodes], np.int64)
+    lookback = np.array([episode.rewards.lookback for episode in episodes], np.int64)
+    num_slots = length + lookback + 1
+    offset = np.cumsum(num_slots) - num_slots
+    ids: dict[str, Any] = {name: _ids(episodes, attribute) for name, attribute in _ID_ATTRIBUTES}
+    return EpisodeBatch(
+        _columns(episodes),
+        start=offset + lookback,
+        length=length,
+        lookback=lookback,
+        t_started=[episode.t_started for episode in episodes],
+        terminated=[episode.is_terminated for episode in episodes],
+        truncated=[episode.is_truncated for episode in episodes],
+        episode_ids=[episode.id_ for episode in episodes],
+        **ids,
+        initial_state=_initial_states(episodes),
+        infos=_sparse_infos(episodes, offset.tolist()),
+        custom_data={
+            i: dict(episode.custom_data) for i, episode in enumerate(episodes) if episode.custom_data
+        },
+        duration_s=[episode.get_duration_s() for episode in episodes],
+        observation_space=_common([episode.observation_space for episode in episodes]),
+        action_space=_common([episode.action_space for episode in episodes]),
+    )
+
+
+_ID_ATTRIBUTES = (
+    ("agent_ids", "agent_id"),
+    ("module_ids", "module_id"),
+    ("multi_agent_episode_ids", "multi_agent_episode_id"),
+)
+
+
+def _ids(episodes: list[SingleAgentEpisode], attribute: str) -> list[Any] | None:
+    values = [getattr(episode, attribute) for episode in episodes]
+    return None if all(value is None for value in values) else values
+
+
+def _common(spaces: list[gym.Space[Any] | None]) -> gym.Space[Any] | None:
+    """The space that all episodes have; None when they differ."""
+    first = spaces[0]
+    return first if all(space is first or space == first for space in spaces) else None
+
+
+def _columns(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
+    columns = {
+        Columns.OBS: _gather(episodes, Columns.OBS, [episode.observations for episode in episodes], 0),
+        Columns.ACTIONS: _gather(episodes, Columns.ACTIONS, [episode.actions for episode in episodes], 1),
+        Columns.REWARDS: _gather(episodes, Columns.REWARDS, [episode.rewards for episode in episodes], 1),
+    }
+    names: dict[str, None] = {}
+    for episode in episodes:
+        names.update(dict.fromkeys(episode.extra_model_outputs))
+    none = InfiniteLookbackBuffer()
+    for name in names:
+        buffers = [episode.extra_model_outputs.get(name, none) for episode in episodes]
+        columns[name] = _gather(episodes, name, buffers, 1)
+    return columns
+
+
+def _gather(
+    episodes: list[SingleAgentEpisode], name: str, buffers: list[InfiniteLookbackBuffer], num_pads: int
+) -> Any:
+    """One column of all episodes, one after the other, each with ``num_pads`` unused slots at its end."""
+    wanted = [episode.rewards.len_incl_lookback() + 1 - num_pads for episode in episodes]
+    for episode, buffer, num in zip(episodes, buffers, wanted, strict=True):
+        # An episode without steps of its own may lack a column that others have.
+        if buffer.len_incl_lookback() != num and (len(episode) or buffer.len_incl_lookback()):
+            raise ValueError(
+                f"Episode {episode.id_!r}, column {name!r}: expected {num} items (lookback included), got "
+                f"{buffer.len_incl_lookback()}: all episodes of a batch have the same columns."
+            )
+    total = sum(wanted) + num_pads * len(episodes)
+    template = next((buffer for buffer in buffers if buffer.len_incl_lookback()), None)
+    if template is None:
+        space = buffers[0].space
+        return np.zeros(total, np.float32) if space is None else space_filler(space, 0, lead=(total,))
+    try:
+        if not any(buffer.finalized for buffer in buffers if buffer.len_incl_lookback()):
+            return _stack_lists(buffers, wanted, template.data[0], num_pads)
+        return _join_arrays(buffers, wanted, template, num_pads)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"Episodes {[episode.id_ for episode in episodes][:4]}…, column {name!r}: {error}"
+        ) from error
+
+
+def _stack_lists(buffers: list[InfiniteLookbackBuffer], wanted: list[int], filler: Any, num_pads: int) -> Any:
+    items: list[Any] = []
+    for buffer, num in zip(buffers, wanted, strict=True):
+        data = buffer.data if buffer.len_incl_lookback() else []
+        items.extend(data)
+        items.extend([filler] * (num - len(data) + num_pads))
+    return tree_stack(items)
+
+
+def _join_arrays(
+    buffers: list[InfiniteLookbackBuffer], wanted: list[int], template: InfiniteLookbackBuffer, num_pads: int
+) -> Any:
+    first = template.data if template.finalized else tree_stack(template.data)
+    zero = tree_zeros_like(tree_map(lambda leaf: leaf[0], first), (1,))
+    parts: list[Any] = []
+    for buffer, num in zip(buffers, wanted, strict=True):
+        size = buffer.len_incl_lookback()
+        if size:
+            parts.append(buffer.data if buffer.finalized else tree_stack(buffer.data))
+        parts.extend([zero] * (num - size + num_pads))
+    return _concatenate(parts)
+
+
+def _concatenate(parts: list[Any]) -> Any:
+    """Trees of arrays joined along the first axis."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    leaves, spec = tree_flatten(parts[0])
+    columns = [leaves, *(spec.flatten_up_to(part) for part in parts[1:])]
+    return spec.unflatten([np.concatenate(leaf) for leaf in zip(*columns, strict=True)])
+
+
+def _initial_states(episodes: list[SingleAgentEpisode]) -> Any:
+    """Leaves [C, ...] of the states before each chunk's first step, or None unless all are known."""
+    states = [episode.initial_state for episode in episodes]
+    if any(state is None for state in states):
+        return None
+    return tree_stack(states)
+
+
+def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dict[int, dict[str, Any]]:
+    sparse: dict[int, dict[str, Any]] = {}
+    for episode, offset in zip(episodes, offsets, strict=True):
+        source = episode._infos_source
+        if episode._infos is None and isinstance(source, functools.partial):
+            # Infos of a batch's item that nobody asked for: still sparse.
+            infos, begin, end = source.args
+            if infos:
+                sparse.update((slot - begin + offset, infos[slot]) for slot in infos if begin <= slot < end)
+        else:
+            sparse.update((slot, info) for slot, info in enumerate(episode.infos.data, offset) if info)
+    return sparse
+
+
+# -- from batches -------------------------------------------------------------------------------------
+
+
+def concat(batches: list[EpisodeBatch]) -> EpisodeBatch:
+    """See `EpisodeBatch.concat`."""
+    from rlzmq.episodes.episode_batch import EpisodeBatch
+
+    batches = [batch for batch in batches if len(batch)] or batches[:1]
+    if not batches:
+        return from_episodes([])
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    shared = all(batch.columns is first.columns for batch in batches)
+    sizes = [0 if shared else batch.num_slots for batch in batches]
+    offsets = np.cumsum([0, *sizes[:-1]])
+    table: dict[str, Any] = {
+        name: np.concatenate([getattr(batch, name) for batch in batches]) for name in TABLE
+    }
+    table["start"] = np.concatenate([batch.start + k for batch, k in zip(batches, offsets, strict=True)])
+    ids: dict[str, Any] = {name: _concat_ids(batches, name) for name in ID_LISTS}
+    infos: dict[int, dict[str, Any]] = {}
+    custom_data: dict[int, dict[str, Any]] = {}
+    num_chunks = 0
+    for batch, offset in zip(batches, offsets.tolist(), strict=True):
+        infos.update((slot + offset, info) for slot, info in batch.infos.items())
+        custom_data.update((c + num_chunks, data) for c, data in batch.custom_data.items())
+        num_chunks += len(batch)
+    return EpisodeBatch(
+        first.columns if shared else _concat_columns(batches),
+        **table,
+        **ids,
+        initial_state=None
+        if any(batch.initial_state is None for batch in batches)
+        else _concatenate([batch.initial_state for batch in batches]),
+        infos=infos,
+        custom_data=custom_data,
+        duration_s=None
+        if any(batch.duration_s is None for batch in batches)
+        else np.concatenate([batch.duration_s for batch in batches]),
+        observation_space=_common([batch.observation_space for batch in batches]),
+        action_space=_common([batch.action_space for batch in batches]),
+    )
+
+
+def _concat_columns(batches: list[EpisodeBatch]) -> dict[str, Any]:
+    names = list(batches[0].columns)
+    for i, batch in enumerate(batches):
+        if set(batch.columns) != set(names):
+            raise ValueError(f"batch {i}: expected the columns {sorted(names)}, got {sorted(batch.columns)}.")
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = _concatenate([batch.columns[name] for batch in batches])
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"column {name!r} of the batches does not fit together: {error}") from error
+    return columns
+
+
+def _concat_ids(batches: list[EpisodeBatch], name: str) -> list[Any] | None:
+    if all(getattr(batch, name) is None for batch in batches):
+        return None
+    ids: list[Any] = []
+    for batch in batches:
+        values = getattr(batch, name)
+        ids.extend([None] * len(batch) if values is None else values)
+    return ids
+
+
+def compact(batch: EpisodeBatch) -> EpisodeBatch:
+    """See `EpisodeBatch.compact`."""
+    from rlzmq.episodes.episode_batch import EpisodeBatch
+
+    counts = batch.lookback + batch.length + 1
+    slots = ragged_arange(batch.start - batch.lookback, counts)
+    infos: dict[int, dict[str, Any]] = {}
+    if batch.infos:
+        keys = np.fromiter(batch.infos, np.int64, len(batch.infos))
+        for place in np.flatnonzero(np.isin(slots, keys)).tolist():
+            infos[place] = batch.infos[int(slots[place])]
+    table: dict[str, Any] = {name: getattr(batch, name) for name in TABLE}
+    table["start"] = np.cumsum(counts) - counts + batch.lookback
+    ids: dict[str, Any] = {name: getattr(batch, name) for name in ID_LISTS}
+    return EpisodeBatch(
+        {
+            name: tree_map(lambda leaf: leaf.take(slots, axis=0), column)
+            for name, column in batch.columns.items()
+        },
+        **table,
+        **ids,
+        initial_state=batch.initial_state,
+        infos=infos,
+        custom_data=batch.custom_data,
+        duration_s=batch.duration_s,
+        observation_space=batch.observation_space,
+        action_space=batch.action_space,
+        meta=batch.meta,
+    )

@@ -1,0 +1,417 @@
+"""The wire form of episode batches: a header of plain values, and frames that are the columns' own memory.
+
+Header (every field present, no other allowed)::
+
+    {"num_slots": int, "num_chunks": int, "columns": [[name, spec], ...], "initial_state": spec or None,
+     "meta": {...}}
+
+A spec is ``[dtype, item_shape]`` for an array, ``{"dict": [[key, spec], ...]}`` (keys sorted) or
+``{"tuple": [spec, ...]}`` for a tree. Frames, in this order:
+
+1. the chunk table, int64 [7, num_chunks]: start, length, lookback, t_started, flags (1 terminated, 2
+   truncated), env_index, and the bits of float64 durations in seconds;
+2. a msgpack map: ids, sparse infos by slot, custom data by chunk (`rlzmq.core.plain` forms);
+3. every column's arrays, ``[num_slots, *item_shape]``; the initial states', ``[num_chunks, *item_shape]``.
+
+What is received is believed in nothing: each size is checked against the frame's real length before use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from rlzmq.core.errors import ProtocolError
+from rlzmq.core.plain import checked_dtype, from_plain, to_plain
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_state import plain_infos
+
+if TYPE_CHECKING:
+    from rlzmq.episodes.episode_batch import EpisodeBatch
+
+__all__ = ["FrameReader", "from_wire", "to_wire", "tree_spec"]
+
+_MAX_ARRAYS = 1024
+_MAX_DEPTH = 16
+_MAX_DIMS = 32
+_MAX_NAME = 256
+_FIELDS = frozenset({"num_slots", "num_chunks", "columns", "initial_state", "meta"})
+_TEXT_FIELDS = frozenset(
+    {"episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids", "infos", "custom_data"}
+)
+_NUM_ROWS = 7
+# Far above any real count, and small enough for sums of two to stay within int64.
+_MAX_COUNT = 2**61
+
+
+# -- out ----------------------------------------------------------------------------------------------
+
+
+def to_wire(batch: EpisodeBatch) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """See `EpisodeBatch.to_wire`."""
+    batch, low, high = _trimmed(batch)
+    text, num_left_out = _text(batch, low, high)
+    frames = [_table(batch, low), np.frombuffer(text, np.uint8)]
+    columns = []
+    for name, column in batch.columns.items():
+        columns.append([name, tree_spec(column, frames, slice(low, high))])
+    meta = to_plain(batch.meta, "meta")
+    if num_left_out:
+        meta["num_infos_left_out"] = meta.get("num_infos_left_out", 0) + num_left_out
+    header = {
+        "num_slots": high - low,
+        "num_chunks": len(batch),
+        "columns": columns,
+        "initial_state": None if batch.initial_state is None else tree_spec(batch.initial_state, frames),
+        "meta": meta,
+    }
+    if len(frames) > _MAX_ARRAYS:
+        raise ValueError(f"expected at most {_MAX_ARRAYS} arrays in a batch to send, got {len(frames)}.")
+    return header, frames
+
+
+def _trimmed(batch: EpisodeBatch) -> tuple[EpisodeBatch, int, int]:
+    """The batch (compacted when mostly unused) and the range of slots that its chunks lie in."""
+    if len(batch) == 0:
+        return batch, 0, 0
+    low = int((batch.start - batch.lookback).min())
+    high = int((batch.start + batch.length).max()) + 1
+    num_used = int((batch.lookback + batch.length).sum()) + len(batch)
+    if 2 * num_used < high - low or num_used > 2 * (high - low) or batch.num_env_steps > high - low:
+        batch = batch.compact()
+        low, high = 0, batch.num_slots
+    return batch, low, high
+
+
+def _table(batch: EpisodeBatch, low: int) -> np.ndarray:
+    table = np.empty((_NUM_ROWS, len(batch)), np.int64)
+    np.subtract(batch.start, low, out=table[0])
+    table[1] = batch.length
+    table[2] = batch.lookback
+    table[3] = batch.t_started
+    table[4] = batch.terminated + 2 * batch.truncated
+    table[5] = batch.env_index
+    table[6] = 0 if batch.duration_s is None else batch.duration_s.view(np.int64)
+    return table
+
+
+def _text(batch: EpisodeBatch, low: int, high: int) -> tuple[bytes, int]:
+    infos, num_left_out = [], 0
+    for slot, info in batch.infos.items():
+        if low <= slot < high:
+            plain, left_out = plain_infos(info)
+            num_left_out += left_out
+            if plain:
+                infos.append([slot - low, plain])
+    custom_data = []
+    for chunk, data in batch.custom_data.items():
+        plain, left_out = plain_infos(data)
+        num_left_out += left_out
+        if plain:
+            custom_data.append([chunk, plain])
+    text = {
+        "episode_ids": batch.episode_ids,
+        "agent_ids": _plain_ids(batch.agent_ids),
+        "module_ids": _plain_ids(batch.module_ids),
+        "multi_agent_episode_ids": _plain_ids(batch.multi_agent_episode_ids),
+        "infos": infos,
+        "custom_data": custom_data,
+    }
+    return msgpack.packb(text), num_left_out
+
+
+def _plain_ids(ids: list[Any] | None) -> Any:
+    return None if ids is None else to_plain(ids, "ids")
+
+
+def tree_spec(tree: Any, frames: list[np.ndarray], slots: slice = slice(None)) -> Any:
+    """The spec of a tree of arrays, whose contiguous memory is appended to ``frames``.
+
+    Raises:
+        ValueError: For a dtype, key or depth that is not sent.
+    """
+    return _spec(tree, frames, slots, 0)
+
+
+def _spec(tree: Any, frames: list[np.ndarray], slots: slice, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"expected trees nested at most {_MAX_DEPTH} deep to send.")
+    if isinstance(tree, dict):
+        if not all(isinstance(key, str) for key in tree):
+            raise ValueError(f"expected keys of type str in a tree to send, got {list(tree)}.")
+        return {"dict": [[key, _spec(tree[key], frames, slots, depth + 1)] for key in sorted(tree)]}
+    if isinstance(tree, tuple):
+        return {"tuple": [_spec(part, frames, slots, depth + 1) for part in tree]}
+    array = np.asarray(tree)[slots]
+    text = array.dtype.str
+    checked_dtype(text)
+    frames.append(np.ascontiguousarray(array.view(np.int64) if array.dtype.kind in "mM" else array))
+    return [text, list(array.shape[1:])]
+
+
+# -- in -----------------------------------------------------------------------------------------------
+
+
+def from_wire(
+    header: Any,
+    frames: Sequence[Any],
+    *,
+    observation_space: gym.Space[Any] | None = None,
+    action_space: gym.Space[Any] | None = None,
+) -> EpisodeBatch:
+    """See `EpisodeBatch.from_wire`."""
+    from rlzmq.episodes.episode_batch import EpisodeBatch
+
+    fields = _fields(header, _FIELDS, "header")
+    num_slots = _count(fields["num_slots"], "num_slots")
+    num_chunks = _count(fields["num_chunks"], "num_chunks")
+    reader = FrameReader(frames)
+    table = reader.array(np.dtype(np.int64), (_NUM_ROWS, num_chunks), "chunk table")
+    _check_table(table, num_slots)
+    text = _decode_text(reader.buffer("text"), num_chunks, num_slots)
+    columns: dict[str, Any] = {}
+    for entry in _list(fields["columns"], "columns"):
+        name, spec = _pair(entry, "columns")
+        if not isinstance(name, str) or len(name) > _MAX_NAME or name in columns:
+            raise ProtocolError(
+                f"columns: expected different names of at most {_MAX_NAME} characters, got "
+                f"{str(name)[:80]!r}."
+            )
+        columns[name] = reader.tree(spec, num_slots, f"column {name!r}")
+    for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS):
+        if name not in columns:
+            raise ProtocolError(f"columns: expected one named {name!r}, got {sorted(columns)}.")
+    if isinstance(columns[Columns.REWARDS], (dict, tuple)):
+        raise ProtocolError("column 'rewards': expected an array, got a tree.")
+    state = fields["initial_state"]
+    initial_state = None if state is None else reader.tree(state, num_chunks, "initial_state")
+    reader.finish()
+    return EpisodeBatch(
+        columns,
+        start=table[0],
+        length=table[1],
+        lookback=table[2],
+        t_started=table[3],
+        terminated=(table[4] & 1).astype(np.bool_),
+        truncated=(table[4] & 2).astype(np.bool_),
+        env_index=table[5],
+        duration_s=table[6].view(np.float64),
+        initial_state=initial_state,
+        observation_space=observation_space,
+        action_space=action_space,
+        meta=_meta(fields["meta"]),
+        **text,
+    )
+
+
+class FrameReader:
+    """Takes frames one by one as arrays of an expected dtype and shape, without copying.
+
+    A frame at an address that its dtype can't be read from is copied (small frames inside of a receive
+    buffer); all others are viewed in place.
+
+    Args:
+        frames: Buffers: bytes, memoryviews, arrays.
+
+    Raises:
+        ProtocolError: When there are too many, and by every method when a frame is not as expected.
+    """
+
+    def __init__(self, frames: Sequence[Any]) -> None:
+        if len(frames) > _MAX_ARRAYS:
+            raise ProtocolError(f"expected at most {_MAX_ARRAYS} frames, got {len(frames)}.")
+        self._frames: Iterator[Any] = iter(frames)
+        self._num = len(frames)
+        self._num_read = 0
+
+    def buffer(self, where: str) -> memoryview:
+        """The next frame's bytes."""
+        try:
+            frame = next(self._frames)
+        except StopIteration:
+            raise ProtocolError(f"{where}: expected another frame, got only {self._num}.") from None
+        self._num_read += 1
+        try:
+            view = memoryview(frame)
+            return view if view.nbytes == 0 else view.cast("B")
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"{where}: expected contiguous bytes, got {type(frame).__name__}: {error}."
+            ) from None
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> np.ndarray:
+        """The next frame as an array ``shape`` of ``dtype``."""
+        view = self.buffer(where)
+        expected = math.prod(shape) * dtype.itemsize
+        if view.nbytes != expected:
+            raise ProtocolError(
+                f"{where}: expected {expected} bytes for shape {shape} of {dtype}, got {view.nbytes}."
+            )
+        if expected == 0:
+            if max(shape, default=0) > _MAX_COUNT:
+                raise ProtocolError(f"{where}: expected a shape within bounds, got {shape}.")
+            try:
+                return np.empty(shape, dtype)
+            except ValueError as error:
+                raise ProtocolError(f"{where}: expected a possible shape, got {shape}: {error}.") from None
+        if dtype.kind == "b" and np.frombuffer(view, np.uint8).max() > 1:
+            raise ProtocolError(
+                f"{where}: expected bools of 0 or 1, got {np.frombuffer(view, np.uint8).max()}."
+            )
+        array = np.frombuffer(view, dtype).reshape(shape)
+        return array if array.flags.aligned else array.copy()
+
+    def tree(self, spec: Any, lead: int, where: str, depth: int = 0) -> Any:
+        """The next frames as the tree of a `tree_spec`, leaves ``[lead, *item_shape]``."""
+        if depth > _MAX_DEPTH:
+            raise ProtocolError(f"{where}: expected a tree at most {_MAX_DEPTH} deep.")
+        if isinstance(spec, dict):
+            if spec.keys() == {"tuple"}:
+                parts = _list(spec["tuple"], where)
+                return tuple(
+                    self.tree(part, lead, f"{where}[{i}]", depth + 1) for i, part in enumerate(parts)
+                )
+            if spec.keys() != {"dict"}:
+                raise ProtocolError(
+                    f"{where}: expected a dict or tuple node, got {sorted(map(str, spec))[:8]}."
+                )
+            tree: dict[str, Any] = {}
+            for entry in _list(spec["dict"], where):
+                key, part = _pair(entry, where)
+                if not isinstance(key, str) or len(key) > _MAX_NAME or key in tree:
+                    raise ProtocolError(
+                        f"{where}: expected different keys of type str, got {str(key)[:80]!r}."
+                    )
+                tree[key] = self.tree(part, lead, f"{where}[{key!r}]", depth + 1)
+            return tree
+        text, shape = _pair(spec, where)
+        shape = _list(shape, where)
+        if len(shape) > _MAX_DIMS - 1:
+            raise ProtocolError(f"{where}: expected at most {_MAX_DIMS} dimensions, got {len(shape) + 1}.")
+        try:
+            dtype = checked_dtype(text)
+        except ValueError as error:
+            raise ProtocolError(f"{where}: {error}") from None
+        return self.array(dtype, (lead, *(_count(size, where) for size in shape)), where)
+
+    def finish(self) -> None:
+        """Check that no frame is left."""
+        if self._num_read != self._num:
+            raise ProtocolError(f"expected {self._num_read} frames, got {self._num}.")
+
+
+def _fields(value: Any, names: frozenset[str], where: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() != names:
+        actual = sorted(map(str, value))[:16] if isinstance(value, dict) else type(value).__name__
+        raise ProtocolError(f"{where}: expected the fields {sorted(names)}, got {actual}.")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ProtocolError(f"{where}: expected a list, got {type(value).__name__}.")
+    return list(value)
+
+
+def _pair(value: Any, where: str) -> tuple[Any, Any]:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ProtocolError(f"{where}: expected a pair, got {str(value)[:80]}.")
+    return value[0], value[1]
+
+
+def _count(value: Any, where: str) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ProtocolError(
+            f"{where}: expected a count from 0, got {str(value)[:40]} ({type(value).__name__})."
+        )
+    return value
+
+
+def _check_table(table: np.ndarray, num_slots: int) -> None:
+    if table.shape[1] == 0:
+        return
+    start, length, lookback, t_started, flags, env_index, durations = table
+
+    def check(valid: Any, what: str) -> None:
+        if not valid.all():
+            c = int(np.argmin(valid))
+            raise ProtocolError(
+                f"chunk table, chunk {c}: expected {what}, got start {start[c]}, length {length[c]}, "
+                f"lookback {lookback[c]}, t_started {t_started[c]}, flags {flags[c]}, env index "
+                f"{env_index[c]}."
+            )
+
+    counts = table[:3]
+    check(((counts >= 0) & (counts <= num_slots)).all(axis=0), f"counts within 0…{num_slots}")
+    check((start >= lookback) & (start + length < num_slots), f"slots within 0…{num_slots - 1}")
+    check((t_started >= 0) & (t_started <= _MAX_COUNT), "a t_started from 0")
+    check((flags >= 0) & (flags <= 3), "flags within 0…3")
+    check((env_index >= -1) & (env_index <= _MAX_COUNT), "an env index from -1")
+    seconds = durations.view(np.float64)
+    check(np.isfinite(seconds) & (seconds >= 0), "a finite duration from 0")
+    # Sums in Python ints: hostile counts must not wrap around, nor make anyone allocate more than came.
+    num_steps, num_used = sum(length.tolist()), sum((lookback + length + 1).tolist())
+    if num_steps > num_slots or num_used > 2 * num_slots:
+        raise ProtocolError(
+            f"chunk table: expected at most {num_slots} steps and {2 * num_slots} slots in all chunks, got "
+            f"{num_steps} and {num_used}."
+        )
+
+
+def _decode_text(data: memoryview, num_chunks: int, num_slots: int) -> dict[str, Any]:
+    try:
+        text = msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError(
+            f"text: expected msgpack, got {len(data)} bytes that are none: {error!r}."
+        ) from None
+    text = _fields(text, _TEXT_FIELDS, "text")
+    ids: dict[str, Any] = {}
+    for name in ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids"):
+        if text[name] is None and name != "episode_ids":
+            ids[name] = None
+            continue
+        values = [_plain(value, name) for value in _list(text[name], name)]
+        if len(values) != num_chunks:
+            raise ProtocolError(f"{name}: expected {num_chunks}, got {len(values)}.")
+        ids[name] = values
+    if not all(isinstance(id_, str) for id_ in ids["episode_ids"]):
+        raise ProtocolError("episode_ids: expected strings, got another type.")
+    return {
+        **ids,
+        "infos": _sparse(text["infos"], num_slots, "infos"),
+        "custom_data": _sparse(text["custom_data"], num_chunks, "custom_data"),
+    }
+
+
+def _sparse(value: Any, size: int, where: str) -> dict[int, dict[str, Any]]:
+    sparse: dict[int, dict[str, Any]] = {}
+    for entry in _list(value, where):
+        place, plain = _pair(entry, where)
+        data = _plain(plain, where)
+        if not isinstance(data, dict) or type(place) is not int or not 0 <= place < size:
+            raise ProtocolError(
+                f"{where}: expected a dict at a place within 0…{size - 1}, got {type(data).__name__} at "
+                f"{str(place)[:40]}."
+            )
+        sparse[place] = data
+    return sparse
+
+
+def _plain(value: Any, where: str) -> Any:
+    try:
+        return from_plain(value)
+    except ValueError as error:
+        raise ProtocolError(f"{where}: {error}") from None
+
+
+def _meta(value: Any) -> dict[str, Any]:
+    meta = _plain(value, "meta")
+    if not isinstance(meta, dict):
+        raise ProtocolError(f"meta: expected a dict, got {type(meta).__name__}.")
+    return meta
