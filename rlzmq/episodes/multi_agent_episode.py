@@ -1,0 +1,491 @@
+"""MultiAgentEpisode: what several agents saw, did and got in one episode of a multi-agent environment."""
+
+from __future__ import annotations
+
+import copy
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import gymnasium as gym
+
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
+from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, AgentTrack, Timeline
+
+__all__ = ["MultiAgentEpisode", "default_agent_to_module_mapping_fn"]
+
+MappingFn = Callable[[Any, Any], str]
+
+
+def default_agent_to_module_mapping_fn(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+    """Every agent is the one default module's."""
+    return DEFAULT_MODULE_ID
+
+
+class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
+    """One episode (or a chunk of one) of several agents that need not act at the same time.
+
+    Every agent has a `SingleAgentEpisode` of its own, made of its own steps. A step of an agent lasts from
+    one of its observations to its next one, however many env steps that takes; the rewards in between add
+    up. An action whose next observation has not come yet is *hanging*. Which env step each of the agents'
+    observations belongs to is kept in one timeline, from which env-step views are derived.
+
+    Example:
+        >>> episode = MultiAgentEpisode()
+        >>> episode.add_env_reset(observations={"a": 0, "b": 100})
+        >>> episode.add_env_step({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2})
+        >>> episode.get_observations(-1), episode.get_actions(-1)
+        ({'a': 1}, {'a': 10, 'b': 20})
+        >>> len(episode.agent_episodes["a"]), len(episode.agent_episodes["b"])
+        (1, 0)
+
+    Args:
+        id_: Unique id; made up if None. Chunks of one episode share it.
+        agent_module_ids: Module ids of agents that are known already.
+        agent_to_module_mapping_fn: ``(agent_id, episode) -> module id``, asked once per agent and episode.
+        observations: One dict (agent id -> observation) per env step, the reset included.
+        observation_space: ``gym.spaces.Dict`` (or dict) of the agents' spaces by agent id.
+        infos: One dict per env step, the reset included; None for none.
+        actions: One dict per env step: actions of the agents that acted on the observations before it.
+        action_space: As `observation_space`.
+        rewards: One dict per env step.
+        terminateds, truncateds: Flags of the last env step by agent id, ``"__all__"`` for all.
+        extra_model_outputs: One dict (agent id -> {key: value}) per env step.
+        env_t_started: Env step that the chunk starts at (after its lookback part).
+        agent_t_started: Each agent's own time step at the chunk's start, 0 for the others.
+        len_lookback_buffer: How many of the given env steps are lookback; ``"auto"``: all.
+
+    Attributes:
+        id_: The episode's id.
+        observation_space, action_space: As given ({} if None).
+        agent_to_module_mapping_fn: As given.
+        agent_episodes: Agent id -> the agent's `SingleAgentEpisode`.
+        custom_data: The user's own, kept over `cut` (deep-copied) and `concat_episode` (merged).
+
+    Raises:
+        ValueError: Lists of lengths that do not fit together.
+        MultiAgentEnvError: Data that contradict themselves (see `add_env_step`).
+    """
+
+    def __init__(
+        self,
+        id_: str | None = None,
+        agent_module_ids: Mapping[Any, str] | None = None,
+        agent_to_module_mapping_fn: MappingFn | None = None,
+        *,
+        observations: Sequence[Mapping[Any, Any]] | None = None,
+        observation_space: gym.Space[Any] | Mapping[Any, gym.Space[Any]] | None = None,
+        infos: Sequence[Mapping[Any, Any]] | None = None,
+        actions: Sequence[Mapping[Any, Any]] | None = None,
+        action_space: gym.Space[Any] | Mapping[Any, gym.Space[Any]] | None = None,
+        rewards: Sequence[Mapping[Any, Any]] | None = None,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+        extra_model_outputs: Sequence[Mapping[Any, Any]] | None = None,
+        env_t_started: int | None = None,
+        agent_t_started: Mapping[Any, int] | None = None,
+        len_lookback_buffer: int | str = "auto",
+    ) -> None:
+        self.id_ = id_ or uuid.uuid4().hex
+        self.agent_to_module_mapping_fn = agent_to_module_mapping_fn or default_agent_to_module_mapping_fn
+        self.observation_space = cast(Mapping[Any, gym.Space[Any]], observation_space or {})
+        self.action_space = cast(Mapping[Any, gym.Space[Any]], action_space or {})
+        self.custom_data: dict[str, Any] = {}
+        self.agent_episodes: dict[Any, SingleAgentEpisode] = {}
+        self._agent_module_ids: dict[Any, str] = dict(agent_module_ids or {})
+        self._duration_s = 0.0
+        self._last_step_time: float | None = None
+
+        num_steps = max(len(rewards or ()), len(actions or ()))
+        if len_lookback_buffer != "auto" and (not isinstance(len_lookback_buffer, int) or len_lookback_buffer < 0):
+            raise ValueError(f"len_lookback_buffer: expected 'auto' or an int >= 0, got {len_lookback_buffer!r}.")
+        lookback = num_steps if len_lookback_buffer == "auto" else min(int(len_lookback_buffer), num_steps)
+        self._timeline = Timeline(env_t_started or 0, lookback)
+        if observations:
+            self._check_lengths(num_steps, observations, infos, actions, rewards, extra_model_outputs)
+            self._build(
+                num_steps, observations, infos or (), actions or (), rewards or (), extra_model_outputs or (),
+                terminateds or {}, truncateds or {}, agent_t_started or {},
+            )  # fmt: skip
+        elif num_steps:
+            raise ValueError(f"expected observations with {num_steps} env steps of actions or rewards, got none.")
+        self._timeline.is_terminated |= bool((terminateds or {}).get(ALL_AGENTS))
+        self._timeline.is_truncated |= bool((truncateds or {}).get(ALL_AGENTS))
+
+    # -- growing ------------------------------------------------------------------------------------
+
+    def add_env_reset(
+        self, *, observations: Mapping[Any, Any], infos: Mapping[Any, Any] | None = None
+    ) -> None:
+        """The first observations of an empty episode.
+
+        Args:
+            observations: Of the agents that are there from the start, by agent id; others may come later.
+            infos: Their info dicts.
+
+        Raises:
+            ValueError: The episode was reset or stepped before, or is done.
+        """
+        if self.is_done or self.agent_episodes or self.env_t != 0:
+            raise ValueError(
+                f"{self._where()}: expected an empty episode to reset, but it is at env step {self.env_t} with "
+                f"{len(self.agent_episodes)} agents. Make a new MultiAgentEpisode for every env reset."
+            )
+        self._apply(self._timeline.reset(observations, infos or {}))
+        self._last_step_time = time.perf_counter()
+
+    def add_env_step(
+        self,
+        observations: Mapping[Any, Any],
+        actions: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        infos: Mapping[Any, Any] | None = None,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+        extra_model_outputs: Mapping[Any, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """One env step; every argument by agent id, agents without such data left out.
+
+        An agent with an action and an observation makes a whole step; with an action alone its step
+        hangs; an observation completes a hanging step, or is a new agent's first. Rewards add up until
+        the agent's next observation. An agent that terminates without a last observation keeps its
+        previous one as the last. The episode is terminated with ``terminateds["__all__"]``, or once all
+        known agents are done.
+
+        Args:
+            observations: Next observations, by agent.
+            actions: Actions taken in this env step.
+            rewards: Rewards of this env step.
+            infos: Info dicts that come with the observations.
+            terminateds, truncateds: Done flags; ``"__all__"`` is for all agents that have none of their own.
+            extra_model_outputs: Agent -> {key: value} of the actions, e.g. ``{"a": {"action_logp": -0.7}}``.
+
+        Raises:
+            MultiAgentEnvError: The episode or an agent with data is done already; an agent acted without
+                (or twice on one) observation, was given an observation without having acted, acted and
+                observed without a reward, or acted and was truncated without a last observation. The
+                episode is unchanged then.
+        """
+        events = self._timeline.advance(
+            observations,
+            actions,
+            rewards,
+            infos or {},
+            terminateds or {},
+            truncateds or {},
+            extra_model_outputs or {},
+            where=self._where(),
+        )
+        self._apply(events)
+        now = time.perf_counter()
+        if self._last_step_time is not None:
+            self._duration_s += now - self._last_step_time
+        self._last_step_time = now
+
+    def _apply(self, events: Sequence[AgentEvent]) -> None:
+        for event in events:
+            if event.kind == "reset":
+                sae = self._new_agent_episode(event.agent_id)
+                self.agent_episodes[event.agent_id] = sae
+                sae.add_env_reset(event.observation, event.info)
+                continue
+            sae = self.agent_episodes[event.agent_id]
+            if event.kind == "end":
+                sae.is_terminated, sae.is_truncated = event.terminated, event.truncated
+                continue
+            observation, info = event.observation, event.info
+            if observation is LAST_OBSERVATION:
+                observation = sae.get_observations(-1)
+                info = sae.get_infos(-1) if info is None else info
+            sae.add_env_step(
+                observation,
+                event.action,
+                event.reward,
+                info,
+                terminated=event.terminated,
+                truncated=event.truncated,
+                extra_model_outputs=dict(event.extra_model_outputs),
+            )
+
+    def to_numpy(self) -> MultiAgentEpisode:
+        """Turns all agents' data into arrays ``[num_items, ...]``, in place; returns itself."""
+        for sae in self.agent_episodes.values():
+            if len(sae) > 0:
+                sae.to_numpy()
+        return self
+
+    def validate(self) -> None:
+        """Checks that agents' data and the timeline fit together.
+
+        Raises:
+            ValueError: They do not; the text names the agent.
+        """
+        timeline = self._timeline
+        if set(timeline.tracks) != set(self.agent_episodes):
+            raise ValueError(f"{self._where()}: tracks of {set(timeline.tracks)}, episodes of {set(self.agent_episodes)}.")
+        for agent_id, track in timeline.tracks.items():
+            sae = self.agent_episodes[agent_id]
+            sae.validate()
+            num_observations = sae.observations.len_incl_lookback()
+            where = f"{self._where()}, agent {agent_id!r}"
+            if len(track.obs_env_ts) != num_observations:
+                raise ValueError(f"{where}: expected {len(track.obs_env_ts)} observations, got {num_observations}.")
+            ascending = all(a < b for a, b in zip(track.obs_env_ts, track.obs_env_ts[1:], strict=False))
+            if not ascending or track.obs_env_ts[-1] > timeline.env_t:
+                raise ValueError(f"{where}: env steps {track.obs_env_ts} of its observations are not in order.")
+            if (sae.is_terminated, sae.is_truncated) != (track.terminated, track.truncated):
+                raise ValueError(f"{where}: done flags differ between its episode and the timeline.")
+
+    # -- facts --------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of env steps, lookback not counted."""
+        return self.env_t - self.env_t_started
+
+    def __repr__(self) -> str:
+        return f"MultiAgentEpisode(len={len(self)}, done={self.is_done}, agents={list(self.agent_episodes)}, id_={self.id_!r})"
+
+    @property
+    def env_t(self) -> int:
+        """Env step of the latest observations, counted from the episode's reset."""
+        return self._timeline.env_t
+
+    @property
+    def env_t_started(self) -> int:
+        """Env step that the chunk starts at."""
+        return self._timeline.env_t_started
+
+    @property
+    def len_lookback_buffer(self) -> int:
+        """Number of env steps stored from before the chunk's start."""
+        return self._timeline.lookback
+
+    @property
+    def is_terminated(self) -> bool:
+        """The episode ended for all agents (terminated, or each in its own way)."""
+        return self._timeline.is_terminated
+
+    @property
+    def is_truncated(self) -> bool:
+        """The episode was cut off for all agents."""
+        return self._timeline.is_truncated
+
+    @property
+    def is_done(self) -> bool:
+        """Terminated or truncated."""
+        return self._timeline.is_done
+
+    @property
+    def is_reset(self) -> bool:
+        """Any agent has an observation."""
+        return bool(self.agent_episodes)
+
+    @property
+    def is_numpy(self) -> bool:
+        """Whether `to_numpy` was called (agents without a step stay lists)."""
+        return any(sae.is_numpy for sae in self.agent_episodes.values())
+
+    @property
+    def agent_ids(self) -> set[Any]:
+        """Ids of all agents with data in this chunk, its lookback part included."""
+        return set(self.agent_episodes)
+
+    @property
+    def agent_episode_ids(self) -> dict[Any, str]:
+        """Ids of the agents' episodes."""
+        return {agent_id: sae.id_ for agent_id, sae in self.agent_episodes.items()}
+
+    def module_for(self, agent_id: Any) -> str:
+        """The module that acts for this agent: the mapping function is asked once per agent and episode."""
+        module_id = self._agent_module_ids.get(agent_id)
+        if module_id is None:
+            module_id = self.agent_to_module_mapping_fn(agent_id, self)
+            if not isinstance(module_id, str) or not module_id:
+                raise ValueError(
+                    f"agent_to_module_mapping_fn({agent_id!r}, episode): expected a module id (str), got {module_id!r}."
+                )
+            self._agent_module_ids[agent_id] = module_id
+        return module_id
+
+    def get_agents_that_stepped(self) -> set[Any]:
+        """Agents with an observation at the latest env step."""
+        env_t = self.env_t
+        return {agent_id for agent_id, track in self._timeline.tracks.items() if track.obs_env_ts[-1] == env_t}
+
+    def get_agents_to_act(self) -> set[Any]:
+        """Agents with an observation at the latest env step that are not done."""
+        if self.is_done:
+            return set()
+        tracks = self._timeline.tracks
+        return {agent_id for agent_id in self.get_agents_that_stepped() if not tracks[agent_id].is_done}
+
+    def get_terminateds(self) -> dict[Any, bool]:
+        """Terminated flags by agent id, and ``"__all__"``."""
+        return self._timeline.done_flags()[0]
+
+    def get_truncateds(self) -> dict[Any, bool]:
+        """Truncated flags by agent id, and ``"__all__"``."""
+        return self._timeline.done_flags()[1]
+
+    def env_steps(self) -> int:
+        """Number of env steps, lookback not counted."""
+        return len(self)
+
+    def agent_steps(self) -> int:
+        """Number of completed steps of all agents, lookback not counted."""
+        return sum(len(sae) for sae in self.agent_episodes.values())
+
+    def get_return(self, include_hanging_rewards: bool = False) -> float:
+        """Sum of all agents' rewards, lookback not counted.
+
+        Args:
+            include_hanging_rewards: Also count rewards that belong to no completed step: those of hanging
+                actions, of waiting agents, and those before an agent's first observation.
+        """
+        total = sum(sae.get_return() for sae in self.agent_episodes.values())
+        if include_hanging_rewards:
+            total += sum(track.reward + track.reward_before_start for track in self._timeline.tracks.values())
+            total += sum(self._timeline.early_rewards.values())
+        return float(total)
+
+    def get_duration_s(self) -> float:
+        """Seconds from this chunk's start (reset or cut) to its last step."""
+        return self._duration_s
+
+    def env_t_to_agent_t(self, agent_id: Any) -> list[int | None]:
+        """The agent's own time step of its observation at every stored env step, None where it has none.
+
+        The list starts with the lookback part and ends with `env_t`.
+        """
+        track, sae = self._timeline.tracks[agent_id], self.agent_episodes[agent_id]
+        first_agent_t = sae.t_started - sae.observations.lookback
+        base = self.env_t_started - self._timeline.lookback
+        agent_ts: list[int | None] = [None] * (self.env_t - base + 1)
+        for k, env_t in enumerate(track.obs_env_ts):
+            if env_t >= base:
+                agent_ts[env_t - base] = first_agent_t + k
+        return agent_ts
+
+    def print(self) -> None:
+        """Prints which agent observed at which env step."""
+        width = max((len(str(agent_id)) for agent_id in self.agent_episodes), default=2)
+        base = self.env_t_started - self._timeline.lookback
+        steps = range(base, self.env_t + 1)
+        print(" ".join([" " * width, *(f"{env_t:>3}" for env_t in steps)]))
+        for agent_id in self.agent_episodes:
+            marks = ("  x" if agent_t is not None else "   " for agent_t in self.env_t_to_agent_t(agent_id))
+            print(" ".join([f"{agent_id!s:<{width}}", *marks]).rstrip())
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _where(self) -> str:
+        return f"episode {self.id_}"
+
+    def _agent_facts(self, agent_id: Any) -> dict[str, Any]:
+        """What every `SingleAgentEpisode` of this agent is made with."""
+        return {
+            "id_": f"{self.id_}_{agent_id}",
+            "agent_id": agent_id,
+            "module_id": self.module_for(agent_id),
+            "multi_agent_episode_id": self.id_,
+            "observation_space": self.observation_space.get(agent_id),
+            "action_space": self.action_space.get(agent_id),
+        }
+
+    def _new_agent_episode(self, agent_id: Any) -> SingleAgentEpisode:
+        return SingleAgentEpisode(**self._agent_facts(agent_id))
+
+    def _check_lengths(self, num_steps: int, observations: Sequence[Any], infos: Any, *per_step: Any) -> None:
+        if len(observations) > num_steps + 1 or (infos and len(infos) != len(observations)):
+            raise ValueError(
+                f"{self._where()}: expected observations and infos of {num_steps} env steps plus the reset, got "
+                f"{len(observations)} and {len(infos or ())}."
+            )
+        for name, data in zip(("actions", "rewards", "extra_model_outputs"), per_step, strict=True):
+            if data and len(data) != num_steps:
+                raise ValueError(f"{self._where()}: expected {name} of {num_steps} env steps, got {len(data)}.")
+
+    def _build(
+        self,
+        num_steps: int,
+        observations: Sequence[Mapping[Any, Any]],
+        infos: Sequence[Mapping[Any, Any]],
+        actions: Sequence[Mapping[Any, Any]],
+        rewards: Sequence[Mapping[Any, Any]],
+        extra_model_outputs: Sequence[Mapping[Any, Any]],
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+        agent_t_started: Mapping[Any, int],
+    ) -> None:
+        """Makes the timeline and the agents' episodes from lists of dicts."""
+        timeline = self._timeline
+        timeline.env_t = timeline.env_t_started - timeline.lookback
+        builders: dict[Any, dict[str, Any]] = {}
+
+        def at(data: Sequence[Mapping[Any, Any]], step: int) -> Mapping[Any, Any]:
+            return data[step] if step < len(data) else {}
+
+        def collect(events: Sequence[AgentEvent]) -> None:
+            for event in events:
+                lists = builders.setdefault(
+                    event.agent_id,
+                    {"observations": [], "infos": [], "actions": [], "rewards": [], "extra_model_outputs": {}},
+                )
+                if event.kind == "end":
+                    continue
+                repeats = event.observation is LAST_OBSERVATION
+                lists["observations"].append(lists["observations"][-1] if repeats else event.observation)
+                lists["infos"].append({} if event.info is None else event.info)
+                if event.kind == "step":
+                    lists["actions"].append(event.action)
+                    lists["rewards"].append(event.reward)
+                    for key, value in event.extra_model_outputs.items():
+                        lists["extra_model_outputs"].setdefault(key, []).append(value)
+
+        collect(timeline.reset(observations[0], at(infos, 0)))
+        for step in range(num_steps):
+            is_last = step == num_steps - 1
+            events = timeline.advance(
+                at(observations, step + 1),
+                at(actions, step),
+                at(rewards, step),
+                at(infos, step + 1),
+                terminateds if is_last else {},
+                truncateds if is_last else {},
+                at(extra_model_outputs, step),
+                where=self._where(),
+            )
+            collect(events)
+        for agent_id, track in timeline.tracks.items():
+            if num_steps == 0:
+                track.terminated = bool(terminateds.get(agent_id, terminateds.get(ALL_AGENTS)))
+                track.truncated = bool(truncateds.get(agent_id, truncateds.get(ALL_AGENTS)))
+            lists = builders[agent_id]
+            before_start = sum(env_t < timeline.env_t_started for env_t in track.obs_env_ts)
+            self.agent_episodes[agent_id] = SingleAgentEpisode(
+                **self._agent_facts(agent_id),
+                **lists,
+                terminated=track.terminated,
+                truncated=track.truncated,
+                t_started=agent_t_started.get(agent_id, 0),
+                len_lookback_buffer=min(before_start, len(lists["actions"])),
+            )
+
+    def _derive(self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]) -> MultiAgentEpisode:
+        """An episode of the same id, spaces and mapping with other data."""
+        derived = MultiAgentEpisode(
+            self.id_,
+            self._agent_module_ids,
+            self.agent_to_module_mapping_fn,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+        )
+        derived._timeline = timeline
+        derived.agent_episodes = dict(agent_episodes)
+        derived.custom_data = copy.deepcopy(self.custom_data)
+        return derived

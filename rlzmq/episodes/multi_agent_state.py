@@ -1,0 +1,145 @@
+"""The state of a MultiAgentEpisode as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.timeline import AgentTrack, Pending, Timeline
+
+if TYPE_CHECKING:
+    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+
+__all__ = ["from_state", "get_state", "timeline_from_plain", "timeline_to_plain"]
+
+_MAPPING_FN = "agent_to_module_mapping_fn"
+
+
+def get_state(episode: MultiAgentEpisode) -> dict[str, Any]:
+    """See `MultiAgentEpisode.get_state`."""
+    from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
+
+    where = f"episode {episode.id_!r}"
+    spaces = {
+        name: [[to_plain(agent_id), space_to_plain(space)] for agent_id, space in getattr(episode, name).items()]
+        for name in ("observation_space", "action_space")
+    }
+    state = {
+        "id_": episode.id_,
+        "timeline": timeline_to_plain(episode._timeline, where),
+        "agent_episodes": [
+            [to_plain(agent_id, where), sae.get_state()] for agent_id, sae in episode.agent_episodes.items()
+        ],
+        "agent_module_ids": to_plain(dict(episode._agent_module_ids), where),
+        **spaces,
+        "custom_data": to_plain(episode.custom_data, f"{where}.custom_data"),
+        "duration_s": episode.get_duration_s(),
+    }
+    if episode.agent_to_module_mapping_fn is not default_agent_to_module_mapping_fn:
+        state[_MAPPING_FN] = episode.agent_to_module_mapping_fn
+    return state
+
+
+def from_state(state: Mapping[str, Any]) -> MultiAgentEpisode:
+    """See `MultiAgentEpisode.from_state`."""
+    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+
+    try:
+        spaces = {
+            name: {from_plain(agent_id): space_from_plain(space) for agent_id, space in state[name]}
+            for name in ("observation_space", "action_space")
+        }
+        episode = MultiAgentEpisode(
+            state["id_"],
+            from_plain(state["agent_module_ids"]),
+            state.get(_MAPPING_FN),
+            observation_space=spaces["observation_space"],
+            action_space=spaces["action_space"],
+        )
+        episode._timeline = timeline_from_plain(state["timeline"])
+        episode.agent_episodes = {
+            from_plain(agent_id): SingleAgentEpisode.from_state(sae_state)
+            for agent_id, sae_state in state["agent_episodes"]
+        }
+        episode.custom_data = from_plain(state["custom_data"])
+        episode._duration_s = float(state["duration_s"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"expected a MultiAgentEpisode's state, got one with a wrong field: {error!r}.") from error
+    episode.validate()
+    return episode
+
+
+def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
+    """A timeline as plain values."""
+    tracks = [
+        {
+            "agent_id": agent_id,
+            "obs_env_ts": list(track.obs_env_ts),
+            "pending": None
+            if track.pending is None
+            else {"action": track.pending.action, "outputs": dict(track.pending.extra_model_outputs)},
+            "reward": track.reward,
+            "reward_before_start": track.reward_before_start,
+            "terminated": track.terminated,
+            "truncated": track.truncated,
+            "done_env_t": track.done_env_t,
+            "output_keys": None if track.output_keys is None else sorted(track.output_keys),
+        }
+        for agent_id, track in timeline.tracks.items()
+    ]
+    plain: dict[str, Any] = to_plain(
+        {
+            "env_t_started": timeline.env_t_started,
+            "env_t": timeline.env_t,
+            "lookback": timeline.lookback,
+            "is_terminated": timeline.is_terminated,
+            "is_truncated": timeline.is_truncated,
+            "departed": timeline.departed,
+            "early_rewards": timeline.early_rewards,
+            "tracks": tracks,
+        },
+        where,
+    )
+    return plain
+
+
+def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
+    """The timeline that `timeline_to_plain` was given.
+
+    Raises:
+        ValueError: It is none, or its numbers contradict each other.
+    """
+    try:
+        data = from_plain(plain)
+        timeline = Timeline(_count(data["env_t_started"]), _count(data["lookback"]))
+        timeline.env_t = _count(data["env_t"])
+        timeline.is_terminated = bool(data["is_terminated"])
+        timeline.is_truncated = bool(data["is_truncated"])
+        timeline.departed = {key: (bool(a), bool(b)) for key, (a, b) in data["departed"].items()}
+        timeline.early_rewards = dict(data["early_rewards"])
+        for track in data["tracks"]:
+            pending, keys = track["pending"], track["output_keys"]
+            timeline.tracks[track["agent_id"]] = AgentTrack(
+                [_count(env_t) for env_t in track["obs_env_ts"]],
+                None if pending is None else Pending(pending["action"], dict(pending["outputs"])),
+                track["reward"],
+                track["reward_before_start"],
+                bool(track["terminated"]),
+                bool(track["truncated"]),
+                int(track["done_env_t"]),
+                None if keys is None else frozenset(map(str, keys)),
+            )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"expected a timeline, got one with a wrong field: {error!r}.") from error
+    if timeline.env_t < timeline.env_t_started or any(not track.obs_env_ts for track in timeline.tracks.values()):
+        raise ValueError("expected a timeline with env_t >= env_t_started and an observation per agent.")
+    return timeline
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"expected an int, got {type(value).__name__}")
+    return value

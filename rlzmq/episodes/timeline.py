@@ -1,0 +1,329 @@
+"""Who observed and acted when in a multi-agent episode: the one structure all views are derived from.
+
+The timeline knows, for every agent, the env steps of its observations, the action that still waits for
+its outcome, and the rewards that came while it waited. It holds no observations: `Timeline.advance`
+checks one env step of data and answers with the changes (`AgentEvent`) to make to the agents' own
+episodes, so a `MultiAgentEpisode`, its constructor and the env runner all follow the same rules.
+
+Env steps are absolute (counted from the episode's reset). An agent's k-th stored observation (lookback
+included) was made at env step ``obs_env_ts[k]``; its k-th stored step leads from observation k to k+1
+and counts as taken at env step ``obs_env_ts[k]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from rlzmq.core.errors import MultiAgentEnvError
+
+__all__ = ["ALL_AGENTS", "LAST_OBSERVATION", "AgentEvent", "AgentTrack", "Pending", "Timeline"]
+
+ALL_AGENTS: Final = "__all__"
+
+
+class _LastObservation:
+    """In place of an observation: the agent terminated without one, so its previous one is repeated."""
+
+    def __repr__(self) -> str:
+        return "LAST_OBSERVATION"
+
+
+LAST_OBSERVATION: Final = _LastObservation()
+
+
+@dataclass(slots=True)
+class Pending:
+    """An action whose outcome (next observation) has not come yet, with the model outputs of its step."""
+
+    action: Any
+    extra_model_outputs: Mapping[str, Any]
+
+    def copy(self) -> Pending:
+        return Pending(self.action, dict(self.extra_model_outputs))
+
+
+@dataclass(slots=True)
+class AgentTrack:
+    """One agent's way through the episode.
+
+    Attributes:
+        obs_env_ts: Env step of each stored observation, strictly increasing.
+        pending: The hanging action, if the agent acted on its last observation and waits.
+        reward: Sum of the rewards since the last observation; part of the step in the making.
+        reward_before_start: Sum of the rewards up to the first observation: part of no step.
+        terminated, truncated: The agent is done.
+        done_env_t: Env step at which it was done, -1 before.
+        output_keys: Names of the extra model outputs of its first action, which every action has; None
+            before that.
+    """
+
+    obs_env_ts: list[int] = field(default_factory=list)
+    pending: Pending | None = None
+    reward: Any = 0
+    reward_before_start: Any = 0
+    terminated: bool = False
+    truncated: bool = False
+    done_env_t: int = -1
+    output_keys: frozenset[str] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.terminated or self.truncated
+
+    def carry_on(self, begin: int) -> AgentTrack:
+        """The track of a continuation that stores the observations from the begin-th on."""
+        pending = None if self.pending is None else self.pending.copy()
+        return replace(self, obs_env_ts=self.obs_env_ts[begin:], pending=pending, reward_before_start=0)
+
+
+class AgentEvent(NamedTuple):
+    """What one env step means for one agent's episode.
+
+    Attributes:
+        agent_id: The agent.
+        kind: ``"reset"``: its first observation; ``"step"``: a completed step; ``"end"``: it was done
+            while it had no action outstanding (no further step).
+        observation: The new observation, or `LAST_OBSERVATION`.
+        info: Its info dict, or None.
+        action, reward, extra_model_outputs, terminated, truncated: Of the completed step.
+    """
+
+    agent_id: Any
+    kind: str
+    observation: Any = None
+    info: Any = None
+    action: Any = None
+    reward: Any = 0
+    extra_model_outputs: Mapping[str, Any] = {}
+    terminated: bool = False
+    truncated: bool = False
+
+
+class Timeline:
+    """The agents' tracks between two env steps.
+
+    Attributes:
+        env_t_started: Env step at which the chunk starts.
+        env_t: Env step of the latest observations.
+        lookback: Number of env steps stored from before the chunk's start.
+        tracks: Agent id -> track, in order of appearance.
+        departed: Agents that were done before the stored part: (terminated, truncated).
+        early_rewards: Rewards of agents that have not appeared yet.
+        is_terminated, is_truncated: The whole episode is done.
+    """
+
+    __slots__ = (
+        "departed",
+        "early_rewards",
+        "env_t",
+        "env_t_started",
+        "is_terminated",
+        "is_truncated",
+        "lookback",
+        "tracks",
+    )
+
+    def __init__(self, env_t_started: int = 0, lookback: int = 0) -> None:
+        self.env_t_started = env_t_started
+        self.env_t = env_t_started
+        self.lookback = lookback
+        self.tracks: dict[Any, AgentTrack] = {}
+        self.departed: dict[Any, tuple[bool, bool]] = {}
+        self.early_rewards: dict[Any, Any] = {}
+        self.is_terminated = False
+        self.is_truncated = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_terminated or self.is_truncated
+
+    def reset(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> list[AgentEvent]:
+        """The episode's first observations."""
+        events = []
+        for agent_id, observation in observations.items():
+            if observation is None:
+                continue
+            self.tracks[agent_id] = AgentTrack([self.env_t])
+            events.append(AgentEvent(agent_id, "reset", observation, infos.get(agent_id)))
+        return events
+
+    def advance(
+        self,
+        observations: Mapping[Any, Any],
+        actions: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+        terminateds: Mapping[Any, Any],
+        truncateds: Mapping[Any, Any],
+        extra_model_outputs: Mapping[Any, Mapping[str, Any] | None],
+        *,
+        where: str = "episode",
+    ) -> list[AgentEvent]:
+        """One env step; all arguments by agent id, an agent that is absent (or None) has no such data.
+
+        Args:
+            where: The episode in words, for error texts.
+
+        Returns:
+            The changes to the agents' episodes, in order of the agents' appearance.
+
+        Raises:
+            MultiAgentEnvError: Data that contradict what came before; nothing has changed then.
+        """
+        env_t = self.env_t + 1
+        if self.is_done:
+            raise MultiAgentEnvError(f"{where}: expected no further step, the episode is done since env step {self.env_t}.")
+        all_terminated = bool(terminateds.get(ALL_AGENTS))
+        all_truncated = bool(truncateds.get(ALL_AGENTS))
+
+        events: list[AgentEvent] = []
+        waiting: list[tuple[Any, Pending | None, Any]] = []  # agent, new hanging action, reward to add
+        early: list[tuple[Any, Any]] = []
+        stillborn: list[tuple[Any, tuple[bool, bool]]] = []
+        any_alive = False
+        sources = (self.tracks, observations, actions, rewards, terminateds, truncateds)
+        for agent_id in _each_once(sources):
+            track = self.tracks.get(agent_id)
+            observation = observations.get(agent_id)
+            action = actions.get(agent_id)
+            reward = rewards.get(agent_id)
+            if (track is not None and track.is_done) or agent_id in self.departed:
+                if observation is not None or action is not None or reward is not None or infos.get(agent_id):
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}: agent {agent_id!r} is done already, but got "
+                        f"{_given(observation, action, reward, infos.get(agent_id))}. Leave a done agent out of all dicts."
+                    )
+                continue
+            own_terminated, own_truncated = bool(terminateds.get(agent_id)), bool(truncateds.get(agent_id))
+            terminated = own_terminated or (all_terminated and not own_truncated)
+            truncated = own_truncated or (all_truncated and not own_terminated)
+
+            if track is None:
+                if action is not None:
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted ({action!r}) before it had any observation."
+                    )
+                if observation is None:
+                    if reward is not None:
+                        early.append((agent_id, reward))
+                elif terminated or truncated:
+                    stillborn.append((agent_id, (terminated, truncated)))
+                else:
+                    any_alive = True
+                    events.append(AgentEvent(agent_id, "reset", observation, infos.get(agent_id), reward=reward))
+                continue
+
+            any_alive = any_alive or not (terminated or truncated)
+            pending = track.pending
+            if action is not None:
+                if pending is not None:
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted ({action!r}), but its action of env step "
+                        f"{track.obs_env_ts[-1]} ({pending.action!r}) still waits for the next observation."
+                    )
+                outputs = extra_model_outputs.get(agent_id) or {}
+                if track.output_keys is not None and outputs.keys() != track.output_keys:
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}, agent {agent_id!r}: expected the extra model outputs of its first "
+                        f"action ({', '.join(sorted(track.output_keys)) or 'none'}), got "
+                        f"{', '.join(sorted(outputs)) or 'none'}. Every action of an agent must have the same ones."
+                    )
+                pending = Pending(action, outputs)
+            if observation is not None:
+                if pending is None:
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}: agent {agent_id!r} got an observation, but has not acted on its last one "
+                        f"(env step {track.obs_env_ts[-1]}). Give an observation only to agents that acted or are new."
+                    )
+                if action is not None and reward is None:
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted and got its next observation, but no reward. "
+                        "The env must return a reward for it (0.0 if there is none)."
+                    )
+            elif pending is not None and (terminated or truncated):
+                if not terminated:
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted and was truncated, but got no last observation. "
+                        "The env must return one: the value of what was cut off is estimated from it."
+                    )
+                observation = LAST_OBSERVATION
+
+            if observation is not None and pending is not None:
+                total = track.reward if reward is None else track.reward + reward
+                events.append(
+                    AgentEvent(
+                        agent_id,
+                        "step",
+                        observation,
+                        infos.get(agent_id),
+                        pending.action,
+                        total,
+                        pending.extra_model_outputs,
+                        terminated,
+                        truncated,
+                    )
+                )
+            else:
+                waiting.append((agent_id, pending, reward))
+                if terminated or truncated:
+                    events.append(AgentEvent(agent_id, "end", terminated=terminated, truncated=truncated))
+
+        # all data are sound: from here on nothing fails
+        self.env_t = env_t
+        for agent_id, pending, reward in waiting:
+            track = self.tracks[agent_id]
+            if pending is not None and track.pending is None:
+                track.output_keys = frozenset(pending.extra_model_outputs)
+            track.pending = pending
+            if reward is not None:
+                track.reward = track.reward + reward
+        for agent_id, reward in early:
+            self.early_rewards[agent_id] = self.early_rewards.get(agent_id, 0) + reward
+        self.departed.update(stillborn)
+        for agent_id, _ in stillborn:
+            self.early_rewards.pop(agent_id, None)
+        for event in events:
+            if event.kind == "reset":
+                start = self.early_rewards.pop(event.agent_id, 0)
+                start = start if event.reward is None else start + event.reward
+                self.tracks[event.agent_id] = AgentTrack([env_t], reward_before_start=start)
+                continue
+            track = self.tracks[event.agent_id]
+            track.terminated, track.truncated = event.terminated, event.truncated
+            if track.is_done:
+                track.done_env_t = env_t
+            if event.kind == "step":
+                if track.output_keys is None:
+                    track.output_keys = frozenset(event.extra_model_outputs)
+                track.obs_env_ts.append(env_t)
+                track.pending = None
+                track.reward = 0
+        knows_agents = bool(self.tracks) or bool(self.departed)
+        self.is_terminated = all_terminated or (knows_agents and not any_alive and not all_truncated)
+        self.is_truncated = all_truncated
+        return events
+
+    def done_flags(self) -> tuple[dict[Any, bool], dict[Any, bool]]:
+        """(terminated, truncated) by agent, ``"__all__"`` included."""
+        terminateds = {agent_id: track.terminated for agent_id, track in self.tracks.items()}
+        truncateds = {agent_id: track.truncated for agent_id, track in self.tracks.items()}
+        terminateds[ALL_AGENTS] = self.is_terminated
+        truncateds[ALL_AGENTS] = self.is_truncated
+        return terminateds, truncateds
+
+
+def _each_once(sources: Iterable[Mapping[Any, Any]]) -> dict[Any, None]:
+    """The agent ids of all mappings, each once, in order of appearance."""
+    ids: dict[Any, None] = {}
+    for source in sources:
+        for agent_id in source:
+            if agent_id not in ids and agent_id != ALL_AGENTS:
+                ids[agent_id] = None
+    return ids
+
+
+def _given(observation: Any, action: Any, reward: Any, info: Any) -> str:
+    named = {"observation": observation, "action": action, "reward": reward, "info": info}
+    return ", ".join(f"{name} {value!r}" for name, value in named.items() if value is not None)

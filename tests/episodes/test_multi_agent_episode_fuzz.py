@@ -1,0 +1,191 @@
+"""Random operation sequences: MultiAgentEpisode against the brute-force model."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from tests.episodes.multi_agent_model import AGENTS, Model, Step, assert_same, assert_same_getter, random_step
+
+NUM_SEQUENCES = 5000
+
+
+def mapping(agent_id: object, episode: MultiAgentEpisode) -> str:
+    return f"m{agent_id}"
+
+
+class Sequence:
+    """One episode with its model, and the chunks that were cut off on the way."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.counter = [0]
+        self.model = Model()
+        self.episode = MultiAgentEpisode("e", agent_to_module_mapping_fn=mapping)
+        self.chunks: list[tuple[MultiAgentEpisode, Model]] = []
+        present = [agent for agent in AGENTS if rng.random() < 0.6]
+        self.model.reset = {agent: self._fresh() for agent in present}
+        self.episode.add_env_reset(observations=self.model.reset)
+
+    def _fresh(self) -> int:
+        self.counter[0] += 1
+        return self.counter[0]
+
+    def step(self) -> None:
+        step = random_step(self.rng, self.model, self.counter)
+        step.add_to(self.episode)
+        self.model.add(step)
+
+    def cut(self) -> None:
+        lookback = self.rng.randrange(4)
+        self.chunks.append((self.episode, self.model))
+        self.episode, self.model = self.episode.cut(lookback), self.model.cut(lookback)
+
+    def slice(self) -> None:
+        num = len(self.episode) + 2
+        start, stop = self.rng.randrange(-num, num), self.rng.randrange(-num, num)
+        lookback = self.rng.choice([None, 0, 1, 3])
+        part = self.episode.slice(slice(start, stop), len_lookback_buffer=lookback)
+        model = self.model.slice(start, stop, lookback)
+        assert_same(part, model)
+        assert_same_getter(self.rng, part, model)
+
+    def join_cuts(self) -> None:
+        """All chunks put together are the episode that was never cut."""
+        if not self.chunks:
+            return
+        whole = copy.deepcopy(self.chunks[0][0])
+        for chunk, _ in [*self.chunks[1:], (self.episode, self.model)]:
+            whole.concat_episode(chunk)
+        model = self.model.copy()
+        model.begin, model.lookback, model.first, model.start = 0, 0, {}, {}
+        model.hidden = set()
+        assert_same(whole, model)
+
+    def join_slices(self) -> None:
+        """An episode sliced in two and put together is the same again."""
+        middle = self.rng.randrange(len(self.episode) + 1)
+        lookback = self.rng.choice([0, 2])
+        first = self.episode[:middle]
+        if first.is_done:
+            return
+        first.concat_episode(self.episode.slice(slice(middle, None), len_lookback_buffer=lookback))
+        assert_same(first, self.model.slice(0, len(self.episode), None))
+
+    def round_trip(self) -> None:
+        state = self.episode.get_state()
+        self.episode = MultiAgentEpisode.from_state(copy.deepcopy(state))
+
+    def to_numpy(self) -> None:
+        episode = copy.deepcopy(self.episode).to_numpy()
+        assert_same(episode, self.model)
+        assert_same_getter(self.rng, episode, self.model)
+
+    def refuse(self) -> None:
+        """Data that the rules forbid raise, and change nothing."""
+        for step in forbidden_steps(self.model):
+            with pytest.raises(MultiAgentEnvError):
+                step.add_to(self.episode)
+
+    def check(self) -> None:
+        assert_same(self.episode, self.model)
+        assert_same_getter(self.rng, self.episode, self.model)
+
+
+def forbidden_steps(model: Model) -> list[Step]:
+    steps = []
+    for agent in AGENTS:
+        life = model.life(agent)
+        empty = Step({}, {}, {}, {}, {}, {}, {})
+        if model.is_done() or life.done_t is not None:
+            steps += [Step({agent: 1}, {}, {}, {}, {}, {}, {}), Step({}, {}, {agent: 1}, {}, {}, {}, {})]
+            if model.is_done():
+                steps.append(empty)
+        elif not life.obs:
+            steps.append(Step({}, {agent: 1}, {}, {}, {}, {}, {}))
+        elif life.pending is not None:
+            steps.append(Step({}, {agent: 1}, {}, {}, {}, {}, {}))  # acts twice
+            steps.append(Step({}, {}, {}, {}, {}, {agent: True}, {}))  # truncated without observation
+        else:
+            steps.append(Step({agent: 1}, {}, {}, {}, {}, {}, {}))  # observes without having acted
+            outputs = {agent: {"logp": 1}}
+            steps.append(Step({agent: 1}, {agent: 1}, {}, {}, {}, {}, outputs))  # no reward
+            steps.append(Step({agent: 1}, {agent: 1}, {agent: 1}, {}, {}, {agent: False}, {agent: {"late": 1}}))
+            if not life.steps:
+                steps.pop()
+    return steps
+
+
+OPERATIONS = ["step"] * 8 + ["cut", "cut", "slice", "join_cuts", "join_slices", "to_numpy", "round_trip", "refuse"]
+
+
+def run_sequence(seed: int, num_operations: int) -> None:
+    rng = random.Random(seed)
+    sequence = Sequence(rng)
+    for _ in range(num_operations):
+        operation = rng.choice(OPERATIONS)
+        if operation in ("step", "cut") and sequence.model.is_done():
+            operation = "slice"
+        getattr(sequence, operation)()
+    sequence.check()
+    sequence.join_cuts()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_operation_sequences_agree_with_the_brute_force_model(part: int) -> None:
+    share = NUM_SEQUENCES // 4
+    for seed in range(part * share, (part + 1) * share):
+        try:
+            run_sequence(seed, 9)
+        except BaseException as error:
+            error.add_note(f"operation sequence of seed {seed}: run_sequence({seed}, 9)")
+            raise
+
+
+def test_long_operation_sequences_agree_with_the_brute_force_model() -> None:
+    for seed in range(1_000_000, 1_000_040):
+        try:
+            run_sequence(seed, 60)
+        except BaseException as error:
+            error.add_note(f"operation sequence of seed {seed}: run_sequence({seed}, 60)")
+            raise
+
+
+class EpisodeMachine(RuleBasedStateMachine):
+    """The same operations, chosen by hypothesis so that a failure shrinks to a short program."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def begin(self, seed: int) -> None:
+        self.sequence = Sequence(random.Random(seed))
+
+    @precondition(lambda self: not self.sequence.model.is_done())
+    @rule()
+    def step(self) -> None:
+        self.sequence.step()
+
+    @precondition(lambda self: not self.sequence.model.is_done())
+    @rule()
+    def cut(self) -> None:
+        self.sequence.cut()
+
+    @rule(operation=st.sampled_from(["slice", "join_cuts", "join_slices", "to_numpy", "round_trip", "refuse"]))
+    def look(self, operation: str) -> None:
+        getattr(self.sequence, operation)()
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "sequence"):
+            self.sequence.check()
+
+
+EpisodeMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+TestEpisodeMachine = EpisodeMachine.TestCase
