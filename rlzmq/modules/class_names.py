@@ -1,0 +1,45 @@
+"""Classes by name: how specs and checkpoints say which module class they are for, without pickle."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["class_from_name", "class_name"]
+
+
+def class_name(cls: type[Any]) -> str:
+    """``"package.module:Qualified.Name"`` of a class."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def class_from_name(name: str, base: type[Any]) -> type[Any]:
+    """The class that :func:`class_name` named. Imports its module.
+
+    Args:
+        name: ``"package.module:Qualified.Name"``.
+        base: What it must be a subclass of.
+
+    Raises:
+        ConfigurationError: The name is malformed, cannot be imported, or is no subclass of ``base``.
+    """
+    module_name, colon, qualname = name.partition(":")
+    advice = f"Pass the class itself instead, e.g. from_checkpoint(path, module_class=My{base.__name__})."
+    if not colon or not module_name or not qualname:
+        raise ConfigurationError(f"expected a class as 'package.module:Class', got {name!r}. {advice}")
+    if "<locals>" in qualname:
+        raise ConfigurationError(
+            f"the class {name!r} was defined inside a function and cannot be found by name. {advice}"
+        )
+    try:
+        found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"the class {name!r} cannot be found here ({error}). {advice}") from error
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ConfigurationError(f"{name!r} is no subclass of {base.__name__}. {advice}")
+    return found

@@ -1,0 +1,18 @@
+"""Default models: encoders for every common space, and the modules made of them."""
+
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
+from rlzmq.modules.default_models.cnn import ImageEncoder
+from rlzmq.modules.default_models.heads import PolicyHead
+from rlzmq.modules.default_models.mlp import MLP
+from rlzmq.modules.default_models.recurrent import RecurrentEncoder
+from rlzmq.modules.default_models.streams import MultiStreamEncoder, build_encoder
+
+__all__ = [
+    "MLP",
+    "DefaultActorCriticModule",
+    "ImageEncoder",
+    "MultiStreamEncoder",
+    "PolicyHead",
+    "RecurrentEncoder",
+    "build_encoder",
+]

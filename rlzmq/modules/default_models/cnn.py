@@ -1,0 +1,152 @@
+"""Convolutions over images of any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.modules.default_models.mlp import MLP, activation_function, initialize
+from rlzmq.modules.model_config import DefaultModelConfig
+
+__all__ = ["ImageEncoder", "default_conv_filters", "image_layout", "is_image"]
+
+# A 2-D Box of bytes with both sides at least this long is a greyscale image, not a table.
+_MIN_IMAGE_SIDE = 16
+# Filters are added until the feature map is at most this wide.
+_MAX_MAP_SIDE = 7
+
+
+def is_image(space: gym.spaces.Box) -> bool:
+    """Whether a Box is looked at with convolutions: 3-D ones, and 2-D ones of bytes that are large enough."""
+    if len(space.shape) == 3:
+        return True
+    return len(space.shape) == 2 and space.dtype == np.uint8 and min(space.shape) >= _MIN_IMAGE_SIDE
+
+
+def image_layout(shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
+    """``(channels come first, height, width, channels)`` of an image's shape.
+
+    Images are ``[height, width, channels]``, as Gymnasium's; ``[channels, height, width]`` is recognised
+    when the first of the three is at most 16 and the others are larger (stacked grey frames).
+    """
+    if len(shape) == 2:
+        return False, shape[0], shape[1], 1
+    first = shape[0] <= 16 < min(shape[1], shape[2])
+    return (True, shape[1], shape[2], shape[0]) if first else (False, shape[0], shape[1], shape[2])
+
+
+def default_conv_filters(height: int, width: int) -> list[list[int]]:
+    """``[[channels, kernel, stride], …]`` that bring an image down to at most 7 pixels on its longer side."""
+    side = max(height, width)
+    filters: list[list[int]] = []
+    if side >= 64:
+        filters.append([32, 8, 4])
+        side = -(-side // 4)
+    elif side <= 12:
+        filters.append([32, 3, 1])
+    while side > _MAX_MAP_SIDE:
+        filters.append([64 if filters else 32, 4, 2])
+        side = -(-side // 2)
+    if len(filters) == 1:
+        filters.append([64, 3, 1])
+    return filters
+
+
+class ImageEncoder(nn.Module):
+    """Images ``[..., *shape]`` → features ``[..., output_dim]``.
+
+    Integer pixels are divided by the space's upper bound. Without ``conv_filters`` in the config, they
+    are chosen for the size, and one dense layer of ``fcnet_hiddens[-1]`` units follows them.
+    """
+
+    def __init__(self, space: gym.spaces.Box, config: DefaultModelConfig) -> None:
+        super().__init__()
+        self._shape = tuple(space.shape)
+        self._channels_first, height, width, channels = image_layout(self._shape)
+        integer = np.issubdtype(space.dtype, np.integer)
+        self._scale = 1.0 / max(float(space.high.max()), 1.0) if integer else 1.0
+        self._activation = activation_function(config.conv_activation, "conv_activation")
+        filters = config.conv_filters
+        if filters is None:
+            filters = default_conv_filters(height, width)
+        self.convs = nn.ModuleList()
+        self._pads: list[list[int] | None] = []
+        for index, entry in enumerate(filters):
+            out_channels, kernel, stride = _checked_filter(entry, index)
+            pads, height, width = _same_padding(height, width, kernel, stride)
+            symmetric = pads[0] == pads[1] and pads[2] == pads[3]
+            conv = nn.Conv2d(
+                channels, out_channels, kernel, stride, padding=(pads[2], pads[0]) if symmetric else 0
+            )
+            for kind, parameter in (("kernel", conv.weight), ("bias", conv.bias)):
+                setting = f"conv_{kind}_initializer"
+                assert parameter is not None
+                initialize(parameter, getattr(config, setting), getattr(config, setting + "_kwargs"), setting)
+            self.convs.append(conv)
+            self._pads.append(None if symmetric else pads)
+            channels = out_channels
+        self.output_dim = channels * height * width
+        self.dense: MLP | None = None
+        if config.conv_filters is None and config.fcnet_hiddens:
+            self.dense = MLP(
+                self.output_dim,
+                config.fcnet_hiddens[-1:],
+                config.conv_activation,
+                config=config,
+                prefix="fcnet",
+            )
+            self.output_dim = self.dense.output_dim
+
+    def forward(self, image: Tensor) -> Tensor:
+        lead = image.shape[: image.dim() - len(self._shape)]
+        x = image.reshape(-1, *self._shape) if len(lead) != 1 else image
+        if len(self._shape) == 2:
+            x = x.unsqueeze(-1)
+        if not self._channels_first:
+            x = x.permute(0, 3, 1, 2)
+        if x.dtype is not torch.float32:
+            x = x.float()
+        if self._scale != 1.0:
+            x = x * self._scale
+        for conv, pads in zip(self.convs, self._pads, strict=True):
+            if pads is not None:
+                x = nn.functional.pad(x, pads)
+            x = conv(x)
+            if self._activation is not None:
+                x = self._activation(x)
+        x = x.flatten(1)
+        if self.dense is not None:
+            x = self.dense(x)
+        return x if len(lead) == 1 else x.reshape(*lead, self.output_dim)
+
+
+def _checked_filter(entry: Any, index: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+    try:
+        channels, kernel, stride = entry
+        pairs = [(v, v) if isinstance(v, int) else (int(v[0]), int(v[1])) for v in (kernel, stride)]
+        if int(channels) < 1 or min(*pairs[0], *pairs[1]) < 1:
+            raise ValueError
+    except (TypeError, ValueError, IndexError):
+        raise ConfigurationError(
+            f"model_config['conv_filters'][{index}]: expected [channels, kernel, stride] with kernel and "
+            f"stride an int or [height, width], all from 1, got {entry!r}"
+        ) from None
+    return int(channels), pairs[0], pairs[1]
+
+
+def _same_padding(
+    height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int]
+) -> tuple[list[int], int, int]:
+    """``([left, right, top, bottom], new height, new width)`` for outputs of ceil(size / stride)."""
+    pads, sizes = [], []
+    for size, k, s in ((width, kernel[1], stride[1]), (height, kernel[0], stride[0])):
+        out = -(-size // s)
+        total = max((out - 1) * s + k - size, 0)
+        pads += [total // 2, total - total // 2]
+        sizes.append(out)
+    return pads, sizes[1], sizes[0]

@@ -1,0 +1,151 @@
+"""From features to distribution inputs: action masks and log standard deviations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.modules.default_models.mlp import MLP
+from rlzmq.modules.distributions import num_dist_inputs
+from rlzmq.modules.model_config import DefaultModelConfig
+
+__all__ = ["ACTION_MASK", "PolicyHead", "apply_action_mask", "split_action_mask"]
+
+ACTION_MASK = "action_mask"
+
+# Small first outputs: every action is about equally likely at first, whatever the features.
+_INITIAL_SCALE = 0.01
+
+
+class PolicyHead(MLP):
+    """Features ``[..., D]`` → action distribution inputs ``[..., K]``.
+
+    Log standard deviations of Box actions are clamped to ±``log_std_clip_param``; with
+    ``free_log_std`` they are parameters of their own (zeros at first).
+
+    Raises:
+        ConfigurationError: ``free_log_std`` for anything but a Box of floats.
+    """
+
+    _low: Tensor | None
+    _high: Tensor | None
+
+    def __init__(
+        self,
+        input_dim: int,
+        action_space: gym.Space[Any],
+        config: DefaultModelConfig,
+        *,
+        where: str = "module",
+    ) -> None:
+        num_inputs = num_dist_inputs(action_space)
+        free = config.free_log_std
+        if free and not _is_float_box(action_space):
+            raise ConfigurationError(
+                f"{where}: model_config['free_log_std'] needs an action space that is a Box of floats, got "
+                f"{action_space}"
+            )
+        super().__init__(
+            input_dim,
+            config.head_fcnet_hiddens,
+            config.head_fcnet_activation,
+            config=config,
+            prefix="head_fcnet",
+            use_layernorm=config.head_fcnet_use_layernorm,
+            output_dim=num_inputs // 2 if free else num_inputs,
+            output_scale=_INITIAL_SCALE if config.head_fcnet_kernel_initializer is None else 1.0,
+        )
+        self.log_std: nn.Parameter | None = nn.Parameter(torch.zeros(num_inputs // 2)) if free else None
+        bound = _log_std_bound(action_space, config.log_std_clip_param)
+        self.register_buffer("_low", None if bound is None else -bound, persistent=False)
+        self.register_buffer("_high", bound, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        outputs = super().forward(features)
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        if self._high is not None:
+            outputs = outputs.clamp(self._low, self._high)
+        return outputs
+
+
+def _is_float_box(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.integer)
+
+
+def _log_std_bound(space: gym.Space[Any], clip: float) -> Tensor | None:
+    """Per distribution input the bound on its magnitude; inf where there is none; None if none has one."""
+
+    def bounds(part: gym.Space[Any]) -> list[float]:
+        if isinstance(part, gym.spaces.Dict):
+            return [b for key in sorted(part.spaces) for b in bounds(part[key])]
+        if isinstance(part, gym.spaces.Tuple):
+            return [b for sub in part.spaces for b in bounds(sub)]
+        num_inputs = num_dist_inputs(part)
+        if _is_float_box(part):
+            return [math.inf] * (num_inputs // 2) + [float(clip)] * (num_inputs // 2)
+        return [math.inf] * num_inputs
+
+    if clip is None or math.isinf(clip):
+        return None
+    if clip <= 0:
+        raise ConfigurationError(
+            f"model_config['log_std_clip_param']: expected a number above 0, got {clip!r}"
+        )
+    found = bounds(space)
+    return torch.tensor(found) if any(map(math.isfinite, found)) else None
+
+
+def split_action_mask(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], *, where: str = "module"
+) -> tuple[gym.Space[Any], tuple[Any, ...] | None]:
+    """Finds an action mask in an observation space.
+
+    A mask is the part ``"action_mask"`` of a Dict (or of its ``"_orig_obs"``, where previous actions were
+    added), for Discrete and MultiDiscrete actions: one number per choice, 0 for those forbidden.
+
+    Returns:
+        The space without the mask (a Dict with one part left becomes that part), and the path to the
+        Dict with the mask, None if there is none.
+
+    Raises:
+        ConfigurationError: The mask's size is not the number of choices.
+    """
+    discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
+    if not isinstance(observation_space, gym.spaces.Dict) or not isinstance(action_space, discrete):
+        return observation_space, None
+    if ACTION_MASK not in observation_space.spaces:
+        inner = observation_space.spaces.get("_orig_obs")
+        if isinstance(inner, gym.spaces.Dict) and ACTION_MASK in inner.spaces:
+            rest, _ = split_action_mask(inner, action_space, where=where)
+            return gym.spaces.Dict({**observation_space.spaces, "_orig_obs": rest}), ("_orig_obs",)
+        return observation_space, None
+    mask, num_choices = observation_space[ACTION_MASK], num_dist_inputs(action_space)
+    size = int(np.prod(mask.shape)) if mask.shape is not None else 0
+    if size != num_choices:
+        raise ConfigurationError(
+            f"{where}: observation part {ACTION_MASK!r} is {mask} with {size} numbers, but the action space "
+            f"{action_space} has {num_choices} choices; expected one number per choice"
+        )
+    others = {key: sub for key, sub in observation_space.spaces.items() if key != ACTION_MASK}
+    if not others:
+        raise ConfigurationError(
+            f"{where}: the observation space {observation_space} holds an action mask and nothing else; "
+            'expected {"observations": …, "action_mask": …}'
+        )
+    return (next(iter(others.values())) if len(others) == 1 else gym.spaces.Dict(others)), ()
+
+
+def apply_action_mask(logits: Tensor, mask: Tensor) -> Tensor:
+    """Logits with the lowest float where the mask is 0.
+
+    Not -inf: a row with every action forbidden (the last observation of an episode often is one) then
+    stays a valid, uniform distribution.
+    """
+    return logits.masked_fill(mask.reshape(logits.shape) == 0, torch.finfo(logits.dtype).min)

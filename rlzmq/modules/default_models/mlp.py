@@ -1,0 +1,143 @@
+"""Dense layers: the body of vector encoders and every head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.modules.model_config import DefaultModelConfig
+
+__all__ = ["MLP", "activation_function", "initialize"]
+
+# In place where the derivative follows from the output: the layer's output is nobody else's.
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "tanh": torch.tanh_,
+    "relu": torch.relu_,
+    "sigmoid": torch.sigmoid_,
+    "swish": nn.functional.silu,
+    "silu": nn.functional.silu,
+    "gelu": nn.functional.gelu,
+    "elu": nn.functional.elu,
+    "leaky_relu": nn.functional.leaky_relu,
+    "linear": None,
+}
+
+
+def activation_function(name: str | None, setting: str = "activation") -> Callable[[Tensor], Tensor] | None:
+    """The function of an activation's name, None for the linear one.
+
+    Raises:
+        ConfigurationError: There is no such activation; names the setting and the closest one.
+    """
+    if name is None:
+        return None
+    if not isinstance(name, str) or name.lower() not in _ACTIVATIONS:
+        raise ConfigurationError(
+            f"model_config[{setting!r}]: unknown activation {name!r}.{did_you_mean(name, _ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name.lower()]
+
+
+def initialize(tensor: Tensor, initializer: Any, kwargs: dict[str, Any] | None, setting: str) -> None:
+    """Fills a parameter: by name in ``torch.nn.init``, by function, or (None) not at all.
+
+    Raises:
+        ConfigurationError: There is no such initialiser.
+    """
+    if initializer is None:
+        return
+    function = initializer
+    if isinstance(initializer, str):
+        name = initializer if initializer.endswith("_") else initializer + "_"
+        function = getattr(nn.init, name, None)
+        if function is None or name.startswith("_"):
+            names = [n for n in dir(nn.init) if n.endswith("_") and not n.startswith("_")]
+            raise ConfigurationError(
+                f"model_config[{setting!r}]: torch.nn.init has no {initializer!r}.{did_you_mean(name, names)}"
+            )
+    elif not callable(initializer):
+        raise ConfigurationError(
+            f"model_config[{setting!r}]: expected a name in torch.nn.init or a function, got {initializer!r}"
+        )
+    with torch.no_grad():
+        function(tensor, **(kwargs or {}))
+
+
+class MLP(nn.Module):
+    """Dense layers, ``[..., input_dim]`` → ``[..., output_dim]``; inputs of any number type.
+
+    The layers are called without torch's per-layer module call, which at batch size 8 would cost
+    more than their arithmetic. Forward hooks belong on the MLP, not on its layers.
+
+    Args:
+        input_dim: Features per row.
+        hiddens: Widths of the layers.
+        activation: Name of the activation after each of them.
+        use_layernorm: Normalise before each activation.
+        output_dim: Width of a further, linear layer; None for none.
+        output_scale: Factor on that layer's initial weights.
+        config: Where initialisers come from, under ``prefix``.
+        prefix: "fcnet", "head_fcnet", "fusionnet".
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        hiddens: Sequence[int],
+        activation: str | None,
+        *,
+        config: DefaultModelConfig,
+        prefix: str,
+        use_layernorm: bool = False,
+        output_dim: int | None = None,
+        output_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        function = activation_function(activation, f"{prefix}_activation")
+        self.layers = nn.ModuleList()
+        # what forward() runs through: (parameters of the layer, those of its norm or None, activation)
+        self._steps: list[tuple[dict[str, Any], nn.LayerNorm | None, Callable[[Tensor], Tensor] | None]] = []
+        width = input_dim
+        for hidden in hiddens:
+            layer = self._linear(width, hidden, config, prefix)
+            norm = nn.LayerNorm(hidden) if use_layernorm else None
+            self.layers.append(layer)
+            if norm is not None:
+                self.layers.append(norm)
+            self._steps.append((layer._parameters, norm, function))
+            width = hidden
+        if output_dim is not None:
+            layer = self._linear(width, output_dim, config, prefix)
+            if output_scale != 1.0:
+                with torch.no_grad():
+                    layer.weight.mul_(output_scale)
+                    layer.bias.zero_()
+            self.layers.append(layer)
+            self._steps.append((layer._parameters, None, None))
+            width = output_dim
+        self.input_dim = input_dim
+        self.output_dim = width
+
+    @staticmethod
+    def _linear(inputs: int, outputs: int, config: DefaultModelConfig, prefix: str) -> nn.Linear:
+        layer = nn.Linear(inputs, outputs)
+        for kind, parameter in (("kernel", layer.weight), ("bias", layer.bias)):
+            setting = f"{prefix}_{kind}_initializer"
+            initialize(parameter, getattr(config, setting), getattr(config, setting + "_kwargs"), setting)
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            x = x.to(self._steps[0][0]["weight"].dtype if self._steps else torch.float32)
+        for parameters, norm, activation in self._steps:
+            x = nn.functional.linear(x, parameters["weight"], parameters["bias"])
+            if norm is not None:
+                x = norm(x)
+            if activation is not None:
+                x = activation(x)
+        return x

@@ -1,0 +1,53 @@
+"""Memory: an LSTM after another encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlzmq.modules.default_models.mlp import initialize
+from rlzmq.modules.model_config import DefaultModelConfig
+
+__all__ = ["RecurrentEncoder"]
+
+
+class RecurrentEncoder(nn.Module):
+    """Observations ``[B, T, ...]`` and state → features ``[B, T, output_dim]`` and state.
+
+    The state is ``{"h": [B, cell], "c": [B, cell]}``.
+    """
+
+    def __init__(self, tokenizer: Any, config: DefaultModelConfig) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.output_dim = config.lstm_cell_size
+        self.lstm = nn.LSTM(tokenizer.output_dim, config.lstm_cell_size, batch_first=True)
+        for kind, tag in (("kernel", "weight"), ("bias", "bias")):
+            setting = f"lstm_{kind}_initializer"
+            for name, parameter in self.lstm.named_parameters():
+                if name.startswith(tag):
+                    kwargs = getattr(config, setting + "_kwargs")
+                    initialize(parameter, getattr(config, setting), kwargs, setting)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """Zeros, without batch dimension."""
+        return {"h": torch.zeros(self.output_dim), "c": torch.zeros(self.output_dim)}
+
+    def forward(self, obs: Any, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        tokens = self.tokenizer(obs)
+        if tokens.shape[1] == 1:
+            # acting: one step needs no sequence machinery, which would cost more than the arithmetic
+            weights: dict[str, Any] = self.lstm._parameters
+            h, c = torch.lstm_cell(
+                tokens.squeeze(1),
+                (state["h"], state["c"]),
+                weights["weight_ih_l0"],
+                weights["weight_hh_l0"],
+                weights["bias_ih_l0"],
+                weights["bias_hh_l0"],
+            )
+            return h.unsqueeze(1), {"h": h, "c": c}
+        features, (h, c) = self.lstm(tokens, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
+        return features, {"h": h.squeeze(0), "c": c.squeeze(0)}

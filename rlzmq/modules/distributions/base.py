@@ -1,0 +1,127 @@
+"""What an action distribution is: made from one tensor of model outputs, cheap enough to make per step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
+
+import gymnasium as gym
+import torch
+from torch import Tensor
+
+__all__ = ["Distribution", "TorchDistribution", "check_dist_inputs"]
+
+
+class Distribution(ABC):
+    """An action distribution over a batch, made by :meth:`from_logits` from a model's output tensor.
+
+    The classes are plain holders of tensors: no argument validation, nothing computed before it is
+    asked for, so that a runner can afford one per vector step. NaN inputs are the learner's to
+    find (:func:`check_dist_inputs`).
+
+    Leading dimensions of the inputs are the batch (``[B, ...]`` or ``[B, T, ...]``): ``logp``,
+    ``entropy`` and ``kl`` have exactly that shape, events are summed over.
+
+    Every sampling method takes an optional ``torch.Generator``; the draws depend on nothing but the
+    generator's state and the inputs, rows in batch order. Without one, torch's global generator is
+    used.
+    """
+
+    __slots__ = ()
+
+    #: Settings that :meth:`get_partial_dist_cls` bound to this class.
+    partial_kwargs: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    @abstractmethod
+    def from_logits(cls, logits: Tensor) -> Self:
+        """The distribution that a model's output describes.
+
+        Args:
+            logits: Float tensor ``[..., required_input_dim]``.
+        """
+
+    @abstractmethod
+    def sample(self, *, generator: torch.Generator | None = None) -> Any:
+        """Actions drawn without gradient, ``[..., *action shape]`` (a tree of such for nested actions)."""
+
+    def rsample(self, *, generator: torch.Generator | None = None) -> Any:
+        """Actions drawn with the reparameterisation trick: gradients flow to the inputs.
+
+        Raises:
+            NotImplementedError: The distribution has no such form (discrete ones).
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be reparameterised: use sample()")
+
+    @abstractmethod
+    def logp(self, value: Any) -> Tensor:
+        """Log-probability (or log-density) of actions, float ``[...]``."""
+
+    def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Any, Tensor]:
+        """Actions and their log-probabilities, cheaper than ``sample`` followed by ``logp``."""
+        value = self.sample(generator=generator)
+        return value, self.logp(value)
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """Entropy in nats, float ``[...]``."""
+
+    @abstractmethod
+    def kl(self, other: Self) -> Tensor:
+        """Kullback-Leibler divergence KL(self || other) in nats, float ``[...]``."""
+
+    @abstractmethod
+    def to_deterministic(self) -> Distribution:
+        """The distribution that always gives this one's most likely action."""
+
+    @staticmethod
+    @abstractmethod
+    def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
+        """How many inputs per batch row an action space needs.
+
+        Args:
+            space: The action space.
+            model_config: Ignored by the built-in classes.
+        """
+
+    @classmethod
+    def get_partial_dist_cls(cls, **kwargs: Any) -> type[Self]:
+        """A subclass with class-level settings bound, e.g. ``low`` and ``high`` of a squashed Gaussian.
+
+        The arguments are the class's annotated settings; the subclass is used like any other class:
+        ``Partial.from_logits(logits)``.
+
+        Raises:
+            TypeError: A setting that the class does not have.
+        """
+        for name in kwargs:
+            if not hasattr(cls, name):
+                raise TypeError(f"{cls.__name__} has no setting {name!r}")
+        bound = {"__slots__": (), "partial_kwargs": {**cls.partial_kwargs, **kwargs}, **kwargs}
+        return type(f"{cls.__name__}Partial", (cls,), bound)
+
+
+#: RLlib's name for the torch branch of the family; here there is only one.
+TorchDistribution = Distribution
+
+
+def check_dist_inputs(logits: Tensor, *, module_id: str, column: str = "action_dist_inputs") -> None:
+    """Raises if a model's distribution inputs hold NaN. For learners, off the per-step path.
+
+    Args:
+        logits: Float ``[..., K]``.
+        module_id: The module that made them, for the error text.
+        column: The column's name, for the error text.
+
+    Raises:
+        ValueError: NaN found: names the module, the column and the first bad row.
+    """
+    bad = torch.isnan(logits).flatten(0, -2).any(-1) if logits.dim() > 1 else torch.isnan(logits)
+    num_bad = int(bad.sum())
+    if num_bad:
+        first = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"module {module_id!r}: column {column!r} holds NaN in {num_bad} of {bad.numel()} rows, "
+            f"first in row {first}; expected finite values (or -inf for a masked action). "
+            "Look for NaN in the observations or rewards, a learning rate too high, or missing grad_clip."
+        )

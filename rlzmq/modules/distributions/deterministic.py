@@ -1,0 +1,50 @@
+"""A value that is certain: what a greedy policy draws from."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlzmq.modules.distributions.base import Distribution
+
+__all__ = ["TorchDeterministic"]
+
+
+class TorchDeterministic(Distribution):
+    """Always the given action. Has samples, but no density, entropy or divergence."""
+
+    __slots__ = ("loc",)
+
+    def __init__(self, loc: Tensor) -> None:
+        self.loc = loc
+
+    @classmethod
+    def from_logits(cls, logits: Tensor) -> Self:
+        return cls(logits)
+
+    def sample(self, *, generator: torch.Generator | None = None) -> Tensor:
+        return self.loc.detach()
+
+    def rsample(self, *, generator: torch.Generator | None = None) -> Tensor:
+        return self.loc
+
+    def logp(self, value: Any) -> Tensor:
+        raise ValueError("a deterministic action has no log-probability: ask the distribution it came from")
+
+    def entropy(self) -> Tensor:
+        raise ValueError("a deterministic action has no entropy: ask the distribution it came from")
+
+    def kl(self, other: Distribution) -> Tensor:
+        raise ValueError("a deterministic action has no KL divergence: ask the distribution it came from")
+
+    def to_deterministic(self) -> Self:
+        return self
+
+    @staticmethod
+    def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
+        assert isinstance(space, gym.spaces.Box)
+        return int(np.prod(space.shape))

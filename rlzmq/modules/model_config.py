@@ -1,0 +1,200 @@
+"""The settings of the default models, every name checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["DefaultModelConfig", "model_config_to_dict"]
+
+#: A name in ``torch.nn.init`` (``"xavier_uniform_"``), or a function that fills a tensor in place.
+Initializer = str | Callable[..., Any] | None
+
+
+@dataclasses.dataclass
+class DefaultModelConfig:
+    """What the default models look like.
+
+    Vector observations go through ``fcnet``, images through ``conv``, several of either are joined by
+    ``fusionnet``, then an LSTM if asked for, then one ``head`` per output. Sizes count units, filters
+    are channels/pixels.
+
+    Attributes:
+        fcnet_hiddens: Widths of the layers on vector observations.
+        fcnet_activation: "tanh", "relu", "swish"/"silu", "gelu", "elu", "leaky_relu", "sigmoid" or
+            "linear"/None, likewise below.
+        fcnet_kernel_initializer: A name in ``torch.nn.init`` or a function; None for torch's own default.
+        fcnet_kernel_initializer_kwargs: Further arguments for it.
+        fcnet_bias_initializer: Likewise for biases.
+        fcnet_bias_initializer_kwargs: Further arguments for it.
+        fcnet_use_layernorm: Normalise each layer's outputs before its activation.
+        conv_filters: ``[[channels, kernel, stride], …]`` with "same" padding, kernel and stride as an int
+            or [height, width]; None to have them chosen for the image's size, with one dense
+            layer of ``fcnet_hiddens[-1]`` units after them.
+        conv_activation: Activation after each filter.
+        conv_kernel_initializer: As for fcnet, likewise the next three.
+        conv_kernel_initializer_kwargs: …
+        conv_bias_initializer: …
+        conv_bias_initializer_kwargs: …
+        head_fcnet_hiddens: Widths of the layers of each head, between encoder and output.
+        head_fcnet_activation: Their activation.
+        head_fcnet_kernel_initializer: As for fcnet, likewise the next three.
+        head_fcnet_kernel_initializer_kwargs: …
+        head_fcnet_bias_initializer: …
+        head_fcnet_bias_initializer_kwargs: …
+        head_fcnet_use_layernorm: Normalise each head layer's outputs before its activation.
+        free_log_std: Log standard deviations of Box actions are parameters instead of network outputs.
+        log_std_clip_param: Log standard deviations are clamped to ± this; inf for no clamp.
+        vf_share_layers: Policy and value function share the encoder.
+        use_lstm: An LSTM after the encoder.
+        max_seq_len: Length of training sequences of stateful modules, in steps.
+        lstm_cell_size: Units of the LSTM.
+        lstm_use_prev_action: Feed the previous action, too (the PrevActionsPrevRewards piece provides it).
+        lstm_use_prev_reward: Feed the previous reward, too.
+        lstm_kernel_initializer: As for fcnet, likewise the next three.
+        lstm_kernel_initializer_kwargs: …
+        lstm_bias_initializer: …
+        lstm_bias_initializer_kwargs: …
+        fusionnet_hiddens: Widths of the layers that join several streams.
+        fusionnet_activation: Their activation.
+        fusionnet_kernel_initializer: As for fcnet, likewise the next three.
+        fusionnet_kernel_initializer_kwargs: …
+        fusionnet_bias_initializer: …
+        fusionnet_bias_initializer_kwargs: …
+
+    Example:
+        >>> DefaultModelConfig(fcnet_hiddens=[64, 64], use_lstm=True).to_dict()["fcnet_hiddens"]
+        [64, 64]
+    """
+
+    fcnet_hiddens: list[int] = dataclasses.field(default_factory=lambda: [256, 256])
+    fcnet_activation: str | None = "tanh"
+    fcnet_kernel_initializer: Initializer = None
+    fcnet_kernel_initializer_kwargs: dict[str, Any] | None = None
+    fcnet_bias_initializer: Initializer = None
+    fcnet_bias_initializer_kwargs: dict[str, Any] | None = None
+    fcnet_use_layernorm: bool = False
+
+    conv_filters: list[list[Any]] | None = None
+    conv_activation: str | None = "relu"
+    conv_kernel_initializer: Initializer = None
+    conv_kernel_initializer_kwargs: dict[str, Any] | None = None
+    conv_bias_initializer: Initializer = None
+    conv_bias_initializer_kwargs: dict[str, Any] | None = None
+
+    head_fcnet_hiddens: list[int] = dataclasses.field(default_factory=list)
+    head_fcnet_activation: str | None = "relu"
+    head_fcnet_kernel_initializer: Initializer = None
+    head_fcnet_kernel_initializer_kwargs: dict[str, Any] | None = None
+    head_fcnet_bias_initializer: Initializer = None
+    head_fcnet_bias_initializer_kwargs: dict[str, Any] | None = None
+    head_fcnet_use_layernorm: bool = False
+
+    free_log_std: bool = False
+    log_std_clip_param: float = 20.0
+    vf_share_layers: bool = True
+
+    use_lstm: bool = False
+    max_seq_len: int = 20
+    lstm_cell_size: int = 256
+    lstm_use_prev_action: bool = False
+    lstm_use_prev_reward: bool = False
+    lstm_kernel_initializer: Initializer = None
+    lstm_kernel_initializer_kwargs: dict[str, Any] | None = None
+    lstm_bias_initializer: Initializer = None
+    lstm_bias_initializer_kwargs: dict[str, Any] | None = None
+
+    fusionnet_hiddens: list[int] = dataclasses.field(default_factory=lambda: [256, 256])
+    fusionnet_activation: str | None = "tanh"
+    fusionnet_kernel_initializer: Initializer = None
+    fusionnet_kernel_initializer_kwargs: dict[str, Any] | None = None
+    fusionnet_bias_initializer: Initializer = None
+    fusionnet_bias_initializer_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("fcnet_hiddens", "head_fcnet_hiddens", "fusionnet_hiddens"):
+            widths = getattr(self, name)
+            if not isinstance(widths, list | tuple) or not all(_is_count(width) for width in widths):
+                raise ConfigurationError(
+                    f"model_config[{name!r}]: expected a list of widths, each an int of at least 1, "
+                    f"got {widths!r}"
+                )
+        for name in ("lstm_cell_size", "max_seq_len"):
+            value = getattr(self, name)
+            if not _is_count(value):
+                raise ConfigurationError(f"model_config[{name!r}]: expected an int from 1, got {value!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as a plain dict, initialisers by name.
+
+        Raises:
+            ConfigurationError: An initialiser is a function that ``torch.nn.init`` does not hold.
+        """
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in plain.items():
+            if callable(value):
+                plain[name] = _initializer_name(name, value)
+            elif isinstance(value, list | tuple):
+                plain[name] = [list(v) if isinstance(v, list | tuple) else v for v in value]
+        return plain
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any], *, where: str = "model_config") -> Self:
+        """The config with these settings, all others at their defaults.
+
+        Args:
+            settings: Setting -> value.
+            where: What the settings are called in an error text.
+
+        Raises:
+            ConfigurationError: An unknown name (with the closest known one), or a wrong value.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = [name for name in settings if name not in known]
+        if unknown:
+            raise ConfigurationError(
+                f"{where}: the default models have no setting {unknown[0]!r}."
+                + did_you_mean(unknown[0], known)
+                + " (Settings of your own belong to a class of your own: RLModuleSpec(module_class=…).)"
+            )
+        return cls(**settings)
+
+
+def model_config_to_dict(model_config: Any) -> dict[str, Any]:
+    """``model_config`` as modules see it: the dict itself, or a DefaultModelConfig as a dict; {} for None.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if model_config is None:
+        return {}
+    if isinstance(model_config, dict):
+        return model_config
+    if isinstance(model_config, Mapping):
+        return dict(model_config)
+    if dataclasses.is_dataclass(model_config) and not isinstance(model_config, type):
+        return {field.name: getattr(model_config, field.name) for field in dataclasses.fields(model_config)}
+    raise ConfigurationError(
+        f"model_config: expected a dict or a DefaultModelConfig, got {type(model_config).__name__}"
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _initializer_name(setting: str, function: Callable[..., Any]) -> str:
+    import torch
+
+    name = getattr(function, "__name__", "")
+    if getattr(torch.nn.init, name, None) is not function:
+        raise ConfigurationError(
+            f"model_config[{setting!r}]: {function!r} cannot be written down; use the name of a function in "
+            "torch.nn.init, e.g. 'xavier_uniform_', with its arguments under "
+            f"{setting + '_kwargs'!r}"
+        )
+    return name

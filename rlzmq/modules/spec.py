@@ -1,0 +1,211 @@
+"""RLModuleSpec: everything needed to build a module anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import gymnasium as gym
+import torch
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.seeding import derive_seed
+from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.modules.class_names import class_from_name, class_name
+from rlzmq.modules.model_config import DefaultModelConfig, model_config_to_dict
+from rlzmq.modules.rl_module import RLModule
+
+__all__ = ["RLModuleSpec", "seeded"]
+
+
+@dataclasses.dataclass
+class RLModuleSpec:
+    """What to build a module from.
+
+    Args:
+        module_class: A subclass of RLModule; None for the default actor-critic module.
+        observation_space: Of one agent, as the env-to-module pipeline leaves it.
+        action_space: Of one agent.
+        inference_only: Build only what acting needs.
+        learner_only: Not built on env runners.
+        model_config: A dict or a DefaultModelConfig.
+        load_state_path: A checkpoint whose weights the built module takes over.
+
+    Example:
+        >>> spec = RLModuleSpec(observation_space=env.observation_space, action_space=env.action_space)
+        >>> module = spec.build(seed=0)
+    """
+
+    module_class: type[RLModule] | None = None
+    observation_space: gym.Space[Any] | None = None
+    action_space: gym.Space[Any] | None = None
+    inference_only: bool = False
+    learner_only: bool = False
+    model_config: dict[str, Any] | DefaultModelConfig | None = None
+    load_state_path: str | None = None
+
+    def __post_init__(self) -> None:
+        cls: Any = self.module_class
+        if cls is not None and not (isinstance(cls, type) and issubclass(cls, RLModule)):
+            raise ConfigurationError(
+                f"RLModuleSpec(module_class=…): expected a subclass of RLModule, got {cls!r}"
+            )
+
+    def build(self, *, seed: int | None = None, module_id: str = "") -> Any:
+        """Builds the module.
+
+        Args:
+            seed: Seed of the run. The initial weights follow from it and ``module_id``, and torch's
+                global random state stays as it was. None: they come from the global random state.
+            module_id: The module's id, for the seed and for error texts.
+
+        Raises:
+            ConfigurationError: A space is missing, or the default models have no such setting.
+            UnsupportedSpaceError: The default models cannot handle a space.
+        """
+        module_class = self.module_class
+        if module_class is None:
+            from rlzmq.modules.default_models import DefaultActorCriticModule
+
+            module_class = DefaultActorCriticModule
+        with seeded(seed, module_id):
+            try:
+                module = module_class(
+                    observation_space=self.observation_space,
+                    action_space=self.action_space,
+                    inference_only=self.inference_only,
+                    learner_only=self.learner_only,
+                    model_config=self.model_config,
+                )
+            except Exception as error:
+                self._explain(error, module_class, module_id)
+                raise
+        module.module_id = module_id
+        if self.load_state_path is not None:
+            module.restore_from_path(self.load_state_path)
+        return module
+
+    def _explain(self, error: Exception, module_class: type[RLModule], module_id: str) -> None:
+        """Raises the better error when a missing space is what broke ``setup()``; else notes the module."""
+        name = f"module {module_id!r}" if module_id else "module"
+        missing = [key for key in ("action_space", "observation_space") if getattr(self, key) is None]
+        if missing and isinstance(error, AttributeError | TypeError | ConfigurationError):
+            raise ConfigurationError(
+                f"{name} ({module_class.__name__}): its RLModuleSpec has no {' and no '.join(missing)}. Give "
+                f"it with RLModuleSpec({missing[0]}=…), or in config.environment({missing[0]}=…)"
+            ) from error
+        if module_id:
+            error.add_note(f"while building {name} ({module_class.__name__})")
+
+    def update(self, other: RLModuleSpec, override: bool = True) -> None:
+        """Takes over what another spec says.
+
+        Args:
+            other: Another spec (or MultiRLModuleSpec holding one).
+            override: Whether the other's settings go first; False only fills what is open here.
+                ``model_config`` dicts are merged key by key either way.
+        """
+        for field in dataclasses.fields(RLModuleSpec):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "model_config":
+                if theirs is None or mine is None:
+                    merged = mine if theirs is None else theirs
+                else:
+                    first, second = (mine, theirs) if override else (theirs, mine)
+                    merged = {**model_config_to_dict(first), **model_config_to_dict(second)}
+                self.model_config = merged
+            elif theirs is not None and (mine is None or mine is False or (override and theirs is not False)):
+                setattr(self, field.name, theirs)
+
+    def get_model_config(self) -> dict[str, Any]:
+        """``model_config`` as the module will see it."""
+        return model_config_to_dict(self.model_config)
+
+    def copy(self) -> Self:
+        """A copy that can be changed without changing this one (spaces and settings are shared)."""
+        return dataclasses.replace(self)
+
+    def as_multi_rl_module_spec(self) -> Any:
+        """A MultiRLModuleSpec with this one as ``"default_policy"``."""
+        from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+
+        return MultiRLModuleSpec(rl_module_specs={"default_policy": self})
+
+    @classmethod
+    def from_module(cls, module: RLModule) -> Self:
+        """The spec that would build a module like this one (weights not included)."""
+        module = module.unwrapped()
+        return cls(
+            module_class=type(module),
+            observation_space=module.observation_space,
+            action_space=module.action_space,
+            inference_only=module.inference_only,
+            learner_only=module.learner_only,
+            model_config=module.model_config,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the class as ``"module:qualname"``.
+
+        Raises:
+            NotPlainError: A space is not one of Gymnasium's own.
+            ConfigurationError: A DefaultModelConfig holds an initialiser without a name.
+        """
+        config: Any = self.model_config
+        if isinstance(config, DefaultModelConfig):
+            config = config.to_dict()
+        return {
+            "module_class": None if self.module_class is None else class_name(self.module_class),
+            "observation_space": space_to_plain(self.observation_space),
+            "action_space": space_to_plain(self.action_space),
+            "inference_only": self.inference_only,
+            "learner_only": self.learner_only,
+            "model_config": None if config is None else dict(config),
+            "load_state_path": None if self.load_state_path is None else str(Path(self.load_state_path)),
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> Self:
+        """The spec that ``to_dict`` wrote.
+
+        Args:
+            plain: Its plain values.
+            module_class: The class to use; None imports the one that is named.
+
+        Raises:
+            ConfigurationError: An unknown key, or a class that cannot be found or is no RLModule.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for key in plain:
+            if key not in known:
+                raise ConfigurationError(f"RLModuleSpec has no field {key!r}.{did_you_mean(key, known)}")
+        named = plain.get("module_class")
+        if module_class is None and named is not None:
+            module_class = class_from_name(named, RLModule)
+        return cls(
+            module_class=module_class,
+            observation_space=space_from_plain(plain.get("observation_space")),
+            action_space=space_from_plain(plain.get("action_space")),
+            inference_only=bool(plain.get("inference_only", False)),
+            learner_only=bool(plain.get("learner_only", False)),
+            model_config=plain.get("model_config"),
+            load_state_path=plain.get("load_state_path"),
+        )
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None, module_id: str) -> Iterator[None]:
+    """Within it torch's (CPU) random state follows from the seed and the id; it is restored afterwards."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        # an unnamed module is the one that single-agent code calls "default_policy"
+        crc = zlib.crc32((module_id or "default_policy").encode())
+        torch.manual_seed(derive_seed(seed, "module", crc))
+        yield

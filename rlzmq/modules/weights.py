@@ -1,0 +1,172 @@
+"""A module's weights as one flat block of bytes: what is published, sent and loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+
+__all__ = ["WeightsLayout"]
+
+# Every tensor starts at a multiple of this, so that views of any dtype on the block are aligned.
+_ALIGNMENT = 16
+
+
+class _Slot(NamedTuple):
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+class WeightsLayout:
+    """Where each tensor of a module's state lies in a flat block of bytes.
+
+    Tensors lie in sorted order of ``"module_id/parameter"``, each aligned to 16 bytes, in native byte
+    order. Two sides whose layouts have the same :attr:`digest` can exchange blocks.
+
+    Attributes:
+        num_bytes: Size of the block.
+        digest: Hex SHA-256 of names, shapes and dtypes.
+        names: ``"module_id/parameter"`` of every tensor, in order.
+
+    Example:
+        >>> layout = WeightsLayout.of(learner.module)
+        >>> block = layout.snapshot(learner.module)
+        >>> WeightsLayout.of(runner.module).load(runner.module, block)
+    """
+
+    __slots__ = ("_inference_only", "_slots", "digest", "names", "num_bytes")
+
+    def __init__(self, slots: list[_Slot], *, inference_only: bool) -> None:
+        self._slots = slots
+        self._inference_only = inference_only
+        self.names = [slot.name for slot in slots]
+        self.num_bytes = slots[-1].start + slots[-1].num_bytes if slots else 0
+        facts = [[slot.name, list(slot.shape), str(slot.dtype)] for slot in slots]
+        self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @classmethod
+    def of(cls, module: Any, inference_only: bool = True) -> WeightsLayout:
+        """The layout of a module's weights.
+
+        Args:
+            module: A MultiRLModule, or a single TorchRLModule (which counts as ``"default_policy"``).
+            inference_only: Only what acting needs, and no learner-only modules. A full module and its
+                inference-only copy then have the same layout.
+        """
+        slots, end = [], 0
+        for name, tensor in _named_tensors(module, inference_only):
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            num_bytes = tensor.numel() * tensor.element_size()
+            slots.append(_Slot(name, tensor.dtype, tuple(tensor.shape), start, num_bytes))
+            end = start + num_bytes
+        return cls(slots, inference_only=inference_only)
+
+    def snapshot(self, module: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """A copy of the module's weights as one block.
+
+        Args:
+            module: A module of this layout.
+            out: uint8 ``[num_bytes]`` to write into; a new array if None.
+
+        Returns:
+            uint8 ``[num_bytes]``.
+
+        Raises:
+            ValueError: The module has another layout, or ``out`` another size or dtype.
+        """
+        if out is None:
+            out = np.zeros(self.num_bytes, np.uint8)
+        elif out.dtype != np.uint8 or out.shape != (self.num_bytes,):
+            raise ValueError(
+                f"snapshot: expected out to be uint8 of shape ({self.num_bytes},), "
+                f"got {out.dtype} of {out.shape}"
+            )
+        if not self._slots:
+            return out
+        with torch.no_grad():
+            torch._foreach_copy_(self._views(torch.from_numpy(out)), self._tensors(module))
+        return out
+
+    def load(self, module: Any, buffer: Any) -> None:
+        """Copies a block into the module's weights.
+
+        Args:
+            module: A module of this layout.
+            buffer: ``num_bytes`` bytes: bytes, memoryview, or a uint8 array; it is not kept.
+
+        Raises:
+            ValueError: The block has another size, or the module another layout. Nothing was loaded.
+        """
+        block = np.frombuffer(buffer, np.uint8)
+        if block.size != self.num_bytes:
+            raise ValueError(
+                f"weights of {block.size} bytes do not fit: this module's inference weights take "
+                f"{self.num_bytes} bytes (layout {self.digest[:12]}). Do both sides build the same module?"
+            )
+        if not self._slots:
+            return
+        if not block.flags.writeable:
+            # torch warns about read-only memory, though it is only read here
+            block = np.asarray(_ClaimsWritable(block))
+        if block.ctypes.data % _ALIGNMENT:
+            block = block.copy()
+        with torch.no_grad():
+            torch._foreach_copy_(self._tensors(module), self._views(torch.from_numpy(block)))
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        views = []
+        for slot in self._slots:
+            piece = flat[slot.start : slot.start + slot.num_bytes]
+            views.append(piece.view(slot.dtype).view(slot.shape))
+        return views
+
+    def _tensors(self, module: Any) -> list[Tensor]:
+        found = list(_named_tensors(module, self._inference_only))
+        if len(found) == len(self._slots) and all(
+            name == slot.name and tensor.shape == slot.shape and tensor.dtype == slot.dtype
+            for (name, tensor), slot in zip(found, self._slots, strict=True)
+        ):
+            return [tensor for _, tensor in found]
+        theirs = dict(found)
+        wrong = next(
+            (s.name for s in self._slots if s.name not in theirs or theirs[s.name].shape != s.shape),
+            next((name for name in theirs if name not in self.names), "a dtype"),
+        )
+        raise ValueError(
+            f"the module's weights differ from the layout {self.digest[:12]} in {wrong!r}: make a new "
+            "WeightsLayout after a module was added, removed or rebuilt"
+        )
+
+
+def _named_tensors(module: Any, inference_only: bool) -> Iterator[tuple[str, Tensor]]:
+    if hasattr(module, "items"):
+        modules = dict(module.items())
+    else:
+        modules = {DEFAULT_MODULE_ID: module}
+    pairs = []
+    for module_id, single in modules.items():
+        single = single.unwrapped()
+        if not hasattr(single, "state_dict") or (inference_only and single.learner_only):
+            continue
+        tensors = single.inference_state_dict() if inference_only else single.state_dict(keep_vars=True)
+        pairs += [(f"{module_id}/{name}", tensor.detach()) for name, tensor in tensors.items()]
+    pairs.sort(key=lambda pair: pair[0])
+    return iter(pairs)
+
+
+class _ClaimsWritable:
+    """Read-only memory in numpy's clothes, claiming to be writable: for a tensor that is only read."""
+
+    def __init__(self, block: np.ndarray) -> None:
+        self.__array_interface__ = {**block.__array_interface__, "data": (block.ctypes.data, False)}
+        self._keep = block
