@@ -115,7 +115,8 @@ class EnvRunner(abc.ABC):
             num_episodes: Exactly so many whole episodes; all envs are reset before, and unfinished
                 episodes are thrown away. At most one of the two may be given; with none of them a fragment
                 (``config.batch_mode`` "truncate_episodes") or num_envs episodes ("complete_episodes").
-            explore: Sample from the exploration distribution (default: ``config.explore``), else act greedily.
+            explore: Sample from the exploration distribution, else act greedily (default:
+                ``config.explore``).
             random_actions: Sample actions from the action space, without the module.
             force_reset: Reset all envs first.
 
@@ -228,8 +229,8 @@ class EnvRunner(abc.ABC):
             return [func(env) for env in envs]
         if hasattr(base, "parent_pipes"):
             raise ConfigurationError(
-                "foreach_env: with gym_env_vectorize_mode='async' the environments live in other processes. Use "
-                "env_runner.env.call(method_name, ...) or env_runner.env.set_attr(name, values)."
+                "foreach_env: with gym_env_vectorize_mode='async' the environments live in other processes. "
+                "Use env_runner.env.call(method_name, ...) or env_runner.env.set_attr(name, values)."
             )
         return [func(self.env)]
 
@@ -242,16 +243,16 @@ class EnvRunner(abc.ABC):
             where: "step" or "reset".
 
         Raises:
-            EnvironmentError_: ``config.restart_failed_sub_environments`` is off, or there were more failures in a
-                row than ``config.num_consecutive_env_runner_failures_tolerance``; from ``error``.
+            EnvironmentError_: ``config.restart_failed_sub_environments`` is off, or there were more failures
+                in a row than ``config.num_consecutive_env_runner_failures_tolerance``; from ``error``.
         """
         self.num_env_failures += 1
         self._num_failures_in_a_row += 1
         which = "An environment" if env_index is None else f"Environment {env_index}"
         place = (
             f"{which} of env runner {self.worker_index} raised {type(error).__name__} in {where}(): {error} "
-            f"(env_config {dict(getattr(self.config, 'env_config', None) or {})}, run seed {self.seed}, env seed "
-            f"{self.env_seed()}, incarnation {self.incarnation}, vector env number {self._num_envs_made}, "
+            f"(env_config {dict(getattr(self.config, 'env_config', None) or {})}, run seed {self.seed}, "
+            f"env seed {self.env_seed()}, incarnation {self.incarnation}, vector env number {self._num_envs_made}, "
             f"{self.num_env_steps_sampled} env steps before)."
         )
         if not getattr(self.config, "restart_failed_sub_environments", False):
@@ -263,8 +264,8 @@ class EnvRunner(abc.ABC):
         if self._num_failures_in_a_row > tolerance:
             raise EnvironmentError_(
                 place
-                + f" It is failure {self._num_failures_in_a_row} in a row without a finished episode, more than "
-                f"num_consecutive_env_runner_failures_tolerance={tolerance}."
+                + f" It is failure {self._num_failures_in_a_row} in a row without a finished episode, more "
+                f"than num_consecutive_env_runner_failures_tolerance={tolerance}."
             ) from error
         if not isinstance(error, StepFailedRecreateEnvError):
             self._log_env_failure(place, error)

@@ -86,7 +86,9 @@ class ColumnBlock:
         for name, column in slots.items():
             if name not in self.columns:
                 self.add(name, tree_map(lambda leaf: leaf[:, 0], column))
-            tree_map(lambda to, leaf: to[:, : leaf.shape[1]].__setitem__(..., leaf), self.columns[name], column)
+            tree_map(
+                lambda to, leaf: to[:, : leaf.shape[1]].__setitem__(..., leaf), self.columns[name], column
+            )
 
     def flat(self) -> dict[str, Any]:
         """The columns as ``[num_envs * num_slots, ...]`` (views)."""

@@ -18,7 +18,7 @@ from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.fragment import ChunkTable, ColumnBlock, Writer, find_chunks
-from rlzmq.runners.module_step import ModuleStep, to_numpy
+from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.ongoing import FinishedEpisodes, OngoingEpisodes
 
 if TYPE_CHECKING:
@@ -90,12 +90,10 @@ class FusedSampler:
         """
         runner, num_envs, lookback = self.runner, self.num_envs, self.lookback
         self._finished = FinishedEpisodes()
-        self._module_step: ModuleStep | None = None
-        if not request.random_actions:
-            self._module_step = runner.module_step
-            self._module_step.begin(explore=request.explore)
-            if self._module_step.is_stateful and self._state is None:
-                self._state = self._module_step.initial_state(num_envs)
+        self._module_step = runner.module_step
+        self._module_step.begin(explore=request.explore)
+        if self._module_step.is_stateful and self._state is None:
+            self._state = self._module_step.initial_state(num_envs)
         self._begin_state = tree_map(lambda leaf: to_numpy(leaf).copy(), self._state) if self._state else None
         begin_s = time.perf_counter()
 
@@ -133,6 +131,7 @@ class FusedSampler:
         runner, num_envs = self.runner, self.num_envs
         stepper, normalize, has_pieces = runner.stepper, self._normalize, self._has_pieces
         module_step, state, observations = self._module_step, self._state, self._module_observations
+        random_actions = request.random_actions
         write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
         writers: dict[str, Writer] | None = None
         terminated_rows, truncated_rows = self._terminated, self._truncated
@@ -144,9 +143,11 @@ class FusedSampler:
         first = self._num_steps
         for step in range(first, first + num_steps):
             slot = self.lookback + step
-            if module_step is None:
+            if random_actions:
                 actions_for_env = runner.sample_random_actions()
                 outputs = {Columns.ACTIONS: actions_for_env}
+                if state is not None and Columns.STATE_OUT in block.columns:
+                    outputs[Columns.STATE_OUT] = tree_map(to_numpy, state)  # it stays as it was
             else:
                 outputs, state = module_step(observations, state, global_steps + num_env_steps * num_workers)
                 if Columns.ACTIONS_FOR_ENV in outputs:
@@ -180,7 +181,7 @@ class FusedSampler:
             else:
                 write_obs(slot + 1, raw)
                 observations = raw
-            if num_resetting and module_step is not None and state is not None:
+            if num_resetting and state is not None:
                 state = module_step.reset_rows(state, np.flatnonzero(needs_reset))
             needs_reset = terminated_rows[step] | truncated_rows[step]
             num_resetting = int(np.count_nonzero(needs_reset))
@@ -212,6 +213,7 @@ class FusedSampler:
         steps_before = np.where(table.continues, self._ongoing.steps[table.env_index], 0)
         batch_lookback = np.minimum(steps_before, lookback)
         initial_state = self._initial_states(table)
+        duration_s = (time.perf_counter() - begin_s) * table.length / max(num_steps, 1)
         episode_ids = self._ongoing.settle(
             table, _sums(rewards, start, table.length), begin_s, num_steps, self._finished
         )
@@ -226,6 +228,7 @@ class FusedSampler:
             env_index=table.env_index,
             episode_ids=episode_ids,
             initial_state=initial_state,
+            duration_s=duration_s,
             infos={index * num_slots + slot: info for (index, slot), info in self._infos.items()},
             observation_space=self._plan.stored_observation_space,
             action_space=self.runner.env.single_action_space,
@@ -264,7 +267,7 @@ class FusedSampler:
             for leaf in tree_leaves(values):
                 if leaf.shape[:1] != (self.num_envs,):
                     raise ValueError(
-                        f"Model output {name!r} of {type(self.runner.module).__name__} has shape {leaf.shape}; "
+                        f"Model output {name!r} of {type(self.runner.module).__name__} has shape {leaf.shape}, "
                         f"expected its first dimension to be the batch of {self.num_envs} environments."
                     )
             if name not in block.columns:
@@ -278,14 +281,12 @@ class FusedSampler:
             )
         return {name: block.writer(name) for name in outputs}
 
-    def _changed_outputs(
-        self, outputs: dict[str, Any], writers: dict[str, Writer], step: int
-    ) -> ValueError:
+    def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer], step: int) -> ValueError:
         odd = sorted(set(outputs) ^ set(writers))
         return ValueError(
-            f"{type(self.runner.module).__name__} returned the columns {sorted(outputs)} at vector step {step} of a "
-            f"fragment, but {sorted(writers)} before: {', '.join(map(repr, odd))} must be there at every step or "
-            "never."
+            f"{type(self.runner.module).__name__} returned the columns {sorted(outputs)} at vector step {step} "
+            f"of a fragment, but {sorted(writers)} before: {', '.join(map(repr, odd))} must be there at every "
+            "step or never."
         )
 
     def _mark_failures(self, step: int, needs_reset: BoolArray) -> BoolArray:
@@ -316,14 +317,15 @@ class FusedSampler:
         if (done & after).any():
             step, index = np.argwhere(done & after)[0].tolist()
             raise EnvironmentError_(
-                f"Environment {index} of env runner {self.runner.worker_index} reported an episode's end at vector "
-                f"step {step} of this fragment, directly after another end. In NEXT_STEP autoreset that step is the "
-                "reset, with terminated and truncated False: does the vector env really autoreset in this mode?"
+                f"Environment {index} of env runner {self.runner.worker_index} reported an episode's end at "
+                f"vector step {step} of this fragment, directly after another end. In NEXT_STEP autoreset that "
+                "step is the reset, with terminated and truncated False: does the vector env really autoreset "
+                "in this mode?"
             )
 
     def _initial_states(self, table: ChunkTable) -> Any:
         """The module's state before each chunk's first step, leaves ``[C, ...]``."""
-        if self._begin_state is None or self._module_step is None:
+        if self._begin_state is None:
             return None
         from_before = table.first_step == 0
 

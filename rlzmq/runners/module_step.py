@@ -14,8 +14,8 @@ from rlzmq.episodes.columns import Columns
 __all__ = ["ModuleStep", "to_numpy"]
 
 _MISSING_OUTPUTS = (
-    "{module}.{forward}() returned the columns {got}; expected 'action_dist_inputs' (actions are then sampled "
-    "from it) or 'actions'."
+    "{module}.{forward}() returned the columns {got}; expected 'action_dist_inputs' (actions are then "
+    "sampled from it) or 'actions'."
 )
 
 
@@ -65,6 +65,16 @@ class ModuleStep:
         with torch.inference_mode():
             return tree_map(reset, state, self.initial_row)
 
+    @property
+    def initial_row_numpy(self) -> Any:
+        """``initial_row`` as arrays."""
+        return tree_map(to_numpy, self.initial_row)
+
+    def forward(self, batch: dict[str, Any], t: int) -> Any:
+        """The module's forward pass alone, on a batch that connector pieces made."""
+        with torch.inference_mode():
+            return self._forward(batch, t=t) if self._explore else self._forward(batch)
+
     def __call__(self, observations: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
         """Acts.
 
@@ -93,13 +103,15 @@ class ModuleStep:
             columns: dict[str, Any] = {}
             if state is None:
                 for name, value in outputs.items():
-                    columns[name] = value.numpy() if type(value) is torch.Tensor else tree_map(to_numpy, value)
+                    columns[name] = (
+                        value.numpy() if type(value) is torch.Tensor else tree_map(to_numpy, value)
+                    )
                 return columns, None
             state_out = outputs.get(Columns.STATE_OUT)
             if state_out is None:
                 raise ValueError(
-                    f"{type(self.module).__name__} is stateful (get_initial_state() is not empty), but its forward "
-                    f"pass returned no 'state_out', only {sorted(outputs)}."
+                    f"{type(self.module).__name__} is stateful (get_initial_state() is not empty), but its "
+                    f"forward pass returned no 'state_out', only {sorted(outputs)}."
                 )
             for name, value in outputs.items():
                 columns[name] = tree_map(to_numpy if name == Columns.STATE_OUT else _without_time, value)

@@ -108,9 +108,7 @@ class SingleAgentEnvRunner(EnvRunner):
             sampler.forget()  # half a step was made: nothing can be continued
             raise
         num_env_steps = batch.num_env_steps
-        self._count_steps(
-            num_env_steps, {"default_agent": num_env_steps}, {DEFAULT_MODULE_ID: num_env_steps}
-        )
+        self._count_steps(num_env_steps, {"default_agent": num_env_steps}, {DEFAULT_MODULE_ID: num_env_steps})
         self.episode_metrics.add_episodes(finished.returns, finished.lengths, finished.durations_s)
         batch.meta = {
             "worker_index": self.worker_index,
@@ -122,26 +120,25 @@ class SingleAgentEnvRunner(EnvRunner):
             "episode_metrics": finished.to_dict(),
         }
         if self.callbacks.has("on_sample_end"):
-            self.callbacks.call(
-                "on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch
-            )
+            self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
         self._time_sample(start_s)
         return batch
 
     def _choose_sampler(self) -> FusedSampler | EpisodeSampler:
         """The sampler for the env, module and pipelines as they are now."""
         key = (
-            self.env,
             self.module,
             self.use_fused,
             *self.env_to_module.connectors,
             self.module_to_env,
             *self.module_to_env.connectors,
         )
-        if len(key) == len(self._chosen_for) and all(
-            a is b for a, b in zip(key, self._chosen_for, strict=True)
+        if (
+            self._sampler is not None
+            and self.env is self.stepper.env
+            and len(key) == len(self._chosen_for)
+            and all(a is b for a, b in zip(key, self._chosen_for, strict=True))
         ):
-            assert self._sampler is not None
             return self._sampler
         self._chosen_for = key
         self.stepper = VectorStepper(self)

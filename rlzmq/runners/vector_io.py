@@ -127,9 +127,8 @@ class VectorStepper:
             problem = _misfit(space, _row(observations, index), "observation")
             if problem:
                 raise EnvironmentError_(
-                    f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. Correct "
-                    "the environment's observation_space or what it returns; or set "
-                    "config.environment(disable_env_checking=True) if only the bounds are off."
+                    f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. "
+                    "Correct the environment's observation_space, or what it returns."
                 ) from None
         if getattr(self._runner.config, "disable_env_checking", False):
             return
@@ -137,8 +136,8 @@ class VectorStepper:
             item = _row(observations, index)
             if not space.contains(item):
                 raise EnvironmentError_(
-                    f"Environment {index} of env runner {self._runner.worker_index}: the first observation {item!r} "
-                    f"is not in observation_space {space}. Correct the environment, or set "
+                    f"Environment {index} of env runner {self._runner.worker_index}: the first observation "
+                    f"{item!r} is not in observation_space {space}. Correct the environment, or set "
                     "config.environment(disable_env_checking=True)."
                 )
 
