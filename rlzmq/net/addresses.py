@@ -1,0 +1,187 @@
+"""Where sockets may listen and connect, and the lock that keeps a second bind off an ipc path."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = [
+    "MAX_IPC_PATH_BYTES",
+    "AddressLock",
+    "check_bind_address",
+    "check_connect_address",
+    "ipc_path",
+    "is_loopback",
+    "split_tcp",
+]
+
+MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1 on Linux
+
+_SCHEMES = ("ipc", "tcp", "inproc")
+_WILDCARDS = {"", "*", "0.0.0.0", "::", "[::]"}
+_UNLINK_WAIT_S = 0.2
+
+
+def check_bind_address(address: str, *, has_keys: bool, insecure: bool = False) -> None:
+    """Refuses addresses that nobody should listen on.
+
+    Args:
+        address: ``ipc:///path``, ``tcp://host:port`` or ``inproc://name``.
+        has_keys: Whether the socket demands CURVE keys.
+        insecure: Lets TCP be bound without keys.
+
+    Raises:
+        ConfigurationError: Unknown scheme, wildcard host, TCP without keys, ipc path too long.
+    """
+    scheme, rest = _split(address)
+    if scheme == "ipc":
+        _check_ipc_path(rest)
+        return
+    if scheme == "inproc":
+        return
+    host, _ = split_tcp(address)
+    if host in _WILDCARDS:
+        raise ConfigurationError(
+            f"refusing to listen on every interface ({address}): name the address of the interface that the "
+            "peers reach, e.g. tcp://10.0.0.5:5555"
+        )
+    if not has_keys and not insecure:
+        raise ConfigurationError(
+            f"refusing to listen on {address} without keys: anybody who reaches the port could speak. Make "
+            "keys (`rlzmq` does so when it writes a join file), use ipc:// on one machine, or say insecure"
+        )
+
+
+def check_connect_address(address: str, *, has_keys: bool, insecure: bool = False) -> None:
+    """Refuses addresses that cannot be, or should not be, connected to.
+
+    Raises:
+        ConfigurationError: Unknown scheme, malformed host or port, TCP without keys, ipc path too long.
+    """
+    scheme, rest = _split(address)
+    if scheme == "ipc":
+        _check_ipc_path(rest)
+    elif scheme == "tcp":
+        host, port = split_tcp(address)
+        if host in _WILDCARDS or port == 0:
+            raise ConfigurationError(f"cannot connect to {address}: expected tcp://host:port of one machine")
+        if not has_keys and not insecure:
+            raise ConfigurationError(
+                f"refusing to connect to {address} without keys: take them from the join file, or say "
+                "insecure"
+            )
+
+
+def ipc_path(address: str) -> Path | None:
+    """The file of an ipc address; None for other schemes and for abstract sockets (``ipc://@…``)."""
+    scheme, _, rest = address.partition("://")
+    return Path(rest) if scheme == "ipc" and not rest.startswith("@") else None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if not address.startswith("tcp://"):
+        return True
+    host, _ = split_tcp(address)
+    return host in ("localhost", "::1", "[::1]", "lo") or host.startswith("127.")
+
+
+def split_tcp(address: str) -> tuple[str, int]:
+    """Host and port of ``tcp://host:port``; the port may be 0 or ``*`` (the system chooses).
+
+    Raises:
+        ConfigurationError: It is not of that form.
+    """
+    scheme, rest = _split(address)
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not colon or not (port == "*" or (port.isdecimal() and int(port) < 65536)):
+        raise ConfigurationError(f"malformed address {address!r}: expected tcp://host:port, port 0 to 65535")
+    return host, 0 if port == "*" else int(port)
+
+
+def _split(address: str) -> tuple[str, str]:
+    scheme, separator, rest = address.partition("://")
+    if not separator or scheme not in _SCHEMES:
+        raise ConfigurationError(
+            f"malformed address {address!r}: expected ipc:///path, tcp://host:port or inproc://name."
+            + (did_you_mean(scheme, _SCHEMES) if separator else "")
+        )
+    return scheme, rest
+
+
+def _check_ipc_path(path: str) -> None:
+    if path in ("", "*"):
+        raise ConfigurationError("an ipc address needs a path, e.g. ipc:///run/user/1000/rlzmq-x/control")
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_IPC_PATH_BYTES:
+        raise ConfigurationError(
+            f"the ipc path {path} has {num_bytes} bytes, the system allows {MAX_IPC_PATH_BYTES}: use a "
+            "shorter run directory, e.g. by XDG_RUNTIME_DIR=/tmp"
+        )
+
+
+class AddressLock:
+    """Holds an ipc path against a second bind, which libzmq would let steal it silently.
+
+    The lock is a file ``<path>.lock`` under ``flock``: the system releases it when its process dies.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._lock_path = Path(f"{path}.lock")
+        self._fd = fd
+
+    @classmethod
+    def take(cls, address: str) -> AddressLock | None:
+        """Locks the path of an ipc address; returns None for addresses that have none.
+
+        Raises:
+            ConfigurationError: Another socket listens there.
+        """
+        path = ipc_path(address)
+        if path is None:
+            return None
+        lock_path = Path(f"{path}.lock")
+        while True:
+            try:
+                fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from error
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                os.close(fd)
+                raise ConfigurationError(
+                    f"{address} is in use by process {holder}: stop it, or choose another run directory"
+                ) from None
+            if _is_same_file(fd, lock_path):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+                return cls(path, fd)
+            os.close(fd)  # its last holder removed the file between our open and our lock: start anew
+
+    def release(self) -> None:
+        """Gives the path free, after its socket was closed. Idempotent."""
+        if self._fd < 0:
+            return
+        # libzmq removes the path from its own thread a moment after the close; a new owner who bound
+        # earlier would lose the fresh one.
+        deadline = time.monotonic() + _UNLINK_WAIT_S
+        while self._path.exists() and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        self._lock_path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,142 @@
+"""Who may speak: maps a client's public key to its role, on a thread of its own.
+
+libzmq asks through ZAP (RFC 27) once per connection. The answer must come although the loop is busy,
+therefore the thread. The role comes back as the user id of every message of that connection
+(``DrainSocket.sender_role``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from types import TracebackType
+
+import zmq
+from zmq.utils import z85
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.net.context import Context
+from rlzmq.net.keys import ZAP_DOMAIN, check_public_key
+
+__all__ = ["Authenticator"]
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+_NUM_REQUEST_FRAMES = 6  # version, request id, domain, address, routing id, mechanism; then credentials
+
+
+class Authenticator:
+    """Answers for all CURVE servers of one context. Start it before they bind.
+
+    A key that is not listed, another mechanism or another domain is refused and counted. Removing a key
+    stops new connections with it; close the sockets to end those that exist.
+
+    Args:
+        context: The context whose servers it guards.
+        roles: Public key → role.
+
+    Raises:
+        ConfigurationError: A malformed key, or the context has an authenticator.
+    """
+
+    def __init__(self, context: Context, roles: Mapping[str, str] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._roles: dict[str, str] = {}
+        self._refused: Counter[str] = Counter()
+        self._num_accepted = 0
+        for public_key, role in (roles or {}).items():
+            self.allow(public_key, role)
+        self._context = context
+        self._raw = context.open_socket(zmq.ROUTER, self)
+        self._raw.set(zmq.LINGER, 0)
+        try:
+            self._raw.bind(_ENDPOINT)
+        except zmq.ZMQError as error:
+            self._raw.close()
+            context.forget(self)
+            raise ConfigurationError("this context has an authenticator already: add keys to it") from error
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._serve, name="rlzmq-authenticator", daemon=True)
+        self._thread.start()
+
+    def allow(self, public_key: str, role: str) -> None:
+        """Lets a key in, from now on.
+
+        Raises:
+            ConfigurationError: It is not a key.
+        """
+        with self._lock:
+            self._roles[check_public_key(public_key)] = role
+
+    def revoke(self, public_key: str) -> None:
+        """Refuses new connections with this key."""
+        with self._lock:
+            self._roles.pop(public_key, None)
+
+    @property
+    def num_accepted(self) -> int:
+        """Connections let in so far."""
+        return self._num_accepted
+
+    @property
+    def num_refused(self) -> dict[str, int]:
+        """Connections refused so far, by reason."""
+        with self._lock:
+            return dict(self._refused)
+
+    def close(self) -> None:
+        """Stops the thread. Idempotent."""
+        if not self._thread.is_alive():
+            return
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        os.close(self._wake_write)
+        os.close(self._wake_read)
+        self._context.forget(self)
+
+    def __enter__(self) -> Authenticator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._raw, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._wake_read in ready:
+                break
+            self._answer(self._raw.recv_multipart())
+        self._raw.close(0)
+
+    def _answer(self, frames: list[bytes]) -> None:
+        # A ROUTER in place of the usual REP: the requester's routing id and an empty frame come first.
+        envelope, request = frames[:2], frames[2:]
+        if len(request) < _NUM_REQUEST_FRAMES or request[0] != b"1.0":
+            return
+        request_id, domain, _, _, mechanism = request[1:_NUM_REQUEST_FRAMES]
+        role, reason = self._judge(domain, mechanism, request[_NUM_REQUEST_FRAMES:])
+        with self._lock:
+            if role is None:
+                self._refused[reason] += 1
+            else:
+                self._num_accepted += 1
+        status, text = (b"200", b"OK") if role is not None else (b"400", b"refused")
+        self._raw.send_multipart([*envelope, b"1.0", request_id, status, text, (role or "").encode(), b""])
+
+    def _judge(self, domain: bytes, mechanism: bytes, credentials: list[bytes]) -> tuple[str | None, str]:
+        if domain != ZAP_DOMAIN:
+            return None, "wrong domain"
+        if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
+            return None, "no key"
+        with self._lock:
+            role = self._roles.get(z85.encode(credentials[0]).decode())
+        return role, "unknown key"

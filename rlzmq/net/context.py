@@ -1,0 +1,111 @@
+"""The zmq context of a process: made after the process started, closed in bounded time."""
+
+from __future__ import annotations
+
+import os
+import resource
+import weakref
+from types import TracebackType
+from typing import Protocol
+
+import zmq
+
+from rlzmq.core.errors import ClosedError
+
+__all__ = ["Context", "raise_file_limit"]
+
+_MAX_SOCKETS = 8192  # libzmq's default of 1023 is below what one broker and a thousand runners may need
+_WANTED_FILES = 65536  # one descriptor per peer, plus those of the process itself
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def raise_file_limit(num_files: int = _WANTED_FILES) -> int:
+    """Raises the soft limit of open files as far as the hard limit lets it.
+
+    Args:
+        num_files: The limit wanted. Never lowered when it is already higher.
+
+    Returns:
+        The soft limit now in force.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
+
+
+class Context:
+    """Owns the I/O thread and the sockets of one process.
+
+    Make it after the process started: a socket that a forked child inherits silently goes nowhere,
+    so using a context in another process than its own is refused. Usable as a context manager.
+
+    Args:
+        num_io_threads: libzmq's I/O threads; one carries about a gigabyte per second.
+
+    Example:
+        >>> with Context() as context:
+        ...     context.closed
+        False
+    """
+
+    def __init__(self, *, num_io_threads: int = 1) -> None:
+        raise_file_limit()
+        self._raw: zmq.Context[zmq.Socket[bytes]] = zmq.Context(num_io_threads)
+        self._raw.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        self._pid = os.getpid()
+        self._open: weakref.WeakSet[_Closable] = weakref.WeakSet()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._raw.closed
+
+    @property
+    def num_open_sockets(self) -> int:
+        """Sockets made in this context that are still open."""
+        return len(self._open)
+
+    def open_socket(self, socket_type: int, owner: _Closable) -> zmq.Socket[bytes]:
+        """Makes a raw socket for ``owner``, which :meth:`close` closes if nobody did.
+
+        Raises:
+            ClosedError: The context was closed, or belongs to the process this one was forked from.
+        """
+        if self._raw.closed:
+            raise ClosedError("this zmq context was closed: make a new Context")
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this zmq context belongs to process {self._pid}, not to its fork {os.getpid()}: "
+                "make a Context after the process started"
+            )
+        self._open.add(owner)
+        return self._raw.socket(socket_type)
+
+    def forget(self, owner: _Closable) -> None:
+        """Notes that ``owner`` closed its socket."""
+        self._open.discard(owner)
+
+    def close(self) -> None:
+        """Closes every socket and the I/O thread. Takes at most the longest linger. Idempotent."""
+        if self._raw.closed or os.getpid() != self._pid:
+            return
+        for owner in list(self._open):
+            owner.close()
+        self._raw.term()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,121 @@
+"""Reads a zmq socket from an asyncio loop, correctly, although its descriptor is edge-triggered.
+
+The descriptor of a zmq socket becomes readable when libzmq has *something to tell*, once; any call on
+the socket may consume that edge. Hence the rules, kept here and nowhere else:
+
+* on a wake-up, receive until EAGAIN;
+* after any other call on the socket (a send, a bind), look at EVENTS again;
+* at most ``max_per_tick`` messages per turn, then come back by ``call_soon``, so that one busy socket
+  does not starve the loop;
+* when a handler raises, come back as well: the edge is gone, nobody else would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+__all__ = ["EdgeReader", "Frame", "MessageHandler"]
+
+Frame = bytes | memoryview
+MessageHandler = Callable[[list[Frame]], None]
+
+_SMALL_BYTES = 8192  # below this a received frame has no alignment and pins a larger buffer: copy it
+
+
+class EdgeReader:
+    """Delivers the messages of ``raw`` to a handler, on the loop's thread.
+
+    Guarantees: messages of one peer arrive in order; the handler is never entered twice at a time; an
+    exception of the handler goes to the loop's exception handler and the next message still arrives.
+    After :meth:`detach` the handler is not called again.
+    """
+
+    def __init__(
+        self,
+        raw: zmq.Socket[bytes],
+        on_message: MessageHandler | None,
+        *,
+        max_per_tick: int,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if max_per_tick < 1:
+            raise ValueError(f"max_per_tick must be at least 1, not {max_per_tick}")
+        self._raw = raw
+        self._get: Any = raw.get  # typed loosely: an int or bytes, by option
+        self._on_message = on_message
+        self._max_per_tick = max_per_tick
+        self._loop = loop if loop is not None else asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._is_scheduled = False
+        self._is_running = False
+        self._is_detached = False
+        self._first_frame: zmq.Frame | None = None
+        self._fd = int(raw.get(zmq.FD))
+        self._loop.add_reader(self._fd, self._turn)
+
+    def detach(self) -> None:
+        """Stops reading; the raw socket itself stays open. Idempotent."""
+        if self._is_detached:
+            return
+        self._is_detached = True
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+
+    def recheck(self) -> None:
+        """Looks whether the last call on the socket ate an edge; comes back soon if it did."""
+        if not (self._is_scheduled or self._is_running or self._is_detached) and self._has_work():
+            self._schedule()
+
+    def _has_work(self) -> bool:
+        return bool(self._get(zmq.EVENTS) & zmq.POLLIN) and self._on_message is not None
+
+    def _flush(self) -> None:
+        """Sends what waits; the subclass that sends overrides it."""
+
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._loop.call_soon(self._scheduled_turn)
+
+    def _scheduled_turn(self) -> None:
+        self._is_scheduled = False
+        self._turn()
+
+    def _turn(self) -> None:
+        if self._is_detached:
+            return
+        self._is_running = True
+        try:
+            if self._on_message is not None:
+                self._receive(self._on_message)
+            if not self._is_detached:
+                self._flush()
+        finally:
+            self._is_running = False
+            if not (self._is_detached or self._is_scheduled) and self._has_work():
+                self._schedule()
+
+    def _receive(self, on_message: MessageHandler) -> None:
+        receive = self._raw.recv
+        for _ in range(self._max_per_tick):
+            try:
+                part = receive(zmq.NOBLOCK, False)
+            except zmq.Again:
+                return
+            except zmq.ZMQError as error:
+                if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+                    self.detach()
+                    return
+                raise
+            self._first_frame = part
+            frames: list[Frame] = [part.bytes if len(part) < _SMALL_BYTES else part.buffer]
+            while part.more:
+                part = receive(zmq.NOBLOCK, False)
+                frames.append(part.bytes if len(part) < _SMALL_BYTES else part.buffer)
+            on_message(frames)
+            if self._is_detached:
+                return

@@ -1,0 +1,76 @@
+"""What happened to a socket's connections: libzmq's monitor events, as callbacks on the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from rlzmq.net.edge_reader import EdgeReader, Frame
+
+__all__ = ["EventHandler", "SocketEvent", "SocketMonitor"]
+
+EventKind = Literal["connected", "disconnected", "handshake_failed", "retrying"]
+
+_KINDS: dict[int, tuple[EventKind, str]] = {
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: ("connected", ""),
+    zmq.EVENT_DISCONNECTED: ("disconnected", ""),
+    zmq.EVENT_CONNECT_RETRIED: ("retrying", ""),
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: ("handshake_failed", "refused by the peer's key check"),
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: ("handshake_failed", "the peer does not speak the protocol"),
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: ("handshake_failed", "wrong key, no greeting in time, or cut off"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SocketEvent:
+    """One change of one connection.
+
+    Attributes:
+        kind: ``connected`` (handshake done, keys accepted), ``disconnected`` (it was connected before),
+            ``handshake_failed`` (it never was), ``retrying`` (a connect is tried again later).
+        address: The endpoint as libzmq names it.
+        reason: Why a handshake failed, else empty.
+        code: libzmq's value: a file descriptor, an errno, a ZAP status or a delay in ms.
+    """
+
+    kind: EventKind
+    address: str
+    reason: str
+    code: int
+
+
+EventHandler = Callable[[SocketEvent], None]
+
+
+class SocketMonitor:
+    """Turns the monitor messages of one socket into :class:`SocketEvent` callbacks."""
+
+    def __init__(self, watched: zmq.Socket[bytes], on_event: EventHandler) -> None:
+        mask = 0
+        for event in _KINDS:
+            mask |= event
+        self._watched = watched
+        self._on_event = on_event
+        self._raw = watched.get_monitor_socket(mask)
+        self._raw.set(zmq.LINGER, 0)
+        self._reader = EdgeReader(self._raw, self._on_message, max_per_tick=256)
+        self._reader.recheck()
+
+    def close(self) -> None:
+        """Stops the events. Idempotent."""
+        self._reader.detach()
+        if not self._watched.closed:
+            self._watched.disable_monitor()
+
+    def _on_message(self, frames: list[Frame]) -> None:
+        message = parse_monitor_message([bytes(frame) for frame in frames])
+        known = _KINDS.get(int(message["event"]))
+        if known is None:  # MONITOR_STOPPED comes unasked
+            return
+        kind, reason = known
+        address = message["endpoint"].decode("utf-8", "replace")
+        self._on_event(SocketEvent(kind, address, reason, int(message["value"])))

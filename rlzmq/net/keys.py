@@ -1,0 +1,151 @@
+"""CURVE keys: key pairs, the sides of an encrypted link, and files that only their owner may read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+import zmq.utils.z85
+
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = [
+    "ZAP_DOMAIN",
+    "CurveClient",
+    "CurveServer",
+    "KeyPair",
+    "check_public_key",
+    "read_private_file",
+    "write_private_file",
+]
+
+ZAP_DOMAIN = b"rlzmq"
+_Z85_KEY_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE25519 key pair in libzmq's Z85 text form, 40 characters each. Its repr hides the secret."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> KeyPair:
+        """A fresh pair."""
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+    @classmethod
+    def from_secret(cls, secret: str) -> KeyPair:
+        """The pair of a known secret key.
+
+        Raises:
+            ConfigurationError: It is not a key.
+        """
+        _check_key(secret, "secret")
+        return cls(zmq.curve_public(secret.encode()).decode(), secret)
+
+
+@dataclass(frozen=True, slots=True)
+class CurveServer:
+    """The side that binds: proves itself with ``keys`` and asks the authenticator about every client."""
+
+    keys: KeyPair
+
+    def apply(self, socket: zmq.Socket[bytes]) -> None:
+        socket.set(zmq.CURVE_SERVER, 1)
+        socket.set(zmq.CURVE_SECRETKEY, self.keys.secret.encode())
+        socket.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        # Fail closed: without this option and without a running authenticator libzmq lets any key in.
+        socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CurveClient:
+    """The side that connects: accepts only the server with ``server_public``."""
+
+    server_public: str
+    keys: KeyPair
+
+    def apply(self, socket: zmq.Socket[bytes]) -> None:
+        socket.set(zmq.CURVE_SERVERKEY, check_public_key(self.server_public).encode())
+        socket.set(zmq.CURVE_PUBLICKEY, self.keys.public.encode())
+        socket.set(zmq.CURVE_SECRETKEY, self.keys.secret.encode())
+
+
+def check_public_key(key: str) -> str:
+    """Returns ``key``.
+
+    Raises:
+        ConfigurationError: It is not a Z85 key of 40 characters.
+    """
+    _check_key(key, "public")
+    return key
+
+
+def _check_key(key: str, kind: str) -> None:
+    try:
+        is_valid = len(key) == _Z85_KEY_CHARS and len(zmq.utils.z85.decode(key.encode("ascii"))) == 32
+    except (ValueError, KeyError, UnicodeEncodeError):
+        is_valid = False
+    if not is_valid:
+        raise ConfigurationError(
+            f"not a {kind} key: expected {_Z85_KEY_CHARS} Z85 characters, got {len(key)} characters"
+        )
+
+
+def write_private_file(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file with mode 0600, atomically: it is never seen half-written or readable by others."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 1024) -> str:
+    """Reads a file with secrets.
+
+    Raises:
+        ConfigurationError: Missing, larger than ``max_bytes``, or readable by other users.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if mode & 0o077:
+            raise ConfigurationError(
+                f"{os.fspath(path)} holds a secret key and others may read it (mode {mode:04o}): "
+                f"chmod 600 {os.fspath(path)}, and make new keys if that was so for long"
+            )
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ConfigurationError(
+            f"{os.fspath(path)} is larger than {max_bytes} bytes: not a key or join file"
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{os.fspath(path)} is not a text file") from None

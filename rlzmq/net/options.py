@@ -1,0 +1,101 @@
+"""The options every socket is opened with: one table per kind of channel, each value with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import zmq
+
+__all__ = ["CHUNKS", "CONTROL", "SocketOptions", "weights_options"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOptions:
+    """Bounds and timers of one socket.
+
+    Every value is finite on purpose: libzmq's own defaults wait for ever (linger), accept messages
+    of any size, and never notice a half-open link (heartbeats off).
+
+    Attributes:
+        max_message_bytes: Largest frame that is sent or accepted, in bytes. libzmq counts per frame
+            and disconnects a peer that exceeds it; the sender therefore checks first and raises.
+        send_high_water_mark: Messages that libzmq queues per peer before a send has to wait in the
+            socket's own queue. Ignored on a ROUTER, which always has no limit: there a limit would
+            make one slow peer block the others, and memory is bounded by credits instead.
+        receive_high_water_mark: Messages that libzmq queues per peer before it stops reading.
+        max_queued_messages: Messages that the socket's own send queue holds while peers are slow.
+        max_queued_bytes: Bytes that the socket's own send queue holds while peers are slow.
+        linger_ms: How long ``close`` keeps delivering what was sent, in milliseconds.
+        heartbeat_interval_ms: ZMTP pings are this far apart; 0 switches them off, for channels
+            whose peer's death is reported by the operating system (local processes).
+        heartbeat_timeout_ms: A peer silent for this long is disconnected.
+        handshake_interval_ms: A client that does not finish its greeting in this time is dropped.
+        reconnect_interval_ms: First delay before connecting again; it doubles ...
+        reconnect_interval_max_ms: ... up to this.
+        immediate: Queue messages only for peers that are connected now (``ZMQ_IMMEDIATE``).
+    """
+
+    max_message_bytes: int = _MIB
+    send_high_water_mark: int = 64
+    receive_high_water_mark: int = 64
+    max_queued_messages: int = 1024
+    max_queued_bytes: int = 64 * _MIB
+    linger_ms: int = 0
+    heartbeat_interval_ms: int = 500
+    heartbeat_timeout_ms: int = 1500
+    handshake_interval_ms: int = 2000
+    reconnect_interval_ms: int = 100
+    reconnect_interval_max_ms: int = 5000
+    immediate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_message_bytes <= 0:
+            raise ValueError(f"max_message_bytes must be positive, not {self.max_message_bytes}")
+        if self.linger_ms < 0:
+            raise ValueError("linger_ms must be 0 or more: waiting for ever would hang the process's exit")
+
+    def apply(self, socket: zmq.Socket[bytes]) -> None:
+        """Sets the options on a fresh socket, before it is bound or connected."""
+        is_router = socket.socket_type == zmq.ROUTER
+        socket.set(zmq.MAXMSGSIZE, self.max_message_bytes)
+        socket.set(zmq.SNDHWM, 0 if is_router else self.send_high_water_mark)
+        socket.set(zmq.RCVHWM, self.receive_high_water_mark)
+        socket.set(zmq.LINGER, self.linger_ms)
+        socket.set(zmq.HANDSHAKE_IVL, self.handshake_interval_ms)
+        socket.set(zmq.RECONNECT_IVL, self.reconnect_interval_ms)
+        socket.set(zmq.RECONNECT_IVL_MAX, self.reconnect_interval_max_ms)
+        if self.heartbeat_interval_ms:
+            socket.set(zmq.HEARTBEAT_IVL, self.heartbeat_interval_ms)
+            socket.set(zmq.HEARTBEAT_TIMEOUT, self.heartbeat_timeout_ms)
+            socket.set(zmq.HEARTBEAT_TTL, self.heartbeat_timeout_ms)
+        if self.immediate:
+            socket.set(zmq.IMMEDIATE, 1)
+        if is_router:
+            # Without MANDATORY a message to an unknown or dead peer vanishes silently; without HANDOVER
+            # a peer that comes back under its old routing id is ignored for ever.
+            socket.set(zmq.ROUTER_MANDATORY, 1)
+            socket.set(zmq.ROUTER_HANDOVER, 1)
+
+
+CONTROL = SocketOptions()
+"""Small messages: registration, leases, acknowledgements, calls."""
+
+CHUNKS = SocketOptions(max_message_bytes=64 * _MIB, linger_ms=2000, max_queued_bytes=256 * _MIB)
+"""Fragments and batches: what was sent before a close is still delivered, for at most 2 s."""
+
+
+def weights_options(num_bytes: int) -> SocketOptions:
+    """Options of a channel that carries weights snapshots.
+
+    Args:
+        num_bytes: Size of the flat parameter buffer; frames up to twice this are let through.
+    """
+    # A queue of one: a slow subscriber must never make the publisher hold old versions.
+    return replace(
+        CONTROL,
+        max_message_bytes=max(2 * num_bytes, _MIB),
+        send_high_water_mark=1,
+        receive_high_water_mark=1,
+    )
