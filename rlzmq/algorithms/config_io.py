@@ -165,6 +165,10 @@ def _plain_or_none(name: str, value: Any) -> Any:
 def _revive(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(_CALLABLE_MARK):
         return load_named(value[1:])
+    if isinstance(value, dict):
+        return {key: _revive(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_revive(item) for item in value]
     return value
 
 

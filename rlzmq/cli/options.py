@@ -17,6 +17,7 @@ _ALIASES = {
     "train_batch_size_per_learner": "--batch-size-per-learner",
 }
 _SIMPLE = (bool, int, float, str)
+_AS_JSON = ("model_config", "evaluation_config")  # take objects from Python, dicts from here
 
 
 def options_type(config_class: Any, name: str, base: type) -> type:
@@ -32,7 +33,7 @@ def options_type(config_class: Any, name: str, base: type) -> type:
     taken = {field.name for field in dataclasses.fields(base)}
     fields: list[tuple[str, Any, Any]] = []
     for setting, field in config_class._fields.items():
-        option_type = _option_type(field.annotation)
+        option_type = str if setting in _AS_JSON else _option_type(field.annotation)
         if option_type is None or setting in taken:
             continue
         default = defaults._values.get(setting)
@@ -49,7 +50,7 @@ def apply_settings(config: Any, options: Any) -> None:
         value = getattr(options, setting, None)
         if value is None:
             continue
-        if isinstance(value, str) and _option_type(field.annotation) is str:
+        if isinstance(value, str) and (setting in _AS_JSON or _option_type(field.annotation) is str):
             value = _parsed(value)
         setattr(config, setting, value)
 

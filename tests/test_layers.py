@@ -1,0 +1,101 @@
+"""Imports point down: each package imports only itself and those below it; only net imports zmq."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "rlzmq"
+LAYERS = (
+    "cli", "launch", "tune", "telemetry", "algorithms", "runtime", "actors", "net", "protocol", "learners",
+    "runners", "modules", "connectors", "envs", "episodes", "core",
+)  # fmt: skip
+PURE = ("protocol", "learners", "runners", "modules", "connectors", "envs", "episodes", "core")
+ALLOWED_ZMQ = ("net",)
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            found.append((node.lineno, node.module or ""))
+    return found
+
+
+def modules() -> list[tuple[str, Path]]:
+    return [
+        (path.relative_to(PACKAGE).parts[0], path)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if len(path.relative_to(PACKAGE).parts) > 1
+    ]
+
+
+def test_every_folder_is_a_known_layer() -> None:
+    assert {layer for layer, _ in modules()} <= set(LAYERS)
+
+
+def test_no_import_points_upward() -> None:
+    upward = []
+    for layer, path in modules():
+        for line, name in imports_of(path):
+            parts = name.split(".")
+            if (
+                parts[0] == "rlzmq"
+                and len(parts) > 1
+                and parts[1] in LAYERS
+                and LAYERS.index(parts[1]) < LAYERS.index(layer)
+            ):
+                upward.append(f"{path.relative_to(PACKAGE)}:{line} imports {name}")
+    assert upward == []
+
+
+def test_only_net_imports_zmq() -> None:
+    guilty = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for layer, path in modules()
+        for line, name in imports_of(path)
+        if name.split(".")[0] == "zmq" and layer not in ALLOWED_ZMQ
+    ]
+    assert guilty == []
+
+
+def test_pure_layers_import_no_sockets_and_no_event_loop() -> None:
+    guilty = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {name}"
+        for layer, path in modules()
+        for line, name in imports_of(path)
+        if layer in PURE and name.split(".")[0] in ("asyncio", "uvloop", "socket")
+    ]
+    assert guilty == []
+
+
+@pytest.mark.parametrize("forbidden", ["pickle", "cloudpickle", "marshal", "shelve", "dill"])
+def test_only_one_module_pickles(forbidden: str) -> None:
+    guilty = [
+        str(path.relative_to(PACKAGE))
+        for _, path in modules()
+        for _, name in imports_of(path)
+        if name.split(".")[0] == forbidden
+    ]
+    assert set(guilty) <= {"actors/by_value.py"}
+
+
+def test_import_rlzmq_is_quick_and_loads_no_torch() -> None:
+    code = "import sys, rlzmq; assert 'torch' not in sys.modules and 'zmq' not in sys.modules; print(len(dir(rlzmq)))"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_every_public_name_is_there() -> None:
+    import rlzmq
+
+    for name in rlzmq.__all__:
+        assert getattr(rlzmq, name) is not None
+    with pytest.raises(AttributeError, match="Did you mean 'PPOConfig'"):
+        rlzmq.PPOConfg  # noqa: B018
