@@ -16,20 +16,26 @@ DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
 
 class Accounting:
-    """Counts env steps. Each method moves steps from one place to another and checks the identity.
+    """Counts env steps. Each method moves steps from one place to another and checks the identity."""
 
-    Args:
-        sampled, trained, dropped: What was counted before, e.g. by a broker that died; whatever
-            was pending then is sampled anew when it is accepted again.
-    """
-
-    def __init__(self, trained: int = 0, dropped: Mapping[str, int] | None = None) -> None:
-        self.trained = trained
-        self.dropped: dict[str, int] = {reason: count for reason, count in (dropped or {}).items() if count}
+    def __init__(self) -> None:
+        self.sampled = 0
+        self.trained = 0
         self.pending = 0
-        self.sampled = trained + sum(self.dropped.values())
+        self.dropped: dict[str, int] = {}
         self.num_fragments_accepted = 0
         self.num_duplicates = 0
+
+    def add_base(self, trained: int, dropped: Mapping[str, int]) -> None:
+        """What was counted before this ledger began, e.g. under a broker that died.
+
+        What was pending then is sampled anew when its runners send it again.
+        """
+        self.trained += trained
+        for reason, count in dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.sampled += trained + sum(dropped.values())
+        self.check()
 
     def accept(self, num_steps: int) -> None:
         """Steps arrived and are pending."""
@@ -46,16 +52,29 @@ class Accounting:
 
     def drop(self, num_steps: int, reason: DropReason) -> None:
         """Pending steps will not be trained."""
-        if not num_steps:
-            return
-        self.pending -= num_steps
-        self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
-        self.check()
+        if num_steps:
+            self.pending -= num_steps
+            self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
+            self.check()
 
     def refuse(self, num_steps: int, reason: DropReason) -> None:
         """Steps arrived and were dropped at the door."""
+        if num_steps:
+            self.sampled += num_steps
+            self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
+            self.check()
+
+    def recover(self, num_steps: int) -> None:
+        """Steps that never were pending here turn out to be trained: by an update that began under
+        a broker before this one."""
         self.sampled += num_steps
-        self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
+        self.trained += num_steps
+        self.check()
+
+    def disown(self, num_steps: int) -> None:
+        """Pending steps were counted elsewhere already: they were sent a second time."""
+        self.sampled -= num_steps
+        self.pending -= num_steps
         self.check()
 
     def check(self) -> None:

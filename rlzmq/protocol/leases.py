@@ -103,6 +103,7 @@ class LeaseBook:
         self.leases: dict[int, GrantedLease] = {}
         self._by_peer: dict[str, dict[int, GrantedLease]] = {}
         self._last_turn: dict[str, int] = {}
+        self._env_steps: dict[int, int] = {}
         self._next_id = first_id
         self._turn = 0
 
@@ -123,6 +124,7 @@ class LeaseBook:
         self._turn += 1
         self._last_turn[peer] = self._turn
         self.leases[lease.lease_id] = lease
+        self._env_steps[update_id] = self._env_steps.get(update_id, 0) + lease.num_env_steps
         self._by_peer.setdefault(peer, {})[lease.lease_id] = lease
         return lease
 
@@ -131,6 +133,9 @@ class LeaseBook:
         lease = self.leases.pop(lease_id, None)
         if lease is not None:
             del self._by_peer[lease.peer][lease_id]
+            self._env_steps[lease.update_id] -= lease.num_env_steps
+            if not self._env_steps[lease.update_id]:
+                del self._env_steps[lease.update_id]
         return lease
 
     def of_peer(self, peer: str) -> list[GrantedLease]:
@@ -150,11 +155,9 @@ class LeaseBook:
 
     def leased_env_steps(self, update_id: int | None = None) -> int:
         """Env steps that the leases of an update (or all) can still yield."""
-        return sum(
-            lease.num_env_steps
-            for lease in self.leases.values()
-            if update_id is None or lease.update_id == update_id
-        )
+        if update_id is None:
+            return sum(self._env_steps.values())
+        return self._env_steps.get(update_id, 0)
 
     def expire(self, now: float) -> list[GrantedLease]:
         """Ends and returns the leases whose deadline has passed."""

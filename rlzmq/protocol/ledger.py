@@ -69,7 +69,15 @@ class RunnerRecord:
 
     def commit(self, seq: int) -> None:
         """Marks a sequence number as done and advances the watermark over gapless ones."""
-        self.beyond.add(seq)
+        if seq >= self.watermark:
+            self.beyond.add(seq)
+        self.commit_below(self.watermark)
+
+    def commit_below(self, watermark: int) -> None:
+        """The runner holds nothing below this any more: it was committed, maybe long ago."""
+        if watermark > self.watermark:
+            self.watermark = watermark
+            self.beyond = {seq for seq in self.beyond if seq >= watermark}
         while self.watermark in self.beyond:
             self.beyond.discard(self.watermark)
             self.watermark += 1
@@ -116,7 +124,7 @@ class Ledger:
     ) -> Entry | None:
         """Puts a fragment in; None if it was accepted or refused before (idempotent).
 
-        Steps that learners reported as trained (`note_trained`) are counted as trained at once.
+        Steps that an update under an earlier broker has trained are done at once, and not counted.
         """
         if fragment in self.entries or self.is_committed(fragment):
             self.accounting.num_duplicates += 1
@@ -139,11 +147,10 @@ class Ledger:
         record.num_uncommitted += 1
         record.uncommitted_bytes += num_bytes
         self.num_bytes += num_bytes
-        self.accounting.accept(num_steps)
-        done = min(self._done_elsewhere.pop(fragment, 0), num_steps)
+        entry.done = min(self._done_elsewhere.pop(fragment, 0), num_steps)
         taken = min(self._taken_elsewhere.pop(fragment, 0), num_steps)
-        self._change(entry, taken=max(done, taken))
-        self._advance(entry, done)
+        self.accounting.accept(num_steps - entry.done)
+        self._change(entry, taken=max(entry.done, taken))
         self._close_if_done(entry)
         return entry
 
@@ -201,18 +208,43 @@ class Ledger:
     # ------------------------------------------------------------------ ends
 
     def commit(self, ranges: Iterable[FragmentRange], *, trained: bool = True) -> None:
-        """An update's ranges are trained (or, if all ranks skipped the step, dropped as such)."""
+        """An update's ranges are trained (or, if all ranks skipped the step, dropped as such).
+
+        What was done or sent before this broker's time is counted here too, once.
+        """
         for fragment, first, num_steps in ranges:
-            entry = self.entries.get(fragment)
+            entry, end = self.entries.get(fragment), first + num_steps
+            newly = 0
             if entry is not None:
-                self._advance(entry, first + num_steps, None if trained else "skipped")
+                newly = max(0, min(end, entry.num_steps) - entry.done)
+                self._advance(entry, end)
+                if trained:
+                    self.accounting.train(newly)
+                else:
+                    self.accounting.drop(newly, "skipped")
                 self._close_if_done(entry)
             elif not self.is_committed(fragment):
-                self._remember_done(fragment, first + num_steps)
+                self._remember_done(fragment, end)
+            if newly < num_steps:
+                if trained:
+                    self.accounting.recover(num_steps - newly)
+                else:
+                    self.accounting.refuse(num_steps - newly, "skipped")
 
     def note_trained(self, ranges: Iterable[FragmentRange]) -> None:
-        """Learners say that these were trained, under this broker or one before it."""
-        self.commit(ranges)
+        """Learners say that these were trained: under an earlier broker, if they are not done here.
+
+        They were or will be counted with the update that trained them.
+        """
+        for fragment, first, num_steps in ranges:
+            entry, end = self.entries.get(fragment), first + num_steps
+            if entry is not None:
+                before = entry.done
+                self._advance(entry, end)
+                self.accounting.disown(entry.done - before)
+                self._close_if_done(entry)
+            elif not self.is_committed(fragment):
+                self._remember_done(fragment, end)
 
     def drop(self, entry: Entry, reason: DropReason) -> int:
         """Drops an entry's free steps; what updates in flight have taken stays theirs."""
@@ -245,17 +277,12 @@ class Ledger:
     def _remember_done(self, fragment: FragmentId, end: int) -> None:
         self._done_elsewhere[fragment] = max(self._done_elsewhere.get(fragment, 0), end)
 
-    def _advance(self, entry: Entry, end: int, reason: DropReason | None = None) -> None:
-        """Steps up to `end` are done: trained, or dropped with a reason."""
+    def _advance(self, entry: Entry, end: int) -> None:
+        """Steps up to `end` are done."""
         end = min(end, entry.num_steps)
-        if end <= entry.done:
-            return
-        newly, entry.done = end - entry.done, end
-        self._change(entry, taken=max(entry.taken, end))
-        if reason is None:
-            self.accounting.train(newly)
-        else:
-            self.accounting.drop(newly, reason)
+        if end > entry.done:
+            entry.done = end
+            self._change(entry, taken=max(entry.taken, end))
 
     def _close_if_done(self, entry: Entry) -> None:
         if entry.done < entry.num_steps or self.entries.pop(entry.id, None) is None:

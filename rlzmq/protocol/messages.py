@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from rlzmq.protocol.codec import Buffer, Head, decode_head, encode_opaque
@@ -29,7 +29,6 @@ __all__ = [
     "Config",
     "ConfigRequest",
     "ConnectorState",
-    "Discard",
     "DriverState",
     "Fragment",
     "FragmentId",
@@ -63,8 +62,10 @@ __all__ = [
     "UpdateReport",
     "Weights",
     "WireMessage",
+    "attempt_broker",
     "decode_message",
     "encode_message",
+    "first_number",
     "message_from_head",
 ]
 
@@ -95,7 +96,6 @@ class Kind(enum.IntEnum):
     TRAIN = 36
     UPDATE_DONE = 37
     UPDATE_COMMITTED = 38
-    DISCARD = 39
     WEIGHTS = 48
     SNAPSHOT_REQUEST = 49
     SNAPSHOT = 50
@@ -114,6 +114,21 @@ class Kind(enum.IntEnum):
     STATUS = 74
 
 
+# Attempts and lease ids never repeat across restarts of the broker: its incarnation (which must
+# rise, e.g. milliseconds of its start) stands above these bits.
+_COUNTER_BITS = 20
+
+
+def first_number(broker_incarnation: int) -> int:
+    """The first attempt number and lease id of a broker incarnation (< 2**42)."""
+    return (broker_incarnation << _COUNTER_BITS) + 1
+
+
+def attempt_broker(attempt: int) -> int:
+    """The incarnation of the broker that gave this attempt its number."""
+    return attempt >> _COUNTER_BITS
+
+
 class WireMessage:
     """Base of the message dataclasses: gives them their kind."""
 
@@ -128,7 +143,8 @@ class WireMessage:
 class Hello(WireMessage):
     """Registers a peer; sent again to a restarted broker and whenever the sender's group changes.
 
-    Payload: a learner adds two frames, `ranges.pack_ranges` of what it trained lately.
+    Payload: a learner adds four frames: `ranges.pack_ranges` of what it trained lately, then of the
+    update that it is told to train (see ``training_update``).
 
     Attributes:
         role: ``"runner"``, ``"learner"``, ``"driver"`` or ``"observer"``.
@@ -139,8 +155,10 @@ class Hello(WireMessage):
         run_id, package_version, config_digest, spaces_digest: Must equal the broker's; "" = unchecked.
         generation, rank, num_ranks: Of a learner's process group; -1 for other roles.
         next_update: Learner: first update it has not committed. Driver: first without a report.
+        training_update, training_attempt: Of a learner that got TRAIN and is not done; -1 for none.
         num_envs: Of a runner: env steps per vector step.
         first_unacked, next_seq: Of a runner: what it still holds is within [first_unacked, next_seq).
+        trained, dropped: Of the driver: env steps accounted for in earlier reports.
     """
 
     kind: ClassVar[Kind] = Kind.HELLO
@@ -156,9 +174,13 @@ class Hello(WireMessage):
     rank: int = -1
     num_ranks: int = -1
     next_update: int = 0
+    training_update: int = -1
+    training_attempt: int = -1
     num_envs: int = 0
     first_unacked: int = 0
     next_seq: int = 0
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +278,10 @@ class DriverState(WireMessage):
 
     Attributes:
         next_report: First update without a report here; earlier reports need not be kept.
-        next_update: First update that was not opened yet; a gap means OPEN_UPDATE was lost.
     """
 
     kind: ClassVar[Kind] = Kind.DRIVER_STATE
     next_report: int
-    next_update: int
 
 
 # ------------------------------------------------------------------ runners
@@ -477,16 +497,6 @@ class UpdateCommitted(WireMessage):
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Discard(WireMessage):
-    """Shards of this update with a lower attempt are void: a new plan follows. Payload: (none)."""
-
-    kind: ClassVar[Kind] = Kind.DISCARD
-    update_id: int
-    attempt: int
-    generation: int
-
-
 # ------------------------------------------------------------------ weights
 
 
@@ -565,14 +575,13 @@ class OpenUpdate(WireMessage):
 class UpdateReport(WireMessage):
     """An update was committed. Sent again until DRIVER_STATE.next_report passes it.
 
-    Payload: two frames, `ranges.pack_ranges` of fragments reported for the first time (first = 0,
-    num_steps = their env steps); one meta blob for each of them, in that order; then one result blob
-    per learner rank; then two frames, `ranges.pack_ranges` of committed watermarks per runner.
+    Payload: eight frames. `ranges.pack_ranges` of the fragments reported for the first time (first =
+    0, num_steps = their env steps), `ranges.pack_blobs` of their metas in that order, `pack_blobs`
+    of the ranks' results in order of rank, `pack_ranges` of committed watermarks per runner.
 
     Attributes:
         trained: False if all ranks skipped the step.
         num_env_steps: Of the batch.
-        num_fragments, num_results: Lengths of those payload parts.
         accounting, dropped: In env steps over the broker's lifetime (and what the driver had before).
     """
 
@@ -582,8 +591,6 @@ class UpdateReport(WireMessage):
     trained: bool
     num_env_steps: int
     num_trained_steps: int
-    num_fragments: int
-    num_results: int
     accounting: dict[str, int]
     dropped: dict[str, int]
     oldest_version: int
@@ -592,10 +599,16 @@ class UpdateReport(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Progress(WireMessage):
-    """Where the open update stands, at most every progress_s. Payload: (none)."""
+    """Where the open update stands, every heartbeat_s. Payload: (none).
+
+    Attributes:
+        next_open: First update that was not opened here; the driver re-sends from there.
+    """
 
     kind: ClassVar[Kind] = Kind.PROGRESS
     update_id: int
+    next_open: int
+    connector_version: int
     num_steps_ready: int
     num_steps_leased: int
     num_runners: int

@@ -14,7 +14,7 @@ from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.errors import ArrayMismatchError, BoundExceededError, MalformedFrameError
 from rlzmq.protocol.schema import FragmentId
 
-__all__ = ["FragmentRange", "pack_ranges", "to_spans", "unpack_ranges"]
+__all__ = ["FragmentRange", "pack_blobs", "pack_ranges", "to_spans", "unpack_blobs", "unpack_ranges"]
 
 # A range costs 40 bytes on the wire; a million of them is beyond any update.
 _MAX_RANGES = 1_000_000
@@ -65,6 +65,33 @@ def unpack_ranges(frames: Sequence[Buffer]) -> list[FragmentRange]:
         FragmentRange(FragmentId(runners[index], incarnation, seq), first, num_steps)
         for index, incarnation, seq, first, num_steps in table.tolist()
     ]
+
+
+def pack_blobs(blobs: Iterable[Buffer]) -> list[Buffer]:
+    """Two frames: ``<i8`` lengths, and the small blobs one after the other."""
+    parts = [bytes(memoryview(blob).cast("B")) for blob in blobs]
+    return [np.array([len(part) for part in parts], dtype="<i8").tobytes(), b"".join(parts)]
+
+
+def unpack_blobs(frames: Sequence[Buffer]) -> list[memoryview]:
+    """The blobs from `pack_blobs`' two frames, as views.
+
+    Raises:
+        WireError: Not two such frames, or lengths that do not add up.
+    """
+    if len(frames) != 2:
+        raise MalformedFrameError(f"blobs come in 2 frames, got {len(frames)}")
+    raw, body = memoryview(frames[0]).cast("B"), memoryview(frames[1]).cast("B")
+    if len(raw) % 8 or len(raw) // 8 > _MAX_RANGES:
+        raise MalformedFrameError(f"blob lengths have 8 bytes each, got {len(raw)} bytes")
+    lengths = np.frombuffer(raw, dtype="<i8").tolist() if len(raw) else []
+    if any(length < 0 for length in lengths) or sum(lengths) != len(body):
+        raise ArrayMismatchError(f"blobs of {sum(lengths)} bytes came in {len(body)} bytes")
+    blobs, offset = [], 0
+    for length in lengths:
+        blobs.append(body[offset : offset + length])
+        offset += length
+    return blobs
 
 
 def to_spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -1,0 +1,212 @@
+"""The driver's side: updates opened in order, each reported exactly once.
+
+Guarantees: every opened update is reported once and in order, whatever is lost or restarted in
+between; open updates and the newest connector state are sent again to a restarted broker.
+"""
+
+from __future__ import annotations
+
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.errors import MalformedFrameError
+from rlzmq.protocol.events import Instruction, Leave, Received, Report, Send, Tell, Tick
+from rlzmq.protocol.messages import (
+    Config,
+    ConnectorState,
+    DriverState,
+    Goodbye,
+    Hello,
+    Notice,
+    OpenUpdate,
+    Pause,
+    Progress,
+    Reset,
+    Resume,
+    UpdateReport,
+)
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.protocol.ranges import unpack_blobs, unpack_ranges
+
+__all__ = ["DriverCore", "parse_report"]
+
+
+class DriverCore(PeerCore):
+    """See the module's head.
+
+    Args:
+        run_id, name, uuid: See `messages.Hello`.
+        next_update: First update of this run: 0, or what the checkpoint says.
+        trained, dropped: Env steps accounted for before (of the checkpoint).
+        config_digest, spaces_digest, package_version: What every other peer must have too.
+        config: One opaque frame for runners that join by themselves; b"" for none.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        name: str,
+        uuid: str,
+        *,
+        next_update: int = 0,
+        trained: int = 0,
+        dropped: dict[str, int] | None = None,
+        config_digest: str = "",
+        spaces_digest: str = "",
+        package_version: str = "",
+        config: Buffer = b"",
+        timers: PeerTimers | None = None,
+    ) -> None:
+        super().__init__(run_id, name, uuid, timers)
+        self.next_report = next_update
+        self.next_update = next_update
+        self.trained = trained
+        self.dropped = dict(dropped or {})
+        self.connector_version = -1
+        self._digests = (package_version, config_digest, spaces_digest)
+        self._config = config
+        self._open: dict[int, OpenUpdate] = {}
+        self._early: dict[int, Report] = {}
+        self._connector_state: ConnectorState | None = None
+        self._connector_blob: Buffer = b""
+        self._reset: Reset | None = None
+        self._is_paused = False
+
+    # ------------------------------------------------------------------ calls
+
+    def open_update(self, update: OpenUpdate) -> list[Instruction]:
+        """Opens the next update; several may be open, they are trained in order.
+
+        Raises:
+            ValueError: Not the next update id.
+        """
+        if update.update_id != self.next_update:
+            raise ValueError(
+                f"updates are opened in order: expected {self.next_update}, got {update.update_id}"
+            )
+        self.next_update += 1
+        self._open[update.update_id] = update
+        return [Send(b"", update)] if self.is_welcome else []
+
+    def set_connector_state(self, version: int, blob: Buffer) -> list[Instruction]:
+        """Gives all runners a merged connector state, before leases that ask for it.
+
+        Args:
+            version: Rises with every state of the run, also across a reset.
+            blob: One `values.pack_blob` frame.
+        """
+        self.connector_version = version
+        self._connector_state, self._connector_blob = ConnectorState(version), blob
+        return [Send(b"", self._connector_state, (blob,))] if self.is_welcome else []
+
+    def pause(self) -> list[Instruction]:
+        """No more leases until `resume`."""
+        self._is_paused = True
+        return [Send(b"", Pause())] if self.is_welcome else []
+
+    def resume(self) -> list[Instruction]:
+        """Leases again."""
+        self._is_paused = False
+        return [Send(b"", Resume())] if self.is_welcome else []
+
+    def reset(self, generation: int, next_update: int) -> list[Instruction]:
+        """The learners went back to a checkpoint: forget open updates, go on from `next_update`."""
+        self._open.clear()
+        self._early.clear()
+        self.next_report = self.next_update = next_update
+        self._reset = Reset(generation, next_update)
+        return [Send(b"", self._reset)] if self.is_welcome else []
+
+    # ------------------------------------------------------------------ events
+
+    def handle(self, event: Received | Leave | Tick, now: float) -> list[Instruction]:
+        """One event in, what to do about it out."""
+        if self.is_stopped:
+            return []
+        if isinstance(event, Leave):
+            return [Send(b"", Goodbye(event.reason)), *self._stop("left", event.reason)]
+        if isinstance(event, Tick):
+            return self._tick_peer(now)
+        instructions = self._handle_peer(event, now)
+        if instructions is not None:
+            return instructions
+        message = event.message
+        if isinstance(message, UpdateReport):
+            return self._on_report(message, event.payload)
+        if isinstance(message, Progress):
+            return [*self._catch_up(message), Tell(message)]
+        if isinstance(message, Notice):
+            return [Tell(message)]
+        return []
+
+    def _on_report(self, message: UpdateReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
+        if message.update_id in self._open and message.update_id not in self._early:
+            self._early[message.update_id] = parse_report(message, payload)
+        instructions: list[Instruction] = []
+        while (report := self._early.pop(self.next_report, None)) is not None:
+            del self._open[self.next_report]
+            self.next_report += 1
+            self.trained = report.report.accounting.get("trained", self.trained)
+            self.dropped = dict(report.report.dropped)
+            instructions.append(report)
+        return [*instructions, Send(b"", DriverState(self.next_report))]
+
+    def _catch_up(self, progress: Progress) -> list[Instruction]:
+        """Sends again what the broker has not got."""
+        instructions: list[Instruction] = []
+        if self._connector_state is not None and progress.connector_version < self._connector_state.version:
+            instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
+        for update_id, update in sorted(self._open.items()):
+            if update_id >= progress.next_open:
+                instructions.append(Send(b"", update))
+        return instructions
+
+    def _on_new_broker(self, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        if self._config:
+            instructions.append(Send(b"", Config(self.run_id, self._digests[1]), (self._config,)))
+        if self._reset is not None:
+            instructions.append(Send(b"", Reset(self._reset.generation, self.next_report)))
+        if self._is_paused:
+            instructions.append(Send(b"", Pause()))
+        if self._connector_state is not None:
+            instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
+        instructions.extend(Send(b"", update) for _, update in sorted(self._open.items()))
+        return instructions
+
+    def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
+        package_version, config_digest, spaces_digest = self._digests
+        hello = Hello(
+            role="driver",
+            name=self.name,
+            uuid=self.uuid,
+            incarnation=self.incarnation,
+            run_id=self.run_id,
+            package_version=package_version,
+            config_digest=config_digest,
+            spaces_digest=spaces_digest,
+            next_update=self.next_report,
+            trained=self.trained,
+            dropped=self.dropped,
+        )
+        return hello, ()
+
+    def _state(self) -> DriverState:
+        return DriverState(self.next_report)
+
+
+def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:
+    """A report's payload frames, taken apart.
+
+    Raises:
+        WireError: Not such frames.
+    """
+    if len(payload) != 8:
+        raise MalformedFrameError(f"a report has 8 payload frames, got {len(payload)}")
+    ranges, metas = unpack_ranges(payload[:2]), unpack_blobs(payload[2:4])
+    if len(ranges) != len(metas):
+        raise MalformedFrameError(f"a report of {len(ranges)} fragments came with {len(metas)} metas")
+    watermarks = {
+        (item.fragment.runner, item.fragment.incarnation): item.fragment.seq
+        for item in unpack_ranges(payload[6:])
+    }
+    fragments = [(item.fragment, item.num_steps, meta) for item, meta in zip(ranges, metas, strict=True)]
+    return Report(message, fragments, unpack_blobs(payload[4:6]), watermarks)

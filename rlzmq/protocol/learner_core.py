@@ -1,0 +1,436 @@
+"""A learner rank's side: shards in, exactly the planned steps trained, every update once.
+
+```
+   SHARD_PLAN, SHARD… ─► DecodeShard ─► all decoded ─► SHARD_READY ─► TRAIN ─► RunUpdate, in order
+   UpdateTrained ─► UPDATE_DONE until UPDATE_COMMITTED;  rank 0: NewWeights ─► WEIGHTS
+```
+
+Guarantees: RunUpdate comes for update ``next_update`` only, once per update and generation, after
+every rank said READY and with exactly the planned steps; shards of a lower attempt or of another
+generation are void; what was trained is remembered until its runners have forgotten it, so that a
+restarted broker does not have it trained again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.events import (
+    DecodeShard,
+    DropShards,
+    GroupFormed,
+    Instruction,
+    Leave,
+    NewWeights,
+    Received,
+    RunUpdate,
+    Send,
+    ShardDecoded,
+    ShardFailed,
+    Tick,
+    UpdateTrained,
+)
+from rlzmq.protocol.messages import (
+    Goodbye,
+    Hello,
+    LearnerState,
+    Shard,
+    ShardPlan,
+    ShardReady,
+    ShardRefused,
+    SnapshotRequest,
+    Train,
+    UpdateCommitted,
+    UpdateDone,
+    Weights,
+    attempt_broker,
+)
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
+from rlzmq.protocol.schema import FragmentId
+
+__all__ = ["LearnerCore", "LearnerEvent"]
+
+# Per (runner, incarnation) that never told what it still holds; old ones go first.
+_MAX_REMEMBERED_RUNNERS = 4096
+
+_RECEIVING, _READY, _TRAINING = 0, 1, 2
+
+
+@dataclass(slots=True)
+class _AtHand:
+    """One update's shard on its way to be trained."""
+
+    attempt: int
+    num_fragments: int = -1
+    num_env_steps: int = 0
+    num_env_steps_all_ranks: int = 0
+    shards: dict[int, Shard] = field(default_factory=dict)
+    decoded: set[int] = field(default_factory=set)
+    ready_at: float = float("-inf")
+    phase: int = _RECEIVING
+    train: Train | None = None
+    train_ranges: tuple[Buffer, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_fragments >= 0 and len(self.decoded) == self.num_fragments
+
+
+@dataclass(slots=True)
+class _Done:
+    """An update trained here and not yet confirmed by the broker."""
+
+    message: UpdateDone
+    payload: tuple[Buffer, ...]
+    sent_at: float
+
+
+LearnerEvent: TypeAlias = (
+    Received | GroupFormed | ShardDecoded | ShardFailed | UpdateTrained | NewWeights | Leave | Tick
+)
+
+
+class LearnerCore(PeerCore):
+    """See the module's head. Nothing is sent before the first GroupFormed.
+
+    Args:
+        run_id, name, uuid: See `messages.Hello`.
+        config_digest, package_version: Checked by the broker.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        name: str,
+        uuid: str,
+        *,
+        config_digest: str = "",
+        package_version: str = "",
+        timers: PeerTimers | None = None,
+    ) -> None:
+        super().__init__(run_id, name, uuid, timers)
+        self.generation = -1
+        self.rank = -1
+        self.num_ranks = 0
+        self.next_update = 0
+        self.progress = 0
+        self._digests = (package_version, config_digest)
+        self._at_hand: dict[int, _AtHand] = {}
+        self._running: int | None = None
+        self._done: dict[int, _Done] = {}
+        self._trained: OrderedDict[tuple[str, int], dict[int, int]] = OrderedDict()
+        self._weights: NewWeights | None = None
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def running_update(self) -> int | None:
+        """The update that is being trained."""
+        return self._running
+
+    @property
+    def num_waiting_updates(self) -> int:
+        """Updates at hand that are not being trained yet."""
+        return len(self._at_hand) - (self._running is not None)
+
+    # ------------------------------------------------------------------ events
+
+    def handle(
+        self,
+        event: Received
+        | GroupFormed
+        | ShardDecoded
+        | ShardFailed
+        | UpdateTrained
+        | NewWeights
+        | Leave
+        | Tick,
+        now: float,
+    ) -> list[Instruction]:
+        """One event in, what to do about it out."""
+        if self.is_stopped:
+            return []
+        if isinstance(event, GroupFormed):
+            return self._on_group(event, now)
+        if isinstance(event, Received):
+            instructions = self._handle_peer(event, now)
+            if instructions is None:
+                instructions = self._on_message(event, now)
+            return instructions + self._advance(now)
+        if isinstance(event, ShardDecoded):
+            at_hand = self._matching(event.update_id, event.attempt)
+            if at_hand is not None and event.index in at_hand.shards:
+                at_hand.decoded.add(event.index)
+            return self._advance(now)
+        if isinstance(event, ShardFailed):
+            return self._on_failed(event)
+        if isinstance(event, UpdateTrained):
+            return self._on_trained(event, now) + self._advance(now)
+        if isinstance(event, NewWeights):
+            self._weights = event
+            return self._send_weights()
+        if isinstance(event, Leave):
+            return [Send(b"", Goodbye(event.reason)), *self._stop("left", event.reason)]
+        return self._on_tick(now)
+
+    def _on_group(self, event: GroupFormed, now: float) -> list[Instruction]:
+        """A new generation: what was not trained by the group's state is void."""
+        if event.generation <= self.generation:
+            raise ValueError(f"generation {event.generation} is not above {self.generation}")
+        dropped = self._drop_at_hand(event.next_update)
+        for update_id in [u for u in self._done if u >= event.next_update]:
+            del self._done[update_id]
+        self.generation, self.rank, self.num_ranks = event.generation, event.rank, event.num_ranks
+        for done in self._done.values():
+            done.message = replace(
+                done.message, generation=event.generation, rank=event.rank, num_ranks=event.num_ranks
+            )
+        self.next_update = event.next_update
+        self._running = None
+        return [*dropped, *self.start(now)]
+
+    def _on_message(self, event: Received, now: float) -> list[Instruction]:
+        message = event.message
+        if isinstance(message, UpdateCommitted):
+            if message.generation == self.generation:
+                self._done.pop(message.update_id, None)
+            self._forget_trained(event.payload)
+            return []
+        if isinstance(message, SnapshotRequest):
+            newest = self._weights
+            if newest and (newest.generation, newest.version) > (message.generation, message.version):
+                return self._send_weights()
+            return []
+        if not isinstance(message, (ShardPlan, Shard, Train)):
+            return []
+        if message.generation != self.generation or message.update_id < self.next_update:
+            return []
+        if not self.is_welcome or attempt_broker(message.attempt) != self.broker_incarnation:
+            # HELLO told a broker exactly what is at hand here: nothing may change it until WELCOME,
+            # and nothing that an earlier broker sent may change it after that.
+            return []
+        if isinstance(message, Train):
+            return self._on_train(message, event.payload)
+        at_hand, instructions = self._open(message.update_id, message.attempt)
+        if at_hand is None:
+            return instructions
+        if isinstance(message, ShardPlan):
+            at_hand.num_fragments = message.num_fragments
+            at_hand.num_env_steps = message.num_env_steps
+            at_hand.num_env_steps_all_ranks = message.num_env_steps_all_ranks
+        elif message.index not in at_hand.shards:
+            at_hand.shards[message.index] = message
+            instructions.append(
+                DecodeShard(
+                    message.update_id,
+                    message.attempt,
+                    message.index,
+                    message.fragment,
+                    message.first,
+                    message.num_steps,
+                    event.payload,
+                )
+            )
+        return instructions
+
+    def _on_train(self, message: Train, payload: tuple[Buffer, ...]) -> list[Instruction]:
+        at_hand = self._matching(message.update_id, message.attempt)
+        # TRAIN is sent only after this rank said READY; one that overtook the rest is sent again.
+        if at_hand is not None and at_hand.is_complete and at_hand.train is None:
+            at_hand.train, at_hand.train_ranges = message, payload
+        return []
+
+    def _on_failed(self, event: ShardFailed) -> list[Instruction]:
+        at_hand = self._matching(event.update_id, event.attempt)
+        if at_hand is None or event.index not in at_hand.shards:
+            return []
+        refused = ShardRefused(
+            event.update_id,
+            event.attempt,
+            self.generation,
+            at_hand.shards[event.index].fragment,
+            event.reason,
+            event.detail[:1000],
+        )
+        # Not received any more: if the refusal is lost, the broker sends the shard again.
+        del at_hand.shards[event.index]
+        return [Send(b"", refused)]
+
+    def _on_trained(self, event: UpdateTrained, now: float) -> list[Instruction]:
+        at_hand = self._matching(event.update_id, event.attempt)
+        if at_hand is None or self._running != event.update_id:
+            return []  # of a generation that is over: its state was replaced
+        del self._at_hand[event.update_id]
+        self._running = None
+        self.next_update = event.update_id + 1
+        self._note_trained(at_hand.train_ranges)
+        done = UpdateDone(
+            event.update_id,
+            event.attempt,
+            self.generation,
+            self.rank,
+            self.num_ranks,
+            event.trained,
+            event.num_trained_steps,
+        )
+        payload = (event.results, *at_hand.train_ranges)
+        self._done[event.update_id] = _Done(done, payload, now)
+        return [Send(b"", done, payload)]
+
+    def _on_tick(self, now: float) -> list[Instruction]:
+        if self.generation < 0:
+            return []
+        instructions = self._tick_peer(now)
+        if not self.is_welcome:
+            return instructions
+        for done in self._done.values():
+            if now - done.sent_at >= self.timers.resend_s:
+                done.sent_at = now
+                instructions.append(Send(b"", done.message, done.payload))
+        for update_id, at_hand in self._at_hand.items():
+            if at_hand.phase == _READY and now - at_hand.ready_at >= self.timers.resend_s:
+                at_hand.ready_at = now
+                instructions.append(self._ready(update_id, at_hand))
+        return instructions + self._advance(now)
+
+    def _on_new_broker(self, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for done in self._done.values():
+            done.sent_at = now
+            instructions.append(Send(b"", done.message, done.payload))
+        for update_id, at_hand in self._at_hand.items():
+            at_hand.ready_at = now
+            if at_hand.phase == _READY:
+                instructions.append(self._ready(update_id, at_hand))
+        return instructions + self._send_weights()
+
+    # ------------------------------------------------------------------ private
+
+    def _advance(self, now: float) -> list[Instruction]:
+        """Says READY for what is complete, and starts the next update if it is its turn."""
+        instructions: list[Instruction] = []
+        for update_id, at_hand in self._at_hand.items():
+            if at_hand.phase == _RECEIVING and at_hand.is_complete:
+                at_hand.phase = _READY
+                at_hand.ready_at = now
+                instructions.append(self._ready(update_id, at_hand))
+        head = self._at_hand.get(self.next_update)
+        if self._running is None and head is not None and head.train is not None:
+            self._running = self.next_update
+            head.phase = _TRAINING
+            instructions.append(
+                RunUpdate(
+                    self.next_update,
+                    head.attempt,
+                    head.num_fragments,
+                    head.num_env_steps,
+                    head.num_env_steps_all_ranks,
+                )
+            )
+        return instructions
+
+    def _ready(self, update_id: int, at_hand: _AtHand) -> Send:
+        return Send(b"", ShardReady(update_id, at_hand.attempt, self.generation, self.rank))
+
+    def _open(self, update_id: int, attempt: int) -> tuple[_AtHand | None, list[Instruction]]:
+        """The update at hand for this attempt; a higher attempt replaces a lower one."""
+        at_hand = self._at_hand.get(update_id)
+        if at_hand is not None and at_hand.attempt == attempt:
+            return at_hand, []
+        if at_hand is not None and (attempt < at_hand.attempt or at_hand.train is not None):
+            return None, []
+        instructions = self._void(update_id) if at_hand is not None else []
+        opened = self._at_hand[update_id] = _AtHand(attempt)
+        return opened, instructions
+
+    def _matching(self, update_id: int, attempt: int) -> _AtHand | None:
+        at_hand = self._at_hand.get(update_id)
+        return at_hand if at_hand is not None and at_hand.attempt == attempt else None
+
+    def _void(self, update_id: int) -> list[Instruction]:
+        at_hand = self._at_hand[update_id]
+        if at_hand.train is not None:
+            return []  # every rank was told to train it: no plan replaces it within the generation
+        del self._at_hand[update_id]
+        return [DropShards(update_id, at_hand.attempt)]
+
+    def _drop_at_hand(self, next_update: int) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for update_id, at_hand in self._at_hand.items():
+            if update_id < next_update:
+                # The group's state has trained it (here or on the rank whose state was adopted).
+                self._note_trained(at_hand.train_ranges)
+            instructions.append(DropShards(update_id, at_hand.attempt))
+        self._at_hand.clear()
+        return instructions
+
+    def _note_trained(self, frames: tuple[Buffer, ...]) -> None:
+        if len(frames) != 2:
+            return
+        for fragment, first, num_steps in unpack_ranges(frames):
+            key = (fragment.runner, fragment.incarnation)
+            done = self._trained.setdefault(key, {})
+            done[fragment.seq] = max(done.get(fragment.seq, 0), first + num_steps)
+            self._trained.move_to_end(key)
+        while len(self._trained) > _MAX_REMEMBERED_RUNNERS:
+            self._trained.popitem(last=False)
+
+    def _forget_trained(self, frames: tuple[Buffer, ...]) -> None:
+        for fragment, _, _ in unpack_ranges(frames) if len(frames) == 2 else ():
+            key = (fragment.runner, fragment.incarnation)
+            done = self._trained.get(key)
+            if done is None:
+                continue
+            for seq in [seq for seq in done if seq < fragment.seq]:
+                del done[seq]
+            if not done:
+                del self._trained[key]
+
+    def _send_weights(self) -> list[Instruction]:
+        newest = self._weights
+        if newest is None or not self.is_welcome or self.rank != 0 or newest.generation != self.generation:
+            return []
+        return [Send(b"", Weights(newest.generation, newest.version), (newest.frame,))]
+
+    def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
+        package_version, config_digest = self._digests
+        training = next((u for u, at_hand in self._at_hand.items() if at_hand.train is not None), None)
+        at_hand = self._at_hand[training] if training is not None else None
+        hello = Hello(
+            role="learner",
+            name=self.name,
+            uuid=self.uuid,
+            incarnation=self.incarnation,
+            run_id=self.run_id,
+            package_version=package_version,
+            config_digest=config_digest,
+            generation=self.generation,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            next_update=self.next_update,
+            training_update=-1 if training is None else training,
+            training_attempt=-1 if at_hand is None else at_hand.attempt,
+        )
+        trained = pack_ranges(
+            FragmentRange(FragmentId(runner, incarnation, seq), 0, end)
+            for (runner, incarnation), done in self._trained.items()
+            for seq, end in done.items()
+        )
+        in_training = list(at_hand.train_ranges) if at_hand is not None else pack_ranges([])
+        return hello, (*trained, *in_training)
+
+    def _state(self) -> LearnerState:
+        at_hand = sorted(self._at_hand.items())
+        return LearnerState(
+            generation=self.generation,
+            next_update=self.next_update,
+            update_ids=tuple(update_id for update_id, _ in at_hand),
+            attempts=tuple(item.attempt for _, item in at_hand),
+            num_held=tuple(len(item.shards) for _, item in at_hand),
+            phases=tuple(item.phase for _, item in at_hand),
+            progress=self.progress,
+        )

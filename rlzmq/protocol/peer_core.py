@@ -1,0 +1,129 @@
+"""What runners, learners and the driver have in common: registration and signs of life."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.events import Instruction, Received, Send, Stop
+from rlzmq.protocol.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome, WireMessage
+
+__all__ = ["PeerCore", "PeerTimers"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTimers:
+    """Seconds. The defaults suit one host and a LAN.
+
+    Attributes:
+        hello_retry_s: Between HELLOs until WELCOME.
+        broker_silence_s: Without any message of the broker for this long, register again.
+        resend_s: Before something unanswered is sent again.
+        snapshot_wait_s: A lease waits this long for its weights to come by PUB before asking.
+    """
+
+    hello_retry_s: float = 1.0
+    broker_silence_s: float = 3.0
+    resend_s: float = 2.0
+    snapshot_wait_s: float = 0.05
+
+
+class PeerCore(abc.ABC):
+    """A DEALER's side of the connection to the broker.
+
+    It says HELLO until welcomed, again whenever the broker falls silent or does not know it, and
+    notices a restarted broker by its incarnation. Messages may be lost, duplicated and reordered:
+    everything a peer sends is repeated until answered, everything it receives may come twice.
+
+    Args:
+        run_id, name, uuid: See `messages.Hello`.
+        timers: See `PeerTimers`.
+    """
+
+    def __init__(self, run_id: str, name: str, uuid: str, timers: PeerTimers | None = None) -> None:
+        self.run_id = run_id
+        self.name = name
+        self.uuid = uuid
+        self.timers = timers or PeerTimers()
+        self.incarnation = 0
+        self.broker_incarnation = -1
+        self.is_welcome = False
+        self.is_stopped = False
+        self.heartbeat_s = 1.0
+        self._hello_at = float("-inf")
+        self._state_at = float("-inf")
+        self._heard_at = float("-inf")
+
+    @abc.abstractmethod
+    def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
+        """The HELLO to send now, and its payload."""
+
+    @abc.abstractmethod
+    def _state(self) -> WireMessage:
+        """The heartbeat to send now."""
+
+    @abc.abstractmethod
+    def _on_new_broker(self, now: float) -> list[Instruction]:
+        """A broker welcomed us for the first time, or one that restarted did."""
+
+    def start(self, now: float) -> list[Instruction]:
+        """Registers with the broker."""
+        self._hello_at = self._heard_at = now
+        self.is_welcome = False
+        message, payload = self._hello()
+        return [Send(b"", message, payload)]
+
+    def _tick_peer(self, now: float) -> list[Instruction]:
+        if self.is_stopped:
+            return []
+        if not self.is_welcome or now - self._heard_at >= self.timers.broker_silence_s:
+            return self.start_again(now) if now - self._hello_at >= self.timers.hello_retry_s else []
+        if now - self._state_at < self.heartbeat_s:
+            return []
+        self._state_at = now
+        return [Send(b"", self._state())]
+
+    def start_again(self, now: float) -> list[Instruction]:
+        """Says HELLO again without forgetting when the broker was heard."""
+        heard_at = self._heard_at
+        instructions = self.start(now)
+        self._heard_at = heard_at
+        return instructions
+
+    def _handle_peer(self, event: Received, now: float) -> list[Instruction] | None:
+        """Handles what concerns registration; None if the message is the subclass's."""
+        self._heard_at = now
+        message = event.message
+        if isinstance(message, Welcome):
+            return self._on_welcome(message, now)
+        if isinstance(message, Refused):
+            if message.reason == "unknown_peer":
+                return self.start_again(now) if now - self._hello_at >= self.timers.hello_retry_s / 10 else []
+            return self._stop(message.reason, message.detail)
+        if isinstance(message, BrokerBeat):
+            if self.is_welcome and message.broker_incarnation > self.broker_incarnation:
+                return self.start_again(now)
+            return []
+        if isinstance(message, Goodbye):
+            return self._stop("goodbye", message.reason)
+        return None
+
+    def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
+        if message.broker_incarnation < self.broker_incarnation:
+            return []  # late, from a broker that was replaced
+        is_new = message.broker_incarnation != self.broker_incarnation
+        self.broker_incarnation = message.broker_incarnation
+        self.heartbeat_s = message.heartbeat_s
+        self.is_welcome = True
+        self._state_at = now
+        if not is_new:
+            return []
+        self.incarnation = message.incarnation
+        return self._on_new_broker(now)
+
+    def _stop(self, reason: str, detail: str) -> list[Instruction]:
+        if self.is_stopped:
+            return []
+        self.is_stopped = True
+        return [Stop(reason, detail)]

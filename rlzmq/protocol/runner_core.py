@@ -1,0 +1,375 @@
+"""A runner's side: leases in, fragments out, each kept until the broker commits it.
+
+```
+   LEASE ─► queue ─► weights there? ─► StartLease ─► FragmentSampled ─► FRAGMENT ─► kept until COMMITTED
+                        │ no: SNAPSHOT_REQUEST
+```
+
+Guarantees: one lease is sampled at a time, with weights its terms allow; weights and connector state
+change only between leases; every fragment gets one sequence number and is sent again until accepted
+(and to a restarted broker until committed); memory is bounded by the leases that were granted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.events import (
+    ApplyConnectorState,
+    ApplyWeights,
+    FragmentSampled,
+    Instruction,
+    LeaseFailed,
+    Leave,
+    Received,
+    ReceivedWeights,
+    Send,
+    StartLease,
+    Tick,
+)
+from rlzmq.protocol.fragments import encode_fragment
+from rlzmq.protocol.messages import (
+    Accepted,
+    Committed,
+    ConnectorState,
+    Fragment,
+    Goodbye,
+    Hello,
+    Lease,
+    LeaseReturned,
+    Rejected,
+    RunnerState,
+    Snapshot,
+    SnapshotRequest,
+    Spans,
+)
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.protocol.ranges import to_spans
+from rlzmq.protocol.weights import WeightsReceiver, open_publication
+
+__all__ = ["RunnerCore"]
+
+# Enough ended leases to recognise a duplicate of any lease that can still be on its way.
+_NUM_REMEMBERED_LEASES = 256
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A fragment that is not committed yet."""
+
+    fragment: Fragment
+    frames: tuple[Buffer, ...]
+    num_bytes: int
+    sent_at: float
+    is_accepted: bool = False
+
+
+class RunnerCore(PeerCore):
+    """See the module's head.
+
+    Args:
+        run_id, name, uuid: See `messages.Hello`.
+        num_envs: Env steps per vector step.
+        incarnation: The supervisor's restart count of this name; 0: the broker decides.
+        layout_digest: Of the module's weights; others are refused. "" accepts any.
+        config_digest, spaces_digest, package_version: Checked by the broker.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        name: str,
+        uuid: str,
+        *,
+        num_envs: int,
+        incarnation: int = 0,
+        layout_digest: str = "",
+        config_digest: str = "",
+        spaces_digest: str = "",
+        package_version: str = "",
+        timers: PeerTimers | None = None,
+    ) -> None:
+        super().__init__(run_id, name, uuid, timers)
+        self.incarnation = incarnation
+        self.weights = WeightsReceiver(run_id, layout_digest)
+        self.connector_version = -1
+        self.progress = 0
+        self.num_env_steps_sampled = 0
+        self.rejected: dict[str, int] = {}
+        self._num_envs = num_envs
+        self._digests = (package_version, config_digest, spaces_digest)
+        self._next_seq = 0
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._queue: deque[tuple[Lease, float]] = deque()
+        self._current: Lease | None = None
+        self._known_leases: OrderedDict[int, None] = OrderedDict()
+        self._new_weights: ApplyWeights | None = None
+        self._new_connector_state: ApplyConnectorState | None = None
+        self._asked_at = float("-inf")
+        self._leaving: str | None = None
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def num_unacked(self) -> int:
+        """Fragments sent and not committed."""
+        return len(self._kept)
+
+    @property
+    def unacked_bytes(self) -> int:
+        """Their memory."""
+        return sum(kept.num_bytes for kept in self._kept.values())
+
+    @property
+    def current_lease(self) -> Lease | None:
+        """The lease that is being sampled."""
+        return self._current
+
+    @property
+    def is_waiting_for_weights(self) -> bool:
+        """Whether a lease waits for weights or connector state that did not come yet."""
+        return self._current is None and bool(self._queue)
+
+    # ------------------------------------------------------------------ events
+
+    def handle(
+        self, event: Received | ReceivedWeights | FragmentSampled | LeaseFailed | Leave | Tick, now: float
+    ) -> list[Instruction]:
+        """One event in, what to do about it out."""
+        if self.is_stopped:
+            return []
+        if isinstance(event, Received):
+            instructions = self._handle_peer(event, now)
+            if instructions is None:
+                instructions = self._on_message(event, now)
+        elif isinstance(event, ReceivedWeights):
+            self._offer(event.frame)
+            instructions = []
+        elif isinstance(event, FragmentSampled):
+            instructions = self._on_sampled(event, now)
+        elif isinstance(event, LeaseFailed):
+            instructions = self._on_failed(event)
+        elif isinstance(event, Leave):
+            instructions = self._on_leave(event)
+        else:
+            instructions = self._tick_peer(now) + self._resend(now)
+        return instructions + self._next_lease(now) + self._finish_leaving()
+
+    def _on_message(self, event: Received, now: float) -> list[Instruction]:
+        message = event.message
+        if isinstance(message, Lease):
+            self._mark_accepted(message.accepted)
+            if message.lease_id not in self._known_leases and self._leaving is None:
+                self._remember(message.lease_id)
+                self._queue.append((message, now))
+        elif isinstance(message, Accepted):
+            if message.incarnation == self.incarnation:
+                self._mark_accepted(message.accepted)
+        elif isinstance(message, Committed):
+            if message.incarnation == self.incarnation:
+                self._forget(message)
+        elif isinstance(message, Rejected):
+            self.rejected[message.reason] = self.rejected.get(message.reason, 0) + 1
+            self._kept.pop(message.seq, None)
+        elif isinstance(message, Snapshot) and event.payload:
+            self._offer(event.payload[0])
+        elif isinstance(message, ConnectorState) and event.payload:
+            newest = self._new_connector_state
+            if message.version > (newest.version if newest else self.connector_version):
+                self._new_connector_state = ApplyConnectorState(message.version, event.payload[0])
+        return []
+
+    def _on_new_broker(self, now: float) -> list[Instruction]:
+        # Leases of the broker before are void, except the one at work: its fragment is welcome.
+        self._queue.clear()
+        instructions: list[Instruction] = []
+        for kept in self._kept.values():
+            kept.is_accepted = False
+            kept.sent_at = now
+            instructions.append(Send(b"", kept.fragment, whole=kept.frames))
+        return instructions
+
+    def _on_sampled(self, event: FragmentSampled, now: float) -> list[Instruction]:
+        if self._current is None or self._current.lease_id != event.lease_id:
+            raise ValueError(f"lease {event.lease_id} was sampled, but it was not started")
+        self._current = None
+        fragment = Fragment(
+            runner=self.uuid,
+            incarnation=self.incarnation,
+            seq=self._next_seq,
+            lease_id=event.lease_id,
+            num_env_steps=event.num_env_steps,
+            generation=event.generation,
+            weights_version=event.weights_version,
+            connector_version=event.connector_version,
+            batch=event.batch,
+        )
+        frames = tuple(encode_fragment(fragment, event.arrays, event.meta))
+        num_bytes = sum(memoryview(frame).nbytes for frame in frames)
+        self._kept[fragment.seq] = _Kept(fragment, frames, num_bytes, now)
+        self._next_seq += 1
+        self.num_env_steps_sampled += event.num_env_steps
+        return [Send(b"", fragment, whole=frames)] if self.is_welcome else []
+
+    def _on_failed(self, event: LeaseFailed) -> list[Instruction]:
+        if self._current is None or self._current.lease_id != event.lease_id:
+            raise ValueError(f"lease {event.lease_id} failed, but it was not started")
+        self._current = None
+        return [Send(b"", LeaseReturned(event.lease_id, event.reason[:500]))]
+
+    def _on_leave(self, event: Leave) -> list[Instruction]:
+        self._leaving = event.reason
+        returned = [Send(b"", LeaseReturned(lease.lease_id, "leaving")) for lease, _ in self._queue]
+        self._queue.clear()
+        return list(returned)
+
+    # ------------------------------------------------------------------ private
+
+    def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
+        package_version, config_digest, spaces_digest = self._digests
+        hello = Hello(
+            role="runner",
+            name=self.name,
+            uuid=self.uuid,
+            incarnation=self.incarnation,
+            run_id=self.run_id,
+            package_version=package_version,
+            config_digest=config_digest,
+            spaces_digest=spaces_digest,
+            num_envs=self._num_envs,
+            first_unacked=self._first_unacked(),
+            next_seq=self._next_seq,
+        )
+        return hello, ()
+
+    def _state(self) -> RunnerState:
+        leases = [lease.lease_id for lease, _ in self._queue]
+        if self._current is not None:
+            leases.append(self._current.lease_id)
+        return RunnerState(
+            first_unacked=self._first_unacked(),
+            next_seq=self._next_seq,
+            unaccepted=to_spans(seq for seq, kept in self._kept.items() if not kept.is_accepted),
+            leases=tuple(leases),
+            generation=self.weights.generation,
+            weights_version=self.weights.version,
+            connector_version=self.connector_version,
+            progress=self.progress,
+            num_env_steps_sampled=self.num_env_steps_sampled,
+        )
+
+    def _next_lease(self, now: float) -> list[Instruction]:
+        """Starts the next lease that the weights allow; asks for weights that do not come."""
+        if self._current is not None:
+            return []
+        instructions: list[Instruction] = []
+        while self._queue:
+            lease, since = self._queue[0]
+            if self._is_outdated(lease, since, now):
+                self._queue.popleft()
+                instructions.append(Send(b"", LeaseReturned(lease.lease_id, "outdated")))
+                continue
+            if not self._may_start(lease):
+                if now - max(since, self._asked_at) >= self.timers.snapshot_wait_s:
+                    self._asked_at = now
+                    request = SnapshotRequest(
+                        self.weights.generation, self.weights.version, self._held_connector_version()
+                    )
+                    instructions.append(Send(b"", request))
+                return instructions
+            self._queue.popleft()
+            self._current = lease
+            return [*instructions, *self._apply_news(), self._start(lease)]
+        return instructions
+
+    def _is_outdated(self, lease: Lease, since: float, now: float) -> bool:
+        """Its update is over, its generation was replaced, or the broker gave it to someone else."""
+        if now - since >= lease.timeout_s:
+            return True
+        own = self.weights
+        if own.generation > lease.generation:
+            return not own.satisfies(lease.generation, lease.weights_version, exact=lease.exact)
+        return lease.exact and own.generation == lease.generation and own.version > lease.weights_version
+
+    def _may_start(self, lease: Lease) -> bool:
+        return self._held_connector_version() >= lease.connector_version and self.weights.satisfies(
+            lease.generation, lease.weights_version, exact=lease.exact
+        )
+
+    def _held_connector_version(self) -> int:
+        newest = self._new_connector_state
+        return newest.version if newest else self.connector_version
+
+    def _apply_news(self) -> list[Instruction]:
+        news: list[Instruction] = []
+        if self._new_weights is not None:
+            news.append(self._new_weights)
+            self._new_weights = None
+        if self._new_connector_state is not None:
+            news.append(self._new_connector_state)
+            self.connector_version = self._new_connector_state.version
+            self._new_connector_state = None
+        return news
+
+    def _start(self, lease: Lease) -> StartLease:
+        return StartLease(
+            lease.lease_id,
+            lease.update_id,
+            lease.num_vector_steps,
+            self.weights.generation,
+            self.weights.version,
+            self.connector_version,
+        )
+
+    def _offer(self, frame: Buffer) -> None:
+        try:
+            header, body = open_publication(frame)
+        except WireError as error:
+            self.weights.refused[error.reason] = self.weights.refused.get(error.reason, 0) + 1
+            return
+        if self.weights.offer(header, body):
+            self._new_weights = ApplyWeights(header, body)
+
+    def _resend(self, now: float) -> list[Instruction]:
+        if not self.is_welcome:
+            return []
+        instructions: list[Instruction] = []
+        for kept in self._kept.values():
+            if not kept.is_accepted and now - kept.sent_at >= self.timers.resend_s:
+                kept.sent_at = now
+                instructions.append(Send(b"", kept.fragment, whole=kept.frames))
+        return instructions
+
+    def _finish_leaving(self) -> list[Instruction]:
+        if self._leaving is None or self._current is not None or self.is_stopped:
+            return []
+        if any(not kept.is_accepted for kept in self._kept.values()):
+            return []
+        return [Send(b"", Goodbye(self._leaving)), *self._stop("left", self._leaving)]
+
+    def _mark_accepted(self, spans: Spans) -> None:
+        for first, last in spans:
+            for seq in self._seqs_within(first, last):
+                self._kept[seq].is_accepted = True
+
+    def _forget(self, message: Committed) -> None:
+        for first, last in ((0, message.watermark - 1), *message.committed):
+            for seq in self._seqs_within(first, last):
+                del self._kept[seq]
+
+    def _seqs_within(self, first: int, last: int) -> list[int]:
+        # Spans come from the wire: never iterate over what they claim, only over what is here.
+        if last - first < 4:
+            return [seq for seq in range(first, last + 1) if seq in self._kept]
+        return [seq for seq in self._kept if first <= seq <= last]
+
+    def _first_unacked(self) -> int:
+        return next(iter(self._kept), self._next_seq)
+
+    def _remember(self, lease_id: int) -> None:
+        self._known_leases[lease_id] = None
+        if len(self._known_leases) > _NUM_REMEMBERED_LEASES:
+            self._known_leases.popitem(last=False)
