@@ -9,9 +9,18 @@ import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 from numpy.typing import NDArray
 
+from rlzmq.envs.multi_agent_env import make_multi_agent
 from rlzmq.envs.registry import EnvContext
 
-__all__ = ["RandomEnv", "StatelessCartPole"]
+__all__ = ["MultiAgentCartPole", "RandomEnv", "StatelessCartPole"]
+
+
+class MultiAgentCartPole(make_multi_agent("CartPole-v1")):  # type: ignore[misc]
+    """n agents (0 … n-1), each with a CartPole-v1 of its own; the episode ends when the last one is done.
+
+    Args:
+        config: ``{"num_agents": 2}``; the default is 1 agent.
+    """
 
 
 class StatelessCartPole(CartPoleEnv):

@@ -1,0 +1,216 @@
+"""SyncVectorMultiAgentEnv: several multi-agent environments stepped one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.core.errors import ConfigurationError, EnvironmentError_
+from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
+from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
+
+__all__ = ["SyncVectorMultiAgentEnv", "make_multi_agent_vec"]
+
+Recover = Callable[[int, Exception], None]
+
+
+class SyncVectorMultiAgentEnv:
+    """N multi-agent environments in this process, with NEXT_STEP autoreset.
+
+    After an episode's end, the next `step` resets that environment: its actions are ignored, and it
+    returns the reset observations with no rewards and no flags. Observations are handed on as the
+    environments return them, not copied.
+
+    Args:
+        creators: Makes environment i, by index; all of them must have the same agents' spaces.
+
+    Attributes:
+        envs: The environments.
+        num_envs: N.
+        single_observation_spaces, single_action_spaces: Dicts by agent id, of one environment.
+        needs_reset: bool[N], whether the next step resets; may be set (e.g. when all known agents are done).
+        resetting: bool[N], whether the last step was a reset.
+        failed: Indices of the environments that were recreated in the last step or reset.
+        recover: Called with (index, error) when an environment raises; it raises itself, or returns to
+            have the environment recreated and reset. None: the error is raised.
+    """
+
+    def __init__(self, creators: Sequence[Callable[[], Any]]) -> None:
+        self._creators = list(creators)
+        self.num_envs = len(self._creators)
+        self.envs = [creator() for creator in self._creators]
+        self.single_observation_spaces, self.single_action_spaces = agent_spaces(self.envs[0])
+        for index, env in enumerate(self.envs[1:], 1):
+            if agent_spaces(env) != (self.single_observation_spaces, self.single_action_spaces):
+                raise ConfigurationError(
+                    f"Environment {index} of {self.num_envs} has other agents or spaces than environment 0: "
+                    f"{agent_spaces(env)[0]}, expected {self.single_observation_spaces}."
+                )
+        self.needs_reset: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        self.resetting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        self.failed: list[int] = []
+        self.recover: Recover | None = None
+
+    @property
+    def unwrapped(self) -> SyncVectorMultiAgentEnv:
+        """Itself."""
+        return self
+
+    @property
+    def single_observation_space(self) -> gym.spaces.Dict:
+        """`single_observation_spaces`."""
+        return self.single_observation_spaces
+
+    @property
+    def single_action_space(self) -> gym.spaces.Dict:
+        """`single_action_spaces`."""
+        return self.single_action_spaces
+
+    @property
+    def observation_space(self) -> gym.spaces.Tuple:
+        """One Dict by agent id per environment."""
+        return gym.spaces.Tuple([self.single_observation_spaces] * self.num_envs)
+
+    @property
+    def action_space(self) -> gym.spaces.Tuple:
+        """One Dict by agent id per environment."""
+        return gym.spaces.Tuple([self.single_action_spaces] * self.num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[AgentDict], list[AgentDict]]:
+        """Resets all environments.
+
+        Args:
+            seed: Environment i gets ``seed + 1000 * i`` (wide apart, as environments may seed their parts
+                with the numbers that follow).
+
+        Returns:
+            (observations, infos): one dict by agent id per environment.
+        """
+        self.failed = []
+        results = [
+            self._reset_env(index, None if seed is None else seed + 1000 * index, options)
+            for index in range(self.num_envs)
+        ]
+        self.needs_reset[:] = False
+        self.resetting[:] = True
+        return [observations for observations, _ in results], [infos for _, infos in results]
+
+    def step(
+        self, actions: Sequence[AgentDict]
+    ) -> tuple[list[AgentDict], list[AgentDict], list[AgentDict], list[AgentDict], list[AgentDict]]:
+        """Steps all environments, or resets those whose episode is over.
+
+        Args:
+            actions: One dict by agent id per environment.
+
+        Returns:
+            (observations, rewards, terminateds, truncateds, infos): one dict by agent id per environment.
+        """
+        if len(actions) != self.num_envs:
+            raise ValueError(f"step: expected {self.num_envs} action dicts, one per environment, got {len(actions)}.")
+        results: tuple[list[Any], ...] = ([], [], [], [], [])
+        self.failed = []
+        self.resetting[:] = self.needs_reset
+        for index, (env, action_dict) in enumerate(zip(self.envs, actions, strict=True)):
+            if self.needs_reset[index]:
+                observations, infos = self._reset_env(index, None, None)
+                row: tuple[Any, ...] = (observations, {}, {}, {}, infos)
+                self.needs_reset[index] = False
+            else:
+                try:
+                    row = env.step(action_dict)
+                except Exception as error:
+                    observations, infos = self._recovered(index, error)
+                    row = (observations, {}, {}, {}, infos)
+                else:
+                    self.needs_reset[index] = bool(row[2].get("__all__") or row[3].get("__all__"))
+            for values, value in zip(results, row, strict=True):
+                values.append(value)
+        return results  # type: ignore[return-value]
+
+    def _reset_env(
+        self, index: int, seed: int | None, options: dict[str, Any] | None
+    ) -> tuple[AgentDict, AgentDict]:
+        try:
+            observations, infos = self.envs[index].reset(seed=seed, options=options)
+        except Exception as error:
+            return self._recovered(index, error)
+        return observations, infos or {}
+
+    def _recovered(self, index: int, error: Exception) -> tuple[AgentDict, AgentDict]:
+        """The first observations of a new environment in place of one that raised."""
+        attempt: Exception = error
+        while True:
+            if self.recover is None:
+                raise EnvironmentError_(
+                    f"Environment {index} of {self.num_envs} raised {type(attempt).__name__}: {attempt}"
+                ) from attempt
+            self.recover(index, attempt)
+            if index not in self.failed:
+                self.failed.append(index)
+            self.resetting[index] = True
+            self.needs_reset[index] = False
+            try:
+                self.envs[index].close()
+            except Exception as close_error:  # it is broken already: only the new one counts
+                error.add_note(f"close() raised {close_error!r}")
+            try:
+                self.envs[index] = self._creators[index]()
+                observations, infos = self.envs[index].reset(seed=None, options=None)
+            except Exception as again:
+                attempt = again
+                continue
+            return observations, infos or {}
+
+    def close(self) -> None:
+        """Closes all environments."""
+        for env in self.envs:
+            env.close()
+
+
+def make_multi_agent_vec(
+    env: object, *, num_envs: int = 1, mode: object = "sync", context: EnvContext | None = None
+) -> SyncVectorMultiAgentEnv:
+    """Makes a vector of multi-agent environments.
+
+    Args:
+        env: Anything that ``resolve_env`` accepts and that makes a `MultiAgentEnv`.
+        num_envs: Number of environments, at least 1.
+        mode: Only ``"sync"``.
+        context: ``env_config`` and place; environment i gets a copy with ``vector_index=i``.
+
+    Raises:
+        ConfigurationError: Another mode, or an environment that is not multi-agent.
+    """
+    entry = resolve_env(env)
+    context = EnvContext() if context is None else context
+    if not isinstance(num_envs, int) or num_envs < 1:
+        raise ConfigurationError(f"num_envs_per_env_runner: expected an int >= 1, got {num_envs!r}.")
+    mode_name = getattr(mode, "value", mode)
+    if mode_name != "sync":
+        raise ConfigurationError(
+            f"gym_env_vectorize_mode={mode!r}: multi-agent environments are vectorised in mode 'sync' only."
+        )
+
+    def creator(index: int) -> Callable[[], Any]:
+        return lambda: _make_checked(entry, context.copy_with_overrides(vector_index=index))
+
+    return SyncVectorMultiAgentEnv([creator(index) for index in range(num_envs)])
+
+
+def _make_checked(entry: EnvEntry, context: EnvContext) -> Any:
+    env = make_env(entry, context)
+    if not all(hasattr(env, name) for name in ("get_observation_space", "get_action_space")):
+        kind = type(getattr(env, "unwrapped", env)).__name__
+        raise ConfigurationError(
+            f"{entry.label} made a {kind}, which is not multi-agent: expected a rlzmq.MultiAgentEnv. Wrap PettingZoo "
+            "environments in PettingZooEnv or ParallelPettingZooEnv; make_multi_agent(...) puts n agents into copies "
+            "of a single-agent one."
+        )
+    return env
