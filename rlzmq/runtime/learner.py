@@ -94,16 +94,30 @@ class LearnerRole:
 
     # -- on the event loop ----------------------------------------------------------------------
 
-    async def connect(self, link: Mapping[str, Any]) -> None:
+    async def connect(self, link: Mapping[str, Any], rank: int, num_ranks: int, generation: int) -> None:
         """Begin to take shards from the broker.
 
         Args:
             link: Addresses and identity, as `runtime.broker_pipeline` hands them out.
+            rank, num_ranks, generation: Of the process group that stands.
         """
         from rlzmq.runtime.learner_link import LearnerLink
 
-        self._link = LearnerLink(self, **link)
+        self._link = LearnerLink(
+            self.learner, run_blocking, is_multi_agent=self.config.is_multi_agent, **link
+        )
         await self._link.start()
+        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
+
+    async def form(self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int) -> None:
+        """The group stands anew, or holds another state: register again under this generation."""
+        self._link.num_env_steps_before = num_env_steps_before
+        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
+
+    async def run_until_failure(self) -> None:
+        """Return when the connection to the broker has ended; raise what ended it, where training failed."""
+        if self._link is not None:
+            await self._link.ended
 
     async def disconnect(self) -> None:
         """Say goodbye to the broker."""

@@ -93,8 +93,13 @@ class EnvRunnerRole:
         """
         from rlzmq.runtime.runner_link import RunnerLink
 
-        self._link = RunnerLink(self.env_runner, **link)
+        self._link = RunnerLink(self.env_runner, run_blocking, **link)
         await self._link.start()
+
+    async def run_until_failure(self) -> None:
+        """Return when the connection to the broker has ended; raise what ended it, where sampling failed."""
+        if self._link is not None:
+            await self._link.ended
 
     async def disconnect(self) -> None:
         """Say goodbye to the broker; fragments not yet sent are sent first."""

@@ -106,6 +106,14 @@ class SerialPipeline:
         snapshot = self._runner.get_weights_layout().snapshot(self._learner.module)
         self._runner.set_weights(snapshot, version=self._learner.weights_seq_no)
 
+    async def pause(self) -> None:
+        """Nothing runs between two updates."""
+
+    async def restart(self) -> None:
+        """Go on from the state that the learner was given."""
+        self.push_weights()
+        self._runner.set_connector_state(self._connectors.get_state())
+
     async def stop(self) -> None:
         """Count what was sampled and never trained."""
         self.accounting.drop_pending("stopped")

@@ -1,0 +1,99 @@
+"""The driver's connection to the broker: updates opened, reports awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rlzmq.protocol.driver_core import DriverCore
+from rlzmq.protocol.events import Instruction, Report, Tell
+from rlzmq.protocol.messages import Notice, OpenUpdate, Progress
+from rlzmq.protocol.values import pack_blob
+from rlzmq.runtime.peer_link import PeerLink, new_peer_id
+
+__all__ = ["DriverLink"]
+
+_log = logging.getLogger("rlzmq.runtime")
+_QUIET_EVENTS = ("joined", "left")
+
+
+class DriverLink(PeerLink):
+    """Opens updates and hands out their reports, each exactly once and in order.
+
+    Args:
+        run_id: Of the run.
+        data_address: The broker's.
+        next_update: The first update: the weights version that the learners start from.
+        on_notice: Called with what the broker tells a supervisor.
+        trained, dropped: Env steps accounted for before.
+        packed_config: The config as one frame, for runners that join by themselves.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        data_address: str,
+        *,
+        next_update: int,
+        on_notice: Callable[[Notice], None] | None = None,
+        trained: int = 0,
+        dropped: dict[str, int] | None = None,
+        packed_config: bytes = b"",
+    ) -> None:
+        core = DriverCore(
+            run_id,
+            "driver",
+            new_peer_id(),
+            next_update=next_update,
+            trained=trained,
+            dropped=dropped,
+            config=packed_config,
+        )
+        super().__init__(core, data_address)
+        self._on_notice = on_notice
+        self._reports: dict[int, asyncio.Future[Report]] = {}
+        self.progress: Progress | None = None
+
+    def open_update(self, update: OpenUpdate) -> asyncio.Future[Report]:
+        """Open the next update; the future has its report once it is committed."""
+        future: asyncio.Future[Report] = self._loop.create_future()
+        self._reports[update.update_id] = future
+        self.do(self.core.open_update(update))
+        return future
+
+    def set_connector_state(self, version: int, state: Any) -> None:
+        """Give all runners a merged connector state, before leases that ask for it."""
+        self.do(self.core.set_connector_state(version, pack_blob(state)))
+
+    def reset(self, generation: int, next_update: int) -> None:
+        """The learners hold another state now: open updates are void."""
+        self._cancel_reports()
+        self.do(self.core.reset(generation, next_update))
+
+    def act(self, instruction: Instruction) -> None:
+        """Reports resolve their update's future; notices go to the supervisor and the log."""
+        if isinstance(instruction, Report):
+            future = self._reports.pop(instruction.report.update_id, None)
+            if future is not None and not future.done():
+                future.set_result(instruction)
+        elif isinstance(instruction, Tell):
+            message = instruction.message
+            if isinstance(message, Progress):
+                self.progress = message
+                return
+            if message.event not in _QUIET_EVENTS:
+                _log.warning("broker: %s %s %s: %s", message.role, message.name, message.event, message.detail)
+            if self._on_notice is not None:
+                self._on_notice(message)
+
+    def _cancel_reports(self) -> None:
+        for future in self._reports.values():
+            future.cancel()
+        self._reports.clear()
+
+    async def stop(self) -> None:
+        """Say goodbye and close; open updates are cancelled."""
+        self._cancel_reports()
+        await self.close()

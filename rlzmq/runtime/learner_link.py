@@ -1,0 +1,189 @@
+"""A learner rank's connection to the broker: shards become an exact batch, results become messages.
+
+| consumes     | produces     | waits for                            | unblocked by           |
+|--------------|--------------|--------------------------------------|------------------------|
+| SHARD        | decoded views | –                                   | –                      |
+| TRAIN        | an update    | the update before it                 | its vote               |
+| the vote     | UPDATE_DONE, rank 0: WEIGHTS | –                    | –                      |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.events import (
+    DecodeShard,
+    DropShards,
+    GroupFormed,
+    Instruction,
+    Leave,
+    NewWeights,
+    RunUpdate,
+    ShardDecoded,
+    ShardFailed,
+    UpdateTrained,
+)
+from rlzmq.protocol.fragments import decode_fragment
+from rlzmq.protocol.learner_core import LearnerCore
+from rlzmq.protocol.values import pack_blob
+from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
+from rlzmq.runtime.peer_link import PeerLink, new_peer_id
+
+__all__ = ["LearnerLink"]
+
+
+class LearnerLink(PeerLink):
+    """Trains the broker's shards with a Learner.
+
+    Args:
+        learner: Touched on the learner thread only.
+        run_blocking: ``run_blocking(fn)`` runs `fn` on the learner thread, in order; an awaitable.
+        run_id, name: Who this is.
+        data_address: The broker's.
+        num_env_steps_before: Env steps trained in the run before the learner's current version.
+        is_multi_agent: Whether fragments hold multi-agent episodes.
+    """
+
+    def __init__(
+        self,
+        learner: Any,
+        run_blocking: Callable[[Callable[[], Any]], Any],
+        *,
+        run_id: str,
+        name: str,
+        data_address: str,
+        num_env_steps_before: int = 0,
+        is_multi_agent: bool = False,
+    ) -> None:
+        super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address)
+        self._learner = learner
+        self._run_blocking = run_blocking
+        self._run_id = run_id
+        self._is_multi_agent = is_multi_agent
+        self.num_env_steps_before = num_env_steps_before
+        self._shards: dict[tuple[int, int], dict[int, Any]] = {}
+        self._layout: Any = None
+        self._rank = 0
+        self._generation = -1
+
+    def register(self) -> None:
+        """Nothing before the group stands: see `form`."""
+
+    def form(self, *, generation: int, rank: int, num_ranks: int) -> None:
+        """The process group stands: register, and (rank 0) publish the current weights."""
+        self._rank, self._generation = rank, generation
+        self._shards.clear()
+        version = self._learner.weights_seq_no
+        self.handle(GroupFormed(generation, rank, num_ranks, version))
+        if rank == 0:
+            self._run_blocking(self._snapshot).add_done_callback(self._publish)
+
+    def act(self, instruction: Instruction) -> None:
+        """Decode shards on the loop (views, no copies); train on the learner thread."""
+        if isinstance(instruction, DecodeShard):
+            self._decode(instruction)
+        elif isinstance(instruction, DropShards):
+            self._shards.pop((instruction.update_id, instruction.attempt), None)
+        elif isinstance(instruction, RunUpdate):
+            self._train(instruction)
+
+    def _decode(self, shard: DecodeShard) -> None:
+        try:
+            batch = self._batch_of(shard)
+        except (WireError, ValueError) as error:
+            reason = getattr(error, "reason", "unusable")
+            self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), str(error)))
+            return
+        self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch
+        self.handle(ShardDecoded(shard.update_id, shard.attempt, shard.index))
+
+    def _batch_of(self, shard: DecodeShard) -> Any:
+        header, arrays, _ = decode_fragment(shard.frames)
+        batch_class: Any = EpisodeBatch
+        if self._is_multi_agent:
+            from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch as batch_class
+        batch = batch_class.from_wire(header.batch, arrays)
+        check_finite(batch)
+        last = shard.first + shard.num_steps
+        if last > batch.num_env_steps:
+            raise ValueError(f"steps {shard.first}…{last} are wanted of a fragment of {batch.num_env_steps}")
+        if (shard.first, last) != (0, batch.num_env_steps):
+            batch = batch.slice_steps(shard.first, last)
+        return batch
+
+    def _train(self, update: RunUpdate) -> None:
+        shards = self._shards.pop((update.update_id, update.attempt))
+        batches = [shards[index] for index in range(update.num_fragments)]
+        num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
+        self.num_env_steps_before = num_steps
+
+        def job() -> tuple[bytes, Any]:
+            results = self._learner.update(
+                episodes=batches, timesteps={"num_env_steps_sampled_lifetime": num_steps}
+            )
+            return pack_blob(results), self._snapshot() if self._rank == 0 else None
+
+        def finish(done: Any) -> None:
+            if done.cancelled():
+                return
+            if done.exception() is not None:
+                self.fail(done.exception())
+                return
+            blob, weights = done.result()
+            trained = UpdateTrained(update.update_id, update.attempt, True, update.num_env_steps, blob)
+            if weights is not None:
+                self.handle(weights)
+            self.handle(trained)
+
+        self._run_blocking(job).add_done_callback(finish)
+
+    def _snapshot(self) -> NewWeights:
+        if self._layout is None:
+            from rlzmq.modules.weights import WeightsLayout
+
+            self._layout = WeightsLayout.of(self._learner.module, inference_only=True)
+        buffer = new_publication_buffer(self._layout.num_bytes)
+        self._layout.snapshot(self._learner.module, out=buffer[PUBLICATION_PREFIX_BYTES:])
+        version = self._learner.weights_seq_no
+        seal_publication(
+            buffer,
+            run_id=self._run_id,
+            generation=self._generation,
+            version=version,
+            layout_digest=self._layout.digest,
+        )
+        return NewWeights(self._generation, version, buffer.data)
+
+    def _publish(self, done: Any) -> None:
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self.fail(done.exception())
+        else:
+            self.handle(done.result())
+
+    async def stop(self) -> None:
+        """Say goodbye and close."""
+        if not self.core.is_stopped:
+            self.handle(Leave())
+        await self.close()
+
+
+def check_finite(batch: Any) -> None:
+    """Raise ValueError where a step that would be trained holds NaN or infinity, naming column and episode."""
+    import optree
+
+    slots = batch.step_slots()
+    for name, column in batch.columns.items():
+        for leaf in optree.tree_leaves(column):
+            if leaf.dtype.kind != "f":
+                continue
+            finite = np.isfinite(leaf[slots])
+            if not finite.all():
+                first = int(np.argwhere(~finite.reshape(len(slots), -1).all(axis=1))[0, 0])
+                raise ValueError(f"column {name!r} is not finite at step {first} of the fragment")

@@ -1,0 +1,146 @@
+"""A runner's connection to the broker: leases become sampling jobs, fragments become messages.
+
+| consumes            | produces            | waits for                       | unblocked by            |
+|---------------------|---------------------|---------------------------------|-------------------------|
+| LEASE               | FRAGMENT            | the weights the lease names     | PUB, or a snapshot      |
+| weights, connectors | loaded between leases | the lease at work              | its fragment            |
+| COMMITTED           | frees a fragment    | –                               | –                       |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlzmq.net.context import Context
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.events import (
+    ApplyConnectorState,
+    ApplyWeights,
+    FragmentSampled,
+    Instruction,
+    LeaseFailed,
+    Leave,
+    ReceivedWeights,
+    StartLease,
+)
+from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.protocol.values import unpack_blob
+from rlzmq.protocol.weights import PUBLICATION_TOPIC
+from rlzmq.runtime.fragments import take_fragment
+from rlzmq.runtime.peer_link import MAX_MESSAGE_BYTES, PeerLink, new_peer_id
+
+__all__ = ["RunnerLink"]
+
+
+class RunnerLink(PeerLink):
+    """Samples under the broker's leases with an EnvRunner.
+
+    Args:
+        env_runner: Touched on the sampler thread only.
+        run_blocking: ``run_blocking(fn)`` runs `fn` on the sampler thread, in order; an awaitable.
+        run_id, name, incarnation: Who this is.
+        data_address, weights_address: The broker's.
+    """
+
+    def __init__(
+        self,
+        env_runner: Any,
+        run_blocking: Callable[[Callable[[], Any]], Any],
+        *,
+        run_id: str,
+        name: str,
+        incarnation: int,
+        data_address: str,
+        weights_address: str,
+    ) -> None:
+        core = RunnerCore(
+            run_id,
+            name,
+            new_peer_id(),
+            num_envs=env_runner.num_envs,
+            incarnation=incarnation,
+            layout_digest=env_runner.get_weights_layout().digest,
+        )
+        super().__init__(core, data_address)
+        self._env_runner = env_runner
+        self._run_blocking = run_blocking
+        self._weights_address = weights_address
+        self._weights_socket: DrainSocket | None = None
+
+    def open_sockets(self, context: Context) -> None:
+        """Subscribe to the weights."""
+        options = SocketOptions(
+            max_message_bytes=MAX_MESSAGE_BYTES, receive_high_water_mark=2, reconnect_interval_max_ms=500
+        )
+        self._weights_socket = DrainSocket(
+            context,
+            "SUB",
+            self._on_weights,
+            options=options,
+            subscriptions=[PUBLICATION_TOPIC],
+            name=f"{self.core.name} weights",
+        )
+        self._weights_socket.connect(self._weights_address)
+
+    def _on_weights(self, frames: list[Any]) -> None:
+        self.handle(ReceivedWeights(frames[0]))
+
+    def act(self, instruction: Instruction) -> None:
+        """Weights and connector states are loaded, and leases sampled, in order on the sampler thread."""
+        runner = self._env_runner
+        if isinstance(instruction, ApplyWeights):
+            header, body = instruction.header, instruction.body
+            self._submit(lambda: runner.set_weights(body, version=header.version, generation=header.generation))
+        elif isinstance(instruction, ApplyConnectorState):
+            state = unpack_blob(instruction.blob)
+            self._submit(lambda: runner.set_connector_state(state))
+        elif isinstance(instruction, StartLease):
+            self._sample(instruction)
+
+    def _submit(self, job: Callable[[], Any]) -> None:
+        self._run_blocking(job).add_done_callback(self._check)
+
+    def _check(self, done: Any) -> None:
+        if not done.cancelled() and done.exception() is not None:
+            self.fail(done.exception())
+
+    def _sample(self, lease: StartLease) -> None:
+        def job() -> FragmentSampled:
+            batch = take_fragment(self._env_runner, lease.num_vector_steps)
+            header, arrays = batch.to_wire()
+            return FragmentSampled(
+                lease_id=lease.lease_id,
+                num_env_steps=batch.num_env_steps,
+                generation=lease.generation,
+                weights_version=lease.weights_version,
+                connector_version=lease.connector_version,
+                batch=header,
+                arrays=arrays,
+                meta=batch.meta,
+            )
+
+        def finish(done: Any) -> None:
+            if done.cancelled():
+                return
+            if done.exception() is not None:
+                self.handle(LeaseFailed(lease.lease_id, repr(done.exception())))
+                self.fail(done.exception())
+            else:
+                self.core.progress += 1
+                self.handle(done.result())
+
+        self._run_blocking(job).add_done_callback(finish)
+
+    async def stop(self) -> None:
+        """Hand over what was sampled, say goodbye, close."""
+        if not self.core.is_stopped:
+            self.handle(Leave())
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the sockets. Idempotent."""
+        if self._weights_socket is not None:
+            self._weights_socket.close()
+        await super().close()
