@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.connectors.trees import map_leaves
+from rlzmq.core.tree import tree_map
 
 if TYPE_CHECKING:
     from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -135,7 +135,7 @@ class VectorStepRows:
             part[:, num_missing_slots:] = leaf[:, :end]
             return part if missing is None else _zeroed(part, missing)
 
-        return map_leaves(cut, self.columns[column])
+        return tree_map(cut, self.columns[column])
 
 
 class FlatRows:
@@ -198,7 +198,7 @@ class FlatRows:
             part = leaf[slots]
             return part if missing is None else _zeroed(part, missing)
 
-        return map_leaves(gather, self.columns[column])
+        return tree_map(gather, self.columns[column])
 
 
 def window_mask(num_previous: IntArray, num: int, *, current: bool) -> BoolArray | None:

@@ -33,9 +33,10 @@ import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.connectors.columnar import RowsContext
-from rlzmq.connectors.trees import BatchedNdArray, map_leaves
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tree import tree_map
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -353,7 +354,7 @@ class ConnectorV2(metaclass=_RecomputesAfterInit):
                 )
             return array
 
-        _items_of(batch, column, key).append(map_leaves(tag, items_to_add))
+        _items_of(batch, column, key).append(tree_map(tag, items_to_add))
 
     @staticmethod
     def foreach_batch_item_change_in_place(

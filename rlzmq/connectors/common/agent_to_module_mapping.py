@@ -1,0 +1,131 @@
+"""AgentToModuleMapping: from data by episode and agent to data by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+
+from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
+from rlzmq.episodes.columns import Columns
+
+__all__ = ["MAP_STRUCTURE", "AgentToModuleMapping"]
+
+MAP_STRUCTURE = "memorized_map_structure"
+"""Key in shared_data: which batch row is whose. Single-agent: a list of episode ids; multi-agent:
+module id -> list of (episode id, agent id)."""
+
+_LEARNER_COLUMNS = (Columns.ACTIONS, Columns.REWARDS, Columns.LOSS_MASK, Columns.TERMINATEDS)
+
+
+class AgentToModuleMapping(ConnectorV2):
+    """Regroups ``{column: {(episode, agent, module): [items]}}`` to ``{module: {column: [items]}}``.
+
+    In env runners the data of agents that are done ends here: they have no next action.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2; Dicts by agent id.
+        rl_module_specs: Module id -> RLModuleSpec, or a collection of module ids.
+        agent_to_module_mapping_fn: ``fn(agent_id, episode) -> module_id``; used for the spaces only, as
+            every episode knows the modules of its agents.
+        as_learner_connector: Keep the data of agents that are done. None: keep it if the batch holds
+            columns that only learners use (actions, rewards, …).
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        rl_module_specs: Any,
+        agent_to_module_mapping_fn: Callable[..., Any],
+        as_learner_connector: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+        self._rl_module_specs = rl_module_specs
+        self._mapping_fn = agent_to_module_mapping_fn
+        self._as_learner_connector = as_learner_connector
+
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
+        """A Dict by module id."""
+        return self._space_by_module(input_observation_space, "observation_space")
+
+    def recompute_output_action_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+        """A Dict by module id."""
+        return self._space_by_module(input_action_space, "action_space")
+
+    def _space_by_module(self, space: Any, which: str) -> Any:
+        module_ids = list(self._rl_module_specs or ())
+        if not isinstance(space, gym.spaces.Dict) or any(mid in space.spaces for mid in module_ids):
+            return space
+        by_module = {}
+        dummy_episode = SimpleNamespace(id_="0", agent_ids=list(space.spaces))
+        for agent_id, agent_space in space.spaces.items():
+            by_module.setdefault(self._mapping_fn(agent_id, dummy_episode), agent_space)
+        if isinstance(self._rl_module_specs, Mapping):
+            for module_id, spec in self._rl_module_specs.items():
+                own = getattr(spec, which, None)
+                if own is not None:
+                    by_module.setdefault(module_id, own)
+        return gym.spaces.Dict(by_module)
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2. Columns that are under a module id already stay there.
+
+        Raises:
+            ValueError: A column is not keyed by (episode, agent, module).
+        """
+        keeps_done = self._as_learner_connector
+        if keeps_done is None:
+            keeps_done = any(column in batch for column in _LEARNER_COLUMNS)
+        done = set() if keeps_done else self._keys_of_done_agents(episodes)
+        structure: dict[Any, list[tuple[Any, Any]]] = {}
+        by_module: dict[Any, dict[str, Any]] = {}
+        for column, column_data in batch.items():
+            if _is_module_data(column_data):
+                by_module.setdefault(column, {}).update(column_data)
+                continue
+            if not isinstance(column_data, dict):
+                raise ValueError(
+                    f"column {column!r}: expected items by (episode, agent, module), got "
+                    f"{type(column_data).__name__}. In multi-agent pipelines pass the episode to add_batch_item."
+                )
+            for key, items in column_data.items():
+                if len(key) != 3:
+                    raise ValueError(f"column {column!r}: expected keys (episode, agent, module), got {key}.")
+                if key in done:
+                    continue
+                episode_id, agent_id, module_id = key
+                by_module.setdefault(module_id, {}).setdefault(column, []).extend(items)
+                if column == Columns.OBS:
+                    structure.setdefault(module_id, []).extend([(episode_id, agent_id)] * len(items))
+        if shared_data is not None:
+            shared_data[MAP_STRUCTURE] = structure
+        return by_module
+
+    def _keys_of_done_agents(self, episodes: Sequence[Any]) -> set[tuple[Any, ...]]:
+        return {
+            batch_key(episode)
+            for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
+            if episode.is_done
+        }
+
+
+def _is_module_data(data: Any) -> bool:
+    """Whether this is ``{column: …}`` of a module rather than a column's items by key."""
+    return isinstance(data, dict) and bool(data) and not any(isinstance(key, tuple) for key in data)

@@ -1,0 +1,138 @@
+"""FrameStacking: the last observations, concatenated; one class for both pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.connectors.columnar import RowsContext
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.core.errors import UnsupportedSpaceError
+from rlzmq.episodes.columns import Columns
+
+__all__ = ["OBSERVATION_READERS", "FrameStacking"]
+
+OBSERVATION_READERS = "observation_readers"
+"""Key in shared_data of a learner pipeline: pieces whose `observations_of` other pieces must use."""
+
+
+class FrameStacking(ConnectorV2):
+    """Gives the module the last `num_frames` observations, concatenated on their last axis.
+
+    Box ``(84, 84, 1)`` becomes ``(84, 84, num_frames)``, Box ``(4,)`` becomes ``(4 * num_frames,)``; oldest
+    first, zeros before an episode's first observation. Episodes keep the single frames, so the learner
+    pipeline needs the twin piece, and chunks a lookback of ``num_frames - 1`` steps
+    (``config.env_runners(episode_lookback_horizon=...)``).
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        num_frames: How many observations, >= 1.
+        multi_agent: Spaces are Dicts by agent id.
+        as_learner_connector: Stack the observations of all steps (else of the last one).
+    """
+
+    columnar: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        num_frames: int = 1,
+        multi_agent: bool = False,
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+        if num_frames < 1:
+            raise ValueError(f"num_frames: expected at least 1, got {num_frames}.")
+        self.num_frames = num_frames
+        self._multi_agent = multi_agent
+        self._as_learner_connector = as_learner_connector
+
+    @property
+    def required_lookback(self) -> int:
+        """num_frames - 1."""
+        return self.num_frames - 1
+
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
+        """The Box with its last axis `num_frames` times as long."""
+        if self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict):
+            return gym.spaces.Dict(
+                {aid: self._stacked(s) for aid, s in input_observation_space.spaces.items()}
+            )
+        return self._stacked(input_observation_space)
+
+    def _stacked(self, space: Any) -> gym.spaces.Box:
+        if not isinstance(space, gym.spaces.Box) or not space.shape:
+            raise UnsupportedSpaceError(
+                f"{type(self).__name__}: expected a Box with at least one axis, got {space}. Put a piece that "
+                "makes one (FlattenObservations) before it, or pass multi_agent=True for a Dict by agent id."
+            )
+        # Zeros stand for missing frames, so they belong to the space.
+        low = np.minimum(space.low, np.zeros((), space.dtype))
+        high = np.maximum(space.high, np.zeros((), space.dtype))
+        return gym.spaces.Box(
+            np.concatenate([low] * self.num_frames, axis=-1),
+            np.concatenate([high] * self.num_frames, axis=-1),
+            dtype=space.dtype,  # type: ignore[arg-type]
+        )
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2; adds the ``obs`` column."""
+        if not self._as_learner_connector:
+            for episode in self.single_agent_episode_iterator(episodes):
+                num_observations = len(episode.observations)
+                stacked = self.observations_of(episode, num_observations - 1, num_observations)[0]
+                self.add_batch_item(batch, Columns.OBS, stacked, episode)
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            num_steps = len(episode)
+            if num_steps:
+                stacked = self.observations_of(episode, 0, num_steps)
+                self.add_n_batch_items(batch, Columns.OBS, stacked, num_steps, episode)
+        if shared_data is not None:
+            shared_data.setdefault(OBSERVATION_READERS, []).append(self)
+        return batch
+
+    def observations_of(self, episode: Any, start: int, stop: int) -> npt.NDArray[Any]:
+        """The stacked observations of time steps ``start … stop - 1`` of a chunk, ``[stop - start, ...]``."""
+        num_before = min(self.num_frames - 1, start + episode.observations.lookback)
+        frames = episode.get_observations(slice(start - num_before, stop), neg_index_as_lookback=True)
+        frames = np.stack(frames) if isinstance(frames, list) else frames
+        num_missing = self.num_frames - 1 - num_before
+        if num_missing:
+            blank = np.zeros((num_missing, *frames.shape[1:]), frames.dtype)
+            frames = np.concatenate([blank, frames])
+        windows = np.lib.stride_tricks.sliding_window_view(frames, self.num_frames, axis=0)
+        return _join_frames(np.moveaxis(windows, -1, 1))
+
+    def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
+        """The columnar twin; `observations` are in their slots already."""
+        return _join_frames(rows.window(Columns.OBS, self.num_frames, current=True))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_frames={self.num_frames})"
+
+
+def _join_frames(windows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``[N, num_frames, ..., C]`` to ``[N, ..., num_frames * C]``."""
+    num_frames = windows.shape[1]
+    joined = np.moveaxis(windows, 1, -2)
+    return joined.reshape(*joined.shape[:-2], num_frames * joined.shape[-1])

@@ -1,0 +1,84 @@
+"""NumpyToTensor: from arrays to torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.core.tree import tree_map
+from rlzmq.episodes.columns import Columns
+
+__all__ = ["NumpyToTensor", "to_tensor"]
+
+
+class NumpyToTensor(ConnectorV2):
+    """Turns all arrays of the batch, at any depth, into tensors; infos stay lists.
+
+    float64 becomes float32; other dtypes stay.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        as_learner_connector: Accepted as in RLlib; changes nothing.
+        pin_memory: Put CPU tensors into pinned memory.
+        device: Torch device; None: CPU.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        as_learner_connector: bool = False,
+        pin_memory: bool = False,
+        device: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+        self.pin_memory = pin_memory
+        self.device = device
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any] = (),
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2."""
+        return {name: self._convert(name, data) for name, data in batch.items()}
+
+    def _convert(self, name: str, data: Any) -> Any:
+        if name == Columns.INFOS:
+            return data
+        if isinstance(data, dict):
+            return {key: self._convert(key, part) for key, part in data.items()}
+        return tree_map(lambda leaf: to_tensor(leaf, self.device, pin_memory=self.pin_memory), data)
+
+
+def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any:
+    """A tensor of an array (sharing memory where possible); anything else is returned as it is."""
+    import torch
+
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        array = np.asarray(leaf)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        if array.dtype.kind not in "biufc":
+            return leaf
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        tensor = torch.from_numpy(array.view(np.ndarray))
+    elif isinstance(leaf, torch.Tensor):
+        tensor = leaf
+    else:
+        return leaf
+    if pin_memory and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor if device is None else tensor.to(device)

@@ -1,0 +1,226 @@
+"""The pipelines that a config asks for: the user's pieces and the default ones, in RLlib's order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from rlzmq.connectors import common, learner, module_to_env
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.pipelines import (
+    EnvToModulePipeline,
+    LearnerConnectorPipeline,
+    ModuleToEnvPipeline,
+)
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = [
+    "add_gae_pieces",
+    "add_next_observations",
+    "build_env_to_module",
+    "build_learner",
+    "build_module_to_env",
+]
+
+
+def build_env_to_module(
+    config: Any, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
+) -> EnvToModulePipeline:
+    """The env-to-module pipeline: the user's pieces, then the default ones.
+
+    Args:
+        config: AlgorithmConfig, or anything with its attributes.
+        env: The (vector) env; goes to the user's callable.
+        spaces: ``{"__env__": (obs, act), "__env_single__": (obs, act)}``; the latter are the pipeline's
+            input spaces. None: the env's own.
+        device: Torch device of the module's inputs.
+
+    Raises:
+        ConfigurationError: The user's callable gave something that is not a piece or a list of pieces.
+    """
+    setting = "env_to_module_connector"
+    observation_space, action_space = _single_spaces(env, spaces)
+    pieces = _user_pieces(config, setting, {"env": env, "spaces": spaces, "device": device})
+    if getattr(config, "add_default_connectors_to_env_to_module_pipeline", True):
+        pieces += [
+            common.AddObservationsFromEpisodesToBatch(),
+            common.AddTimeDimToBatchAndZeroPad(),
+            common.AddStatesFromEpisodesToBatch(),
+            *_mapping_pieces(config, as_learner_connector=False),
+            common.BatchIndividualItems(multi_agent=_is_multi_agent(config)),
+            common.NumpyToTensor(device=device),
+        ]
+    pipeline = EnvToModulePipeline(observation_space, action_space, connectors=pieces)
+    pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
+    if getattr(config, "in_evaluation", False):
+        pipeline.freeze_statistics()
+    return pipeline
+
+
+def build_module_to_env(
+    config: Any, env: Any = None, spaces: Mapping[str, Any] | None = None
+) -> ModuleToEnvPipeline:
+    """The module-to-env pipeline: the user's pieces in the middle of the default ones.
+
+    Arguments and errors as of `build_env_to_module`.
+    """
+    setting = "module_to_env_connector"
+    observation_space, action_space = _single_spaces(env, spaces)
+    pieces = _user_pieces(config, setting, {"env": env, "spaces": spaces})
+    if getattr(config, "add_default_connectors_to_module_to_env_pipeline", True):
+        multi_agent = _is_multi_agent(config)
+        pieces = [
+            module_to_env.GetActions(),
+            module_to_env.TensorToNumpy(),
+            module_to_env.UnBatchToIndividualItems(),
+            *([module_to_env.ModuleToAgentUnmapping()] if multi_agent else []),
+            module_to_env.RemoveSingleTsTimeRankFromBatch(),
+            *pieces,
+            module_to_env.NormalizeAndClipActions(
+                normalize_actions=config.normalize_actions, clip_actions=config.clip_actions
+            ),
+            module_to_env.ListifyDataForVectorEnv(),
+        ]
+    pipeline = ModuleToEnvPipeline(observation_space, action_space, connectors=pieces)
+    pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
+    return pipeline
+
+
+def build_learner(
+    config: Any, observation_space: Any = None, action_space: Any = None, device: Any = None
+) -> LearnerConnectorPipeline:
+    """The learner pipeline: the user's pieces, then the default ones.
+
+    Algorithms add their own pieces to it: see `add_gae_pieces` and `add_next_observations`.
+
+    Args:
+        config: AlgorithmConfig, or anything with its attributes.
+        observation_space: Of one env (multi-agent: a Dict by agent id), or None.
+        action_space: Likewise.
+        device: Torch device of the train batch.
+
+    Raises:
+        ConfigurationError: As of `build_env_to_module`.
+    """
+    arguments = {
+        "observation_space": observation_space,
+        "action_space": action_space,
+        "device": device,
+    }
+    aliases = {"input_observation_space": "observation_space", "input_action_space": "action_space"}
+    pieces = _user_pieces(config, "learner_connector", arguments, aliases)
+    if getattr(config, "add_default_connectors_to_learner_pipeline", True):
+        pieces += [
+            common.AddObservationsFromEpisodesToBatch(as_learner_connector=True),
+            learner.AddColumnsFromEpisodesToTrainBatch(),
+            common.AddTimeDimToBatchAndZeroPad(as_learner_connector=True),
+            common.AddStatesFromEpisodesToBatch(as_learner_connector=True),
+            *_mapping_pieces(config, as_learner_connector=True),
+            common.BatchIndividualItems(multi_agent=_is_multi_agent(config)),
+            common.NumpyToTensor(as_learner_connector=True, device=device),
+        ]
+    pipeline = LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)
+    pipeline.time_pieces = bool(getattr(config, "connector_timers", False))
+    return pipeline
+
+
+def add_gae_pieces(pipeline: LearnerConnectorPipeline, *, gamma: float, lambda_: float) -> None:
+    """Makes a learner pipeline PPO's: one extra step per chunk first of all, advantages last of all."""
+    pipeline.prepend(learner.AddOneTsToEpisodesAndTruncate())
+    pipeline.append(learner.GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_))
+
+
+def add_next_observations(pipeline: LearnerConnectorPipeline) -> None:
+    """Makes a learner pipeline DQN's and SAC's: next observations right after observations."""
+    pipeline.insert_after(
+        common.AddObservationsFromEpisodesToBatch, learner.AddNextObservationsFromEpisodesToTrainBatch()
+    )
+
+
+def _mapping_pieces(config: Any, *, as_learner_connector: bool) -> list[ConnectorV2]:
+    if not _is_multi_agent(config):
+        return []
+    specs = getattr(getattr(config, "rl_module_spec", None), "rl_module_specs", None)
+    return [
+        common.AgentToModuleMapping(
+            rl_module_specs=config.policies if specs is None else specs,
+            agent_to_module_mapping_fn=config.policy_mapping_fn,
+            as_learner_connector=as_learner_connector,
+        )
+    ]
+
+
+def _is_multi_agent(config: Any) -> bool:
+    value = getattr(config, "is_multi_agent", False)
+    return bool(value() if callable(value) else value)
+
+
+def _single_spaces(env: Any, spaces: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    if spaces:
+        pair = spaces.get("__env_single__") or spaces.get("__env__")
+        if pair is not None:
+            return pair[0], pair[1]
+    observation_space = getattr(env, "single_observation_space", None)
+    action_space = getattr(env, "single_action_space", None)
+    if observation_space is None:
+        observation_space = getattr(env, "observation_space", None)
+    if action_space is None:
+        action_space = getattr(env, "action_space", None)
+    return observation_space, action_space
+
+
+def _user_pieces(
+    config: Any, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str] | None = None
+) -> list[ConnectorV2]:
+    """The user's pieces for one pipeline, from the config's callable (or piece, or list of pieces)."""
+    value = getattr(config, setting, None)
+    if value is None:
+        return []
+    if isinstance(value, type) and issubclass(value, ConnectorV2):
+        given: Any = value()
+    elif callable(value) and not isinstance(value, ConnectorV2):
+        given = _called(value, setting, arguments, aliases or {})
+    else:
+        given = value
+    if given is None:
+        return []
+    pieces = [given] if isinstance(given, ConnectorV2) else given
+    if not isinstance(pieces, (list, tuple)) or not all(isinstance(piece, ConnectorV2) for piece in pieces):
+        raise ConfigurationError(
+            f"config.{setting}: expected a ConnectorV2 piece or a list of them, got {given!r} "
+            f"({type(given).__name__})."
+        )
+    return list(pieces)
+
+
+def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str]) -> Any:
+    """Calls the user's function with those of the arguments that it takes, by name or else by position."""
+    try:
+        parameters = list(inspect.signature(func).parameters.values())
+    except (TypeError, ValueError):
+        return func(*arguments.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return func(*arguments.values())
+    known = {**arguments, **{alias: arguments[name] for alias, name in aliases.items()}}
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    by_name = all(p.kind is not p.POSITIONAL_ONLY and p.name in known for p in required)
+    if by_name:
+        taken = {p.name: known[p.name] for p in parameters if p.name in known}
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            taken = {**arguments, **taken}
+            taken = {
+                name: value for name, value in taken.items() if name not in aliases.values() or name in known
+            }
+        return func(**taken)
+    num_positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in required)
+    if num_positional < len(required) or num_positional > len(arguments):
+        raise ConfigurationError(
+            f"config.{setting}: expected a function of ({', '.join(arguments)}), or of fewer of them, got "
+            f"{getattr(func, '__qualname__', func)}{inspect.signature(func)}."
+        )
+    return func(*list(arguments.values())[:num_positional])

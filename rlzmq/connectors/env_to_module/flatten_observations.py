@@ -1,0 +1,142 @@
+"""FlattenObservations: nested observations as flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq.connectors.columnar import RowsContext
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.flattening import flat_size, flatten_values
+from rlzmq.connectors.writing import (
+    agent_space,
+    map_agent_spaces,
+    rewrite_all_observations,
+    rewrite_last_observation,
+)
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tree import tree_unstack
+
+__all__ = ["FlattenObservations"]
+
+
+class FlattenObservations(ConnectorV2):
+    """Writes observations back into the episodes as float32 vectors; the batch stays as it is.
+
+    Dict parts come in sorted key order, Discrete and MultiDiscrete parts one-hot encoded.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> space = gym.spaces.Dict({"door": gym.spaces.Discrete(3), "pos": gym.spaces.Box(-1, 1, (2,))})
+        >>> FlattenObservations(space).observation_space.shape
+        (5,)
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        multi_agent: The space is a Dict by agent id; each agent's part is flattened.
+        agent_ids: Only these agents' observations; None: all.
+        keys_to_remove: Keys of (each agent's) Dict observations to leave out.
+        as_learner_connector: Flatten all observations of the episodes, not only the last ones.
+    """
+
+    columnar: ClassVar[bool] = True
+    writes_episodes: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        multi_agent: bool = False,
+        agent_ids: Collection[Any] | None = None,
+        keys_to_remove: Collection[str] | None = None,
+        as_learner_connector: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+        self._multi_agent = multi_agent
+        self._agent_ids = agent_ids
+        self._keys_to_remove = frozenset(keys_to_remove or ())
+        self._as_learner_connector = as_learner_connector
+
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
+        """A Box ``(flat_size,)``, multi-agent a Dict of them."""
+        return map_agent_spaces(input_observation_space, self._flat_space, self._multi_agent, self._agent_ids)
+
+    def _flat_space(self, space: Any) -> gym.spaces.Box:
+        return gym.spaces.Box(-np.inf, np.inf, (flat_size(self._kept(space)),), np.float32)
+
+    def _kept(self, space: Any) -> Any:
+        """The space without the keys to remove."""
+        if not self._keys_to_remove:
+            return space
+        if not isinstance(space, gym.spaces.Dict):
+            raise ConfigurationError(
+                f"FlattenObservations(keys_to_remove={sorted(self._keys_to_remove)}): expected a Dict space, got "
+                f"{space}."
+            )
+        for key in self._keys_to_remove - space.spaces.keys():
+            raise ConfigurationError(
+                f"FlattenObservations: keys_to_remove has {key!r}, which {space} has not."
+                f"{did_you_mean(key, space.spaces)}"
+            )
+        return gym.spaces.Dict({key: s for key, s in space.spaces.items() if key not in self._keys_to_remove})
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2.
+
+        Raises:
+            ValueError: No input observation space is known, or a discrete value is not in its space.
+        """
+        for episode in self.single_agent_episode_iterator(
+            episodes, agents_that_stepped_only=not self._as_learner_connector
+        ):
+            if not self._is_mine(episode.agent_id):
+                continue
+            input_space = self._input_space_of(episode.agent_id)
+            output_space = agent_space(self.observation_space, episode.agent_id)
+            if not self._as_learner_connector:
+                flat = flatten_values(input_space, episode.get_observations(-1))
+                rewrite_last_observation(episode, flat, output_space)
+            elif episode.observations.finalized:
+                flat = flatten_values(input_space, episode.observations.data, 1)
+                rewrite_all_observations(episode, flat, output_space)
+            else:
+                flats = [
+                    flatten_values(input_space, item) for item in tree_unstack(episode.observations.data)
+                ]
+                rewrite_all_observations(episode, flats, output_space)
+        return batch
+
+    def _is_mine(self, agent_id: Any) -> bool:
+        return self._agent_ids is None or agent_id is None or agent_id in self._agent_ids
+
+    def _input_space_of(self, agent_id: Any) -> Any:
+        if self.input_observation_space is None:
+            raise ValueError(
+                "FlattenObservations needs its input_observation_space: pass it to the constructor, or put the "
+                "piece into a pipeline that has one."
+            )
+        return self._kept(agent_space(self.input_observation_space, agent_id))
+
+    def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
+        """The columnar twin."""
+        if not self._is_mine(rows.agent_id):
+            return observations
+        return flatten_values(self._input_space_of(rows.agent_id), observations, 1)

@@ -1,0 +1,249 @@
+"""MeanStdFilter: observations with running mean 0 and standard deviation 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.connectors.columnar import RowsContext
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.env_to_module.running_stats import RunningStats
+from rlzmq.connectors.writing import agent_space, map_agent_spaces, rewrite_last_observation
+from rlzmq.core.tree import tree_flatten, tree_stack, tree_unstack
+from rlzmq.episodes.columns import DEFAULT_AGENT_ID
+
+__all__ = ["MeanStdFilter"]
+
+# Added to the standard deviation, so that constant features give 0 instead of 0 / 0.
+_SMALL = 1e-6
+
+
+class MeanStdFilter(ConnectorV2):
+    """Normalises observations by the statistics of all observations seen so far, agent by agent.
+
+    Box parts become float32 ``(x - mean) / std``, clipped; other parts stay. The result is written back
+    into the episodes, so learners see it too. The k-th observation of a call is normalised by statistics
+    that include it and those before it. With fewer than two observations seen, the deviation counts as 1.
+
+    Runners learn apart and agree through `get_delta`, `merge_deltas` and `apply_merged_state` (or
+    RLlib's `merge_states`): what travels is (count, mean, M2) of the observations since the last
+    synchronisation, merged by the parallel-variance formula, so the merged filter equals one filter that
+    saw all observations.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        multi_agent: The space is a Dict by agent id.
+        de_mean_to_zero: Subtract the mean.
+        de_std_to_one: Divide by the standard deviation.
+        clip_by_value: Clip results to [-c, c]; None: don't.
+        update_stats: Learn from the observations; False in evaluation.
+    """
+
+    columnar: ClassVar[bool] = True
+    writes_episodes: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        multi_agent: bool = False,
+        de_mean_to_zero: bool = True,
+        de_std_to_one: bool = True,
+        clip_by_value: float | None = 10.0,
+        update_stats: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+        self._multi_agent = multi_agent
+        self.de_mean_to_zero = de_mean_to_zero
+        self.de_std_to_one = de_std_to_one
+        self.clip_by_value = clip_by_value
+        self._update_stats = update_stats
+        # By agent id (DEFAULT_AGENT_ID in single-agent use): what all copies agreed on, what this one saw
+        # since, and both together.
+        self._base: dict[Any, RunningStats] = {}
+        self._delta: dict[Any, RunningStats] = {}
+        self._total: dict[Any, RunningStats] = {}
+
+    # -- spaces ---------------------------------------------------------------------------------
+
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
+        """Box parts become float32 Boxes bounded by `clip_by_value`."""
+        return map_agent_spaces(input_observation_space, self._filtered_space, self._multi_agent)
+
+    def _filtered_space(self, space: Any) -> Any:
+        if isinstance(space, gym.spaces.Dict):
+            return gym.spaces.Dict({key: self._filtered_space(part) for key, part in space.spaces.items()})
+        if isinstance(space, gym.spaces.Tuple):
+            return gym.spaces.Tuple([self._filtered_space(part) for part in space.spaces])
+        if not isinstance(space, gym.spaces.Box):
+            return space
+        bound = np.inf if self.clip_by_value is None else self.clip_by_value
+        return gym.spaces.Box(-bound, bound, space.shape, np.float32)
+
+    # -- calling --------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2; the batch stays as it is."""
+        by_agent: dict[Any, list[Any]] = {}
+        for episode in self.single_agent_episode_iterator(episodes):
+            by_agent.setdefault(episode.agent_id, []).append(episode)
+        for agent_id, agent_episodes in by_agent.items():
+            observations = tree_stack([episode.get_observations(-1) for episode in agent_episodes])
+            filtered = self._filter(observations, agent_id)
+            space = agent_space(self.observation_space, agent_id)
+            for episode, observation in zip(agent_episodes, tree_unstack(filtered), strict=True):
+                rewrite_last_observation(episode, observation, space)
+        return batch
+
+    def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
+        """The columnar twin; updates the statistics once with every row."""
+        return self._filter(observations, rows.agent_id)
+
+    def _filter(self, observations: Any, agent_id: Any) -> Any:
+        """Filters ``[N, ...]`` observations of one agent, learning from them if it should."""
+        leaves, spec = tree_flatten(observations)
+        chosen = self._box_leaves(agent_id, len(leaves))
+        samples = [np.asarray(leaves[i], np.float64) for i in chosen]
+        if not samples or not len(samples[0]):
+            return observations
+        key = DEFAULT_AGENT_ID if agent_id is None else agent_id
+        stats = self._total.get(key) or RunningStats()
+        for position, (leaf, values) in enumerate(zip(chosen, samples, strict=True)):
+            if self._update_stats:
+                mean, std = stats.prefixes(position, values)
+            elif stats.num:
+                mean, std = stats.means[position], stats.std(position)
+            else:
+                mean, std = np.zeros(()), np.ones(())
+            leaves[leaf] = self._normalised(values, mean, std)
+        if self._update_stats:
+            news = RunningStats.of_samples(samples)
+            self._delta[key] = self._delta.get(key, RunningStats()).merged(news)
+            self._sum_up(key)
+        return spec.unflatten(leaves)
+
+    def _normalised(self, values: Any, mean: Any, std: Any) -> npt.NDArray[np.float32]:
+        if self.de_mean_to_zero:
+            values = values - mean
+        if self.de_std_to_one:
+            values = values / (std + _SMALL)
+        if self.clip_by_value is not None:
+            values = np.clip(values, -self.clip_by_value, self.clip_by_value)
+        return values.astype(np.float32)  # type: ignore[no-any-return]
+
+    def _box_leaves(self, agent_id: Any, num_leaves: int) -> list[int]:
+        """Indices of the leaves to filter: those of Box spaces, or all while no space is known."""
+        space = agent_space(self.input_observation_space, agent_id)
+        if space is None:
+            return list(range(num_leaves))
+        return [i for i, leaf in enumerate(_leaf_spaces(space)) if isinstance(leaf, gym.spaces.Box)]
+
+    def freeze_statistics(self) -> None:
+        """Stops learning from observations."""
+        self._update_stats = False
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def _sum_up(self, key: Any) -> None:
+        nothing = RunningStats()
+        self._total[key] = self._base.get(key, nothing).merged(self._delta.get(key, nothing))
+
+    def get_state(
+        self,
+        components: str | Sequence[str] | None = None,
+        *,
+        not_components: str | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """``{agent_id: {"base": stats, "delta": stats}}``; single-agent under ``"default_agent"``.
+
+        `base` is what was agreed on at the last synchronisation, `delta` what was seen since; stats are
+        ``{"num": int, "means": [arrays], "m2s": [arrays]}``, one array per Box part.
+        """
+        nothing = RunningStats()
+        return {
+            key: {
+                "base": self._base.get(key, nothing).get_state(),
+                "delta": self._delta.get(key, nothing).get_state(),
+            }
+            for key in self._total
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores exactly what `get_state` gave."""
+        self.reset_state()
+        for key, of_agent in state.items():
+            self._base[key] = RunningStats.from_state(of_agent["base"])
+            self._delta[key] = RunningStats.from_state(of_agent["delta"])
+            self._sum_up(key)
+
+    def reset_state(self) -> None:
+        """Forgets everything."""
+        self._base, self._delta, self._total = {}, {}, {}
+
+    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The latest common base with the deltas of all `states` folded in; its own delta is empty."""
+        merged = {}
+        for key in dict.fromkeys([*self._base, *(key for state in states for key in state)]):
+            of_agent = [state[key] for state in states if key in state]
+            bases = [self._base.get(key, RunningStats())]
+            bases.extend(RunningStats.from_state(part["base"]) for part in of_agent)
+            stats = max(bases, key=lambda base: base.num)
+            for part in of_agent:
+                stats = stats.merged(RunningStats.from_state(part["delta"]))
+            merged[key] = {"base": stats.get_state(), "delta": RunningStats().get_state()}
+        return merged
+
+    def get_delta(self) -> dict[str, Any]:
+        """``{agent_id: stats}`` of what was seen since the last call; it becomes part of the base."""
+        delta = {key: stats.get_state() for key, stats in self._delta.items() if stats.num}
+        self._base = dict(self._total)
+        self._delta = {}
+        return delta
+
+    def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
+        """Folds other copies' deltas into the base, in the given order."""
+        for delta in deltas:
+            for key, stats in delta.items():
+                base = self._base.get(key, RunningStats())
+                self._base[key] = base.merged(RunningStats.from_state(stats))
+                self._sum_up(key)
+
+    def apply_merged_state(self, state: dict[str, Any]) -> None:
+        """Takes the merged statistics as base; what was seen since the last `get_delta` stays on top."""
+        for key, of_agent in state.items():
+            base = RunningStats.from_state(of_agent["base"])
+            self._base[key] = base.merged(RunningStats.from_state(of_agent["delta"]))
+        for key in self._base:
+            self._sum_up(key)
+
+    def __repr__(self) -> str:
+        nums = {key: stats.num for key, stats in self._total.items()}
+        return f"MeanStdFilter(num_seen={nums}, update_stats={self._update_stats})"
+
+
+def _leaf_spaces(space: Any) -> list[Any]:
+    """The leaves of a space in the order of `tree_flatten`: Dict keys sorted."""
+    if isinstance(space, gym.spaces.Dict):
+        return [leaf for key in sorted(space.spaces) for leaf in _leaf_spaces(space.spaces[key])]
+    if isinstance(space, gym.spaces.Tuple):
+        return [leaf for part in space.spaces for leaf in _leaf_spaces(part)]
+    return [space]

@@ -1,0 +1,103 @@
+"""Base classes for the user's own observation preprocessing."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.writing import agent_space, rewrite_last_observation
+
+__all__ = ["MultiAgentObservationPreprocessor", "SingleAgentObservationPreprocessor"]
+
+
+class SingleAgentObservationPreprocessor(ConnectorV2):
+    """Replaces every new observation by ``preprocess(observation, episode)``, in the episode.
+
+    Learners therefore see the result. Where it is of another space, also override
+    `recompute_output_observation_space`. In multi-agent use it is called per agent.
+
+    Example::
+
+        class Negate(SingleAgentObservationPreprocessor):
+            def preprocess(self, observation, episode):
+                return -observation
+    """
+
+    @abc.abstractmethod
+    def preprocess(self, observation: Any, episode: Any) -> Any:
+        """The processed observation.
+
+        Args:
+            observation: The episode's last observation.
+            episode: The SingleAgentEpisode so far, `observation` included.
+        """
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2; the batch stays as it is."""
+        for episode in self.single_agent_episode_iterator(episodes):
+            processed = self.preprocess(episode.get_observations(-1), episode)
+            space = agent_space(self.observation_space, episode.agent_id)
+            rewrite_last_observation(episode, processed, space)
+        return batch
+
+
+class MultiAgentObservationPreprocessor(ConnectorV2):
+    """Replaces all agents' new observations by ``preprocess(observations, episode)``, in the episodes.
+
+    Where they are of other spaces, also override `recompute_output_observation_space` (a Dict by agent id).
+    """
+
+    @abc.abstractmethod
+    def preprocess(self, observations: dict[Any, Any], episode: Any) -> dict[Any, Any]:
+        """The processed observations.
+
+        Args:
+            observations: Agent id -> observation, of the agents that have one at the last env step.
+            episode: The MultiAgentEpisode so far.
+
+        Returns:
+            Agent id -> observation, of the same agents (agents left out keep theirs).
+        """
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2; the batch stays as it is.
+
+        Raises:
+            ValueError: `preprocess` returned an agent that has no observation at this step.
+        """
+        for episode in episodes:
+            observations = {
+                agent_episode.agent_id: agent_episode.get_observations(-1)
+                for agent_episode in self.single_agent_episode_iterator([episode])
+            }
+            for agent_id, processed in self.preprocess(dict(observations), episode).items():
+                if agent_id not in observations:
+                    raise ValueError(
+                        f"{type(self).__name__}.preprocess: episode {episode.id_!r} has no new observation of agent "
+                        f"{agent_id!r}; expected some of {sorted(map(str, observations))}."
+                    )
+                space = agent_space(self.observation_space, agent_id)
+                rewrite_last_observation(episode.agent_episodes[agent_id], processed, space)
+        return batch

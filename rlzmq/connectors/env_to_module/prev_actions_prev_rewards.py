@@ -1,0 +1,182 @@
+"""PrevActionsPrevRewards: observations with the last actions and rewards beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.connectors.columnar import RowsContext, window_mask
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.flattening import flat_size, flatten_values
+from rlzmq.connectors.writing import agent_space, rewrite_last_observation
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.tree import tree_map, tree_stack
+from rlzmq.episodes.columns import Columns
+
+__all__ = ["PrevActionsPrevRewards"]
+
+
+class PrevActionsPrevRewards(ConnectorV2):
+    """Makes observations Dicts of the original one, the last actions and the last rewards.
+
+    ``{"_orig_obs": …, "prev_n_actions": float32[n_prev_actions * A], "prev_n_rewards":
+    float32[n_prev_rewards]}``, oldest first, zeros before an episode's first step. A is the size of a
+    flattened action (discrete parts one-hot). The result is written back into the episodes.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        multi_agent: Spaces are Dicts by agent id.
+        n_prev_actions: How many actions; 0: without the key.
+        n_prev_rewards: How many rewards; 0: without the key.
+    """
+
+    columnar: ClassVar[bool] = True
+    writes_episodes: ClassVar[bool] = True
+
+    ORIG_OBS_KEY = "_orig_obs"
+    PREV_ACTIONS_KEY = "prev_n_actions"
+    PREV_REWARDS_KEY = "prev_n_rewards"
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        multi_agent: bool = False,
+        n_prev_actions: int = 1,
+        n_prev_rewards: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+        if n_prev_actions < 0 or n_prev_rewards < 0:
+            raise ConfigurationError(
+                f"n_prev_actions, n_prev_rewards: expected at least 0, got {n_prev_actions}, {n_prev_rewards}."
+            )
+        self._multi_agent = multi_agent
+        self.n_prev_actions = n_prev_actions
+        self.n_prev_rewards = n_prev_rewards
+
+    @property
+    def required_lookback(self) -> int:
+        """The larger of n_prev_actions and n_prev_rewards."""
+        return max(self.n_prev_actions, self.n_prev_rewards)
+
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
+        """The Dict space, multi-agent a Dict of them; None while the action space is unknown."""
+        if input_action_space is None:
+            return None
+        if self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict):
+            return gym.spaces.Dict(
+                {
+                    agent_id: self._augmented_space(space, agent_space(input_action_space, agent_id))
+                    for agent_id, space in input_observation_space.spaces.items()
+                }
+            )
+        return self._augmented_space(input_observation_space, input_action_space)
+
+    def _augmented_space(self, observation_space: Any, action_space: Any) -> gym.spaces.Dict:
+        spaces: dict[str, gym.Space[Any]] = {self.ORIG_OBS_KEY: observation_space}
+        if self.n_prev_actions:
+            size = self.n_prev_actions * flat_size(action_space)
+            discrete = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+            low, high = (0.0, 1.0) if isinstance(action_space, discrete) else (-np.inf, np.inf)
+            spaces[self.PREV_ACTIONS_KEY] = gym.spaces.Box(low, high, (size,), np.float32)
+        if self.n_prev_rewards:
+            spaces[self.PREV_REWARDS_KEY] = gym.spaces.Box(
+                -np.inf, np.inf, (self.n_prev_rewards,), np.float32
+            )
+        return gym.spaces.Dict(spaces)
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2; the batch stays as it is.
+
+        Raises:
+            ValueError: The action space is unknown.
+        """
+        for episode in self.single_agent_episode_iterator(episodes):
+            augmented = {self.ORIG_OBS_KEY: episode.get_observations(-1)}
+            if self.n_prev_actions:
+                action_space = self._action_space_of(episode.agent_id, episode.action_space)
+                size = flat_size(action_space)
+                flat = np.zeros((self.n_prev_actions, size), np.float32)
+                actions = episode.get_actions(slice(-self.n_prev_actions, None))
+                num = min(self.n_prev_actions, episode.actions.len_incl_lookback())
+                if num:
+                    stacked = tree_stack(actions) if isinstance(actions, list) else actions
+                    flat[-num:] = flatten_values(action_space, stacked, 1)
+                augmented[self.PREV_ACTIONS_KEY] = flat.reshape(-1)
+            if self.n_prev_rewards:
+                rewards = np.zeros(self.n_prev_rewards, np.float32)
+                num = min(self.n_prev_rewards, episode.rewards.len_incl_lookback())
+                if num:
+                    rewards[-num:] = episode.get_rewards(slice(-num, None))
+                augmented[self.PREV_REWARDS_KEY] = rewards
+            rewrite_last_observation(
+                episode, augmented, agent_space(self.observation_space, episode.agent_id)
+            )
+        return batch
+
+    def _action_space_of(self, agent_id: Any, fallback: Any) -> Any:
+        space = agent_space(self.input_action_space, agent_id)
+        space = fallback if space is None else space
+        if space is None:
+            raise ValueError(
+                "PrevActionsPrevRewards needs the action space: pass input_action_space to the constructor, or "
+                "put the piece into a pipeline that has one."
+            )
+        return space
+
+    def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
+        """The columnar twin; the step that led to `observations` is in the columns already."""
+        augmented = {self.ORIG_OBS_KEY: observations}
+        if self.n_prev_actions:
+            num = self.n_prev_actions
+            action_space = self._action_space_of(rows.agent_id, None)
+            missing = window_mask(rows.num_previous, num, current=False)
+            size = flat_size(action_space)
+            if missing is not None and missing.all():
+                flat: npt.NDArray[np.float32] = np.zeros((rows.num_rows, num, size), np.float32)
+            else:
+                actions = rows.window(Columns.ACTIONS, num, current=False)
+                flat = _flatten_existing(action_space, actions, missing, size)
+            augmented[self.PREV_ACTIONS_KEY] = flat.reshape(rows.num_rows, num * size)
+        if self.n_prev_rewards:
+            num = self.n_prev_rewards
+            missing = window_mask(rows.num_previous, num, current=False)
+            if missing is not None and missing.all():
+                rewards: npt.NDArray[np.float32] = np.zeros((rows.num_rows, num), np.float32)
+            else:
+                rewards = rows.window(Columns.REWARDS, num, current=False).astype(np.float32)
+            augmented[self.PREV_REWARDS_KEY] = rewards
+        return augmented
+
+    def __repr__(self) -> str:
+        return f"PrevActionsPrevRewards(n_prev_actions={self.n_prev_actions}, n_prev_rewards={self.n_prev_rewards})"
+
+
+def _flatten_existing(
+    space: Any, actions: Any, missing: npt.NDArray[np.bool_] | None, size: int
+) -> npt.NDArray[np.float32]:
+    """Flattened actions ``[N, num, size]``; zeros (which may be no valid action) where missing."""
+    if missing is None:
+        return flatten_values(space, actions, 2)
+    flat = np.zeros((*missing.shape, size), np.float32)
+    there = ~missing
+    flat[there] = flatten_values(space, tree_map(lambda leaf: leaf[there], actions), 1)
+    return flat

@@ -1,0 +1,69 @@
+"""Nested spaces as flat float vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.core.errors import UnsupportedSpaceError
+from rlzmq.core.tree import one_hot
+
+__all__ = ["flat_size", "flatten_values"]
+
+
+def flat_size(space: gym.Space[Any]) -> int:
+    """How many floats `flatten_values` makes of one element.
+
+    Raises:
+        UnsupportedSpaceError: The space has no fixed size.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        return sum(flat_size(part) for part in space.spaces.values())
+    if isinstance(space, gym.spaces.Tuple):
+        return sum(flat_size(part) for part in space.spaces)
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    if isinstance(space, (gym.spaces.Box, gym.spaces.MultiBinary)):
+        return int(np.prod(space.shape, dtype=np.int64))
+    raise UnsupportedSpaceError(
+        f"expected Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, got {space}: it has no "
+        "fixed size to flatten to. Convert it with a SingleAgentObservationPreprocessor first."
+    )
+
+
+def flatten_values(space: gym.Space[Any], values: Any, num_lead: int = 0) -> npt.NDArray[np.float32]:
+    """Elements of a space as float32 vectors: Dict parts in sorted key order, discrete parts one-hot.
+
+    Args:
+        space: The space of one element.
+        values: An element, or a batch of elements with `num_lead` leading axes in every leaf.
+        num_lead: Number of leading axes.
+
+    Returns:
+        float32 ``[*lead, flat_size(space)]``.
+
+    Raises:
+        ValueError: A discrete value lies outside of its space.
+    """
+    parts: list[npt.NDArray[np.float32]] = []
+    _collect(space, values, num_lead, parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+def _collect(space: gym.Space[Any], values: Any, num_lead: int, parts: list[npt.NDArray[np.float32]]) -> None:
+    if isinstance(space, gym.spaces.Dict):
+        for key in sorted(space.spaces):
+            _collect(space.spaces[key], values[key], num_lead, parts)
+    elif isinstance(space, gym.spaces.Tuple):
+        for part, value in zip(space.spaces, values, strict=True):
+            _collect(part, value, num_lead, parts)
+    elif isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+        parts.append(one_hot(space, values))
+    else:
+        array = np.asarray(values, np.float32)
+        parts.append(array.reshape(*array.shape[:num_lead], flat_size(space)))

@@ -1,0 +1,19 @@
+"""Pieces for learner pipelines."""
+
+from rlzmq.connectors.learner.add_columns import AddColumnsFromEpisodesToTrainBatch
+from rlzmq.connectors.learner.add_infos import AddInfosFromEpisodesToTrainBatch
+from rlzmq.connectors.learner.add_next_observations import AddNextObservationsFromEpisodesToTrainBatch
+from rlzmq.connectors.learner.add_one_ts import AddOneTsToEpisodesAndTruncate
+from rlzmq.connectors.learner.frame_stacking import FrameStackingLearner
+from rlzmq.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from rlzmq.connectors.learner.returns_to_go import ComputeReturnsToGo
+
+__all__ = [
+    "AddColumnsFromEpisodesToTrainBatch",
+    "AddInfosFromEpisodesToTrainBatch",
+    "AddNextObservationsFromEpisodesToTrainBatch",
+    "AddOneTsToEpisodesAndTruncate",
+    "ComputeReturnsToGo",
+    "FrameStackingLearner",
+    "GeneralAdvantageEstimation",
+]

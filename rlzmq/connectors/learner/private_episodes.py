@@ -1,0 +1,64 @@
+"""Copies of a learner's episodes that its connector pieces may change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from rlzmq.connectors.connector_v2 import batch_key
+
+__all__ = ["private_copies"]
+
+
+def private_copies(episodes: Sequence[Any]) -> list[Any]:
+    """Episodes with the same data, which can be extended and rewritten without a trace in the given ones.
+
+    Arrays are shared until they are written to. Further chunks of one episode get ids of their own (the
+    id with ``_1``, ``_2``, … behind it), so that their items in the batch are kept apart.
+
+    Args:
+        episodes: SingleAgentEpisodes, MultiAgentEpisodes, EpisodeBatches, also mixed.
+    """
+    copies: list[Any] = []
+    num_seen: dict[Any, int] = {}
+    for episode in episodes:
+        if hasattr(episode, "agent_episodes"):
+            copies.append(_multi_agent_copy(episode, num_seen))
+        elif hasattr(episode, "step_slots"):
+            copies.extend(_told_apart(item, num_seen) for item in episode)
+        else:
+            copies.append(_told_apart(single_agent_copy(episode), num_seen))
+    return copies
+
+
+def single_agent_copy(episode: Any) -> Any:
+    """A SingleAgentEpisode that shares its arrays with the given one, until one of them writes."""
+    return episode.slice(slice(0, len(episode)))
+
+
+def _told_apart(episode: Any, num_seen: dict[Any, int]) -> Any:
+    key = batch_key(episode)
+    index = num_seen.get(key, 0)
+    num_seen[key] = index + 1
+    if index:
+        if episode.agent_id is not None and episode.multi_agent_episode_id is not None:
+            episode.multi_agent_episode_id = f"{episode.multi_agent_episode_id}_{index}"
+        else:
+            episode.id_ = f"{episode.id_}_{index}"
+    return episode
+
+
+def _multi_agent_copy(episode: Any, num_seen: dict[Any, int]) -> Any:
+    chunk = copy.copy(episode)
+    chunk.agent_episodes = {
+        agent_id: single_agent_copy(agent_episode)
+        for agent_id, agent_episode in episode.agent_episodes.items()
+    }
+    index = num_seen.get(episode.id_, 0)
+    num_seen[episode.id_] = index + 1
+    if index:
+        chunk.id_ = f"{episode.id_}_{index}"
+        for agent_episode in chunk.agent_episodes.values():
+            agent_episode.multi_agent_episode_id = chunk.id_
+    return chunk

@@ -1,0 +1,66 @@
+"""GetActions: sampled (or greedy) actions from the module's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.rl_modules import is_multi_rl_module
+from rlzmq.episodes.columns import Columns
+
+__all__ = ["GetActions"]
+
+
+class GetActions(ConnectorV2):
+    """Adds ``actions`` and ``action_logp`` where the module gave ``action_dist_inputs`` only.
+
+    With ``explore=True`` actions are sampled from the module's exploration distribution, else they are the
+    most likely ones of its inference distribution. Random numbers come from the torch.Generator in
+    ``shared_data["generator"]``; without one, from torch's global stream. Rows are drawn in order.
+    """
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: dict[str, Any],
+        episodes: Sequence[Any] = (),
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2.
+
+        Raises:
+            ValueError: A module returned neither ``actions`` nor ``action_dist_inputs``.
+        """
+        generator = (shared_data or {}).get("generator")
+        if is_multi_rl_module(rl_module):
+            for module_id, outputs in batch.items():
+                _add_actions(outputs, rl_module[module_id], explore, generator, f"module {module_id!r}")
+        else:
+            _add_actions(batch, rl_module, explore, generator, type(rl_module).__name__)
+        return batch
+
+
+def _add_actions(
+    outputs: dict[str, Any], module: Any, explore: bool | None, generator: Any, where: str
+) -> None:
+    if Columns.ACTIONS in outputs:
+        return
+    inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
+    if inputs is None:
+        raise ValueError(
+            f"{where}: expected the outputs to have {Columns.ACTIONS!r} or {Columns.ACTION_DIST_INPUTS!r}, got "
+            f"{sorted(outputs)}. Return one of them from _forward_{'exploration' if explore else 'inference'}()."
+        )
+    if explore:
+        distribution = module.get_exploration_action_dist_cls().from_logits(inputs)
+    else:
+        distribution = module.get_inference_action_dist_cls().from_logits(inputs).to_deterministic()
+    if Columns.ACTION_LOGP in outputs:
+        outputs[Columns.ACTIONS] = distribution.sample(generator=generator)
+        return
+    outputs[Columns.ACTIONS], outputs[Columns.ACTION_LOGP] = distribution.sample_and_logp(generator=generator)

@@ -1,0 +1,150 @@
+"""NormalizeAndClipActions: from the module's actions to the env's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.writing import agent_space
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.tree import tree_map
+from rlzmq.episodes.columns import Columns
+
+__all__ = ["NormalizeAndClipActions"]
+
+
+class NormalizeAndClipActions(ConnectorV2):
+    """Adds ``actions_for_env``; ``actions``, which the episode stores, stay as they are.
+
+    With `normalize_actions`, parts of bounded float Boxes are taken as in [-1, 1] and stretched to the
+    Box: ``low + (action + 1) * (high - low) / 2``, then clipped; parts of bounded integer Boxes count from
+    0 and are shifted by `low`. With `clip_actions` (and not `normalize_actions`), parts of Boxes are
+    clipped. All other parts stay.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2; the action space is the env's.
+        normalize_actions: Stretch actions from [-1, 1] to the space.
+        clip_actions: Clip actions to the space.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        normalize_actions: bool = True,
+        clip_actions: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+        self.normalize_actions = normalize_actions
+        self.clip_actions = clip_actions
+        self._maps: dict[Any, Any] = {}
+
+    def recompute_output_action_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+        """Unchanged."""
+        self._maps = {}
+        return input_action_space
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        episodes: Sequence[Any] = (),
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2.
+
+        Raises:
+            ConfigurationError: The action space is unknown.
+        """
+        if not (self.normalize_actions or self.clip_actions):
+            return batch
+        actions = batch[Columns.ACTIONS]
+        batch[Columns.ACTIONS_FOR_ENV] = (
+            list(actions)
+            if isinstance(actions, list)
+            else {key: list(items) for key, items in actions.items()}
+        )
+        self.foreach_batch_item_change_in_place(
+            batch,
+            Columns.ACTIONS_FOR_ENV,
+            lambda action, episode_id, agent_id, module_id: self.apply_vectorized(action, agent_id),
+        )
+        return batch
+
+    def apply_vectorized(self, actions: Any, agent_id: Any = None) -> Any:
+        """The env's actions for the module's, one or many at once.
+
+        Args:
+            actions: An action, or a tree of arrays ``[N, ...]`` of actions; not changed in place.
+            agent_id: Whose action, where the action space is a Dict by agent id.
+
+        Returns:
+            The same structure; the very same object where nothing is to be done.
+
+        Raises:
+            ConfigurationError: The action space is unknown.
+        """
+        maps = self._maps.get(agent_id, self)
+        if maps is self:
+            maps = self._maps[agent_id] = self._compiled(agent_id)
+        if maps is None:
+            return actions
+        if callable(maps):
+            return maps(actions)
+        return tree_map(lambda leaf_map, leaf: leaf if leaf_map is None else leaf_map(leaf), maps, actions)
+
+    def _compiled(self, agent_id: Any) -> Any:
+        """A function per leaf of the action space (None: leave it), or None for a whole that stays."""
+        if self.input_action_space is None:
+            raise ConfigurationError(
+                "NormalizeAndClipActions needs the action space: pass input_action_space to the constructor, or "
+                "put the piece into a pipeline that has one."
+            )
+        maps = self._maps_of(agent_space(self.input_action_space, agent_id))
+        found: list[Any] = []
+        tree_map(found.append, maps)
+        return maps if any(leaf_map is not None for leaf_map in found) else None
+
+    def _maps_of(self, space: Any) -> Any:
+        if isinstance(space, gym.spaces.Dict):
+            return {key: self._maps_of(part) for key, part in space.spaces.items()}
+        if isinstance(space, gym.spaces.Tuple):
+            return tuple(self._maps_of(part) for part in space.spaces)
+        if not isinstance(space, gym.spaces.Box):
+            return None
+        if not self.normalize_actions:
+            return partial(_clip, space.low, space.high, space.dtype)
+        if not (np.all(space.bounded_below) and np.all(space.bounded_above)):
+            return None
+        if np.issubdtype(space.dtype, np.integer):
+            return partial(_shift, space.low, space.dtype)
+        return partial(_stretch, space.low, space.high, space.dtype)
+
+    def __repr__(self) -> str:
+        return (
+            f"NormalizeAndClipActions(normalize_actions={self.normalize_actions}, "
+            f"clip_actions={self.clip_actions})"
+        )
+
+
+def _stretch(low: Any, high: Any, dtype: Any, action: Any) -> Any:
+    return np.clip(low + (action + 1.0) * ((high - low) / 2.0), low, high).astype(dtype, copy=False)
+
+
+def _shift(low: Any, dtype: Any, action: Any) -> Any:
+    return np.asarray(low + action).astype(dtype, copy=False)
+
+
+def _clip(low: Any, high: Any, dtype: Any, action: Any) -> Any:
+    return np.clip(action, low, high).astype(dtype, copy=False)

@@ -1,0 +1,417 @@
+"""Pipelines: pieces called one after the other, edited by name, with their spaces kept in step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, overload
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.plans import (
+    EnvToModulePlan,
+    LearnerPlan,
+    ModuleToEnvPlan,
+    env_to_module_plan,
+    learner_plan,
+    module_to_env_plan,
+)
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = [
+    "ConnectorPipelineV2",
+    "EnvToModulePipeline",
+    "LearnerConnectorPipeline",
+    "ModuleToEnvPipeline",
+]
+
+PieceRef: TypeAlias = str | type[ConnectorV2] | ConnectorV2
+
+
+class ConnectorPipelineV2(ConnectorV2):
+    """Calls its pieces in order; is itself a piece, so pipelines nest.
+
+    Every piece has a unique name: its class name, with ``_2``, ``_3``, … for further pieces of one
+    class. States, timers and error texts use it. After every edit the spaces are propagated anew.
+
+    Args:
+        input_observation_space: Of one env (multi-agent: a Dict by agent id).
+        input_action_space: Likewise.
+        connectors: The pieces.
+
+    Attributes:
+        connectors: The pieces, in order. Edit through the methods, which also update the spaces.
+        time_pieces: Whether `piece_timers` (and the metrics, under ``timers/connectors/<name>``, in
+            seconds) are filled; off by default, for it costs sampling speed.
+        piece_timers: Piece name -> [number of calls, total seconds].
+        after_piece: Called with each piece's name and the batch it returned, for debugging; None: off.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        connectors: Sequence[ConnectorV2] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.connectors: list[ConnectorV2] = [_checked(piece) for piece in connectors or ()]
+        self.time_pieces = False
+        self.piece_timers: dict[str, list[float]] = {}
+        self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    # -- calling --------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any] | None = None,
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Runs the batch through all pieces. Arguments as of ConnectorV2; batch defaults to ``{}``.
+
+        Raises:
+            ValueError: A piece returned something that is not a dict; the text names the piece.
+            Exception: Whatever a piece raised, with a note that names the piece.
+        """
+        batch = {} if batch is None else batch
+        shared_data = {} if shared_data is None else shared_data
+        timed = self.time_pieces
+        for index, piece in enumerate(self.connectors):
+            start = time.perf_counter() if timed else 0.0
+            try:
+                batch = piece(
+                    rl_module=rl_module,
+                    batch=batch,
+                    episodes=episodes,
+                    explore=explore,
+                    shared_data=shared_data,
+                    metrics=metrics,
+                    **kwargs,
+                )
+            except Exception as error:
+                error.add_note(f"in {self._where(index)}")
+                raise
+            if not isinstance(batch, dict):
+                raise ValueError(
+                    f"{self._where(index)} must return the batch, a dict, but returned "
+                    f"{type(batch).__name__}. Does its __call__ end with `return batch`?"
+                )
+            if timed:
+                self._count_time(index, time.perf_counter() - start, metrics)
+            if self.after_piece is not None:
+                self.after_piece(self.piece_names[index], batch)
+        return batch
+
+    def _where(self, index: int) -> str:
+        return (
+            f"connector piece {self.piece_names[index]!r} (number {index + 1} of {len(self.connectors)} "
+            f"in {type(self).__name__})"
+        )
+
+    def _count_time(self, index: int, seconds: float, metrics: Any) -> None:
+        name = self.piece_names[index]
+        timer = self.piece_timers.setdefault(name, [0, 0.0])
+        timer[0] += 1
+        timer[1] += seconds
+        if metrics is not None:
+            metrics.log_value(("timers", "connectors", name), seconds)
+
+    def explain(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any] | None = None,
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        print_it: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """What the batch looks like after each piece, from a trial call that changes nothing.
+
+        Episodes, batch, shared data and the pieces' states are left as they were.
+
+        Args:
+            print_it: Also print the text.
+
+        Returns:
+            One block per piece: its name, and the batch's columns with shapes and dtypes.
+        """
+        from rlzmq.connectors.explain import explain_pipeline
+
+        text = explain_pipeline(
+            self,
+            rl_module=rl_module,
+            batch=batch,
+            episodes=episodes,
+            explore=explore,
+            shared_data=shared_data,
+            **kwargs,
+        )
+        if print_it:
+            print(text)
+        return text
+
+    # -- editing --------------------------------------------------------------------------------
+
+    @property
+    def piece_names(self) -> list[str]:
+        """The unique name of each piece, in order."""
+        counts: dict[str, int] = {}
+        names = []
+        for piece in self.connectors:
+            name = type(piece).__name__
+            counts[name] = counts.get(name, 0) + 1
+            names.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
+        return names
+
+    def prepend(self, connector: ConnectorV2) -> None:
+        """Puts a piece first."""
+        self._insert(0, connector)
+
+    def append(self, connector: ConnectorV2) -> None:
+        """Puts a piece last."""
+        self._insert(len(self.connectors), connector)
+
+    def insert_before(self, name_or_class: PieceRef, connector: ConnectorV2) -> None:
+        """Puts a piece before another one.
+
+        Args:
+            name_or_class: Piece name, class (the first piece of it), or the piece itself.
+            connector: The new piece.
+
+        Raises:
+            ValueError: There is no such piece; the text suggests a name.
+        """
+        self._insert(self.index(name_or_class), connector)
+
+    def insert_after(self, name_or_class: PieceRef, connector: ConnectorV2) -> None:
+        """Puts a piece after another one; arguments and errors as of `insert_before`."""
+        self._insert(self.index(name_or_class) + 1, connector)
+
+    def remove(self, name_or_class: PieceRef) -> None:
+        """Takes out one piece; argument and errors as of `insert_before`."""
+        del self.connectors[self.index(name_or_class)]
+        self._recompute_output_spaces()
+
+    def index(self, name_or_class: PieceRef) -> int:
+        """The position of a piece; argument and errors as of `insert_before`."""
+        names = self.piece_names
+        for index, piece in enumerate(self.connectors):
+            if isinstance(name_or_class, str):
+                found = names[index] == name_or_class
+            elif isinstance(name_or_class, type):
+                found = type(piece) is name_or_class
+            else:
+                found = piece is name_or_class
+            if found:
+                return index
+        wanted = getattr(name_or_class, "__name__", name_or_class)
+        raise ValueError(
+            f"{type(self).__name__} has no connector piece {wanted!r}.{did_you_mean(wanted, names)}"
+        )
+
+    def _insert(self, index: int, connector: ConnectorV2) -> None:
+        self.connectors.insert(index, _checked(connector))
+        self._recompute_output_spaces()
+
+    def _recompute_output_spaces(self) -> None:
+        if not self._is_constructed:
+            return
+        observation_space, action_space = self._input_observation_space, self._input_action_space
+        for piece in self.connectors:
+            # A piece that was given its own spaces keeps them in a pipeline that knows none.
+            piece.set_input_spaces(
+                piece.input_observation_space if observation_space is None else observation_space,
+                piece.input_action_space if action_space is None else action_space,
+            )
+            observation_space, action_space = piece.observation_space, piece.action_space
+        self._observation_space, self._action_space = observation_space, action_space
+
+    def __len__(self) -> int:
+        return len(self.connectors)
+
+    def __iter__(self) -> Iterator[ConnectorV2]:
+        return iter(self.connectors)
+
+    def __contains__(self, name_or_class: PieceRef) -> bool:
+        try:
+            self.index(name_or_class)
+        except ValueError:
+            return False
+        return True
+
+    @overload
+    def __getitem__(self, key: int | str) -> ConnectorV2: ...
+
+    @overload
+    def __getitem__(self, key: slice | type[ConnectorV2]) -> list[ConnectorV2]: ...
+
+    def __getitem__(self, key: int | str | slice | type[ConnectorV2]) -> ConnectorV2 | list[ConnectorV2]:
+        """One piece by position or name; a list of pieces by slice or by (base) class.
+
+        Raises:
+            IndexError: No piece at this position.
+            ValueError: No piece of this name; the text suggests one.
+        """
+        if isinstance(key, str):
+            return self.connectors[self.index(key)]
+        if isinstance(key, type):
+            return [piece for piece in self.connectors if isinstance(piece, key)]
+        return self.connectors[key]
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}("]
+        for piece in self.connectors:
+            lines.extend("  " + line for line in repr(piece).splitlines())
+        return "\n".join([*lines, ")"])
+
+    # -- state, by unique piece name ------------------------------------------------------------
+
+    def get_state(
+        self,
+        components: str | Sequence[str] | None = None,
+        *,
+        not_components: str | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Piece name -> state, pieces without state left out.
+
+        Args:
+            components: Only these pieces; None: all.
+            not_components: All but these.
+        """
+        wanted, unwanted = _name_set(components), _name_set(not_components) or set()
+        state = {}
+        for name, piece in zip(self.piece_names, self.connectors, strict=True):
+            if (wanted is None or name in wanted) and name not in unwanted:
+                piece_state = piece.get_state(**kwargs)
+                if piece_state:
+                    state[name] = piece_state
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` gave; pieces that it does not name keep their state.
+
+        Raises:
+            ValueError: The state names a piece that this pipeline does not have.
+        """
+        for name, piece_state in state.items():
+            self[name].set_state(piece_state)
+
+    def reset_state(self) -> None:
+        """Resets every piece."""
+        for piece in self.connectors:
+            piece.reset_state()
+
+    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """One state from those of copies of this pipeline, merged piece by piece, by name."""
+        merged = {}
+        for name, piece in zip(self.piece_names, self.connectors, strict=True):
+            of_piece = [state[name] for state in states if state.get(name)]
+            piece_state = piece.merge_states(of_piece) if of_piece else {}
+            if piece_state:
+                merged[name] = piece_state
+        return merged
+
+    def get_delta(self) -> dict[str, Any]:
+        """Piece name -> what it learned since the last call, pieces without news left out."""
+        deltas = {
+            name: piece.get_delta() for name, piece in zip(self.piece_names, self.connectors, strict=True)
+        }
+        return {name: delta for name, delta in deltas.items() if delta}
+
+    def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
+        """Folds deltas of copies of this pipeline into its pieces, by name."""
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for delta in deltas:
+            for name, piece_delta in delta.items():
+                by_name.setdefault(name, []).append(piece_delta)
+        for name, piece_deltas in by_name.items():
+            self[name].merge_deltas(piece_deltas)
+
+    def apply_merged_state(self, state: dict[str, Any]) -> None:
+        """Adopts a merged state, each piece keeping what it has not shipped yet."""
+        for name, piece_state in state.items():
+            self[name].apply_merged_state(piece_state)
+
+    def freeze_statistics(self) -> None:
+        """Stops all pieces from learning from samples."""
+        for piece in self.connectors:
+            piece.freeze_statistics()
+
+    @property
+    def required_lookback(self) -> int:
+        """The most that any piece looks back, in steps."""
+        return max((piece.required_lookback for piece in self.connectors), default=0)
+
+
+class EnvToModulePipeline(ConnectorPipelineV2):
+    """From episodes to the module's input batch, in an env runner."""
+
+    def columnar_plan(self) -> EnvToModulePlan | None:
+        """How to run on whole columns; None when a piece needs the per-episode protocol."""
+        return env_to_module_plan(self.connectors)
+
+
+class ModuleToEnvPipeline(ConnectorPipelineV2):
+    """From the module's outputs to actions for the vector env, in an env runner."""
+
+    def columnar_plan(self) -> ModuleToEnvPlan | None:
+        """How to run on whole columns; None when a piece needs the per-episode protocol."""
+        return module_to_env_plan(self.connectors)
+
+
+class LearnerConnectorPipeline(ConnectorPipelineV2):
+    """From episodes to the train batch, in a learner.
+
+    The pieces get copies of the caller's episodes (sharing their data until written to), so the
+    caller's stay as they are; chunks of one episode get different ids, so their rows never mix.
+    """
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any] | None = None,
+        episodes: Sequence[Any],
+        explore: bool | None = False,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorPipelineV2; `explore` defaults to False."""
+        from rlzmq.connectors.learner.private_episodes import private_copies
+
+        return super().__call__(
+            rl_module=rl_module,
+            batch=batch,
+            episodes=private_copies(episodes),
+            explore=explore,
+            shared_data=shared_data,
+            metrics=metrics,
+            **kwargs,
+        )
+
+    def columnar_plan(self) -> LearnerPlan | None:
+        """How to run on whole columns; None when a piece needs the per-episode protocol."""
+        return learner_plan(self.connectors)
+
+
+def _checked(piece: Any) -> ConnectorV2:
+    if not isinstance(piece, ConnectorV2):
+        hint = " Did you forget the parentheses?" if isinstance(piece, type) else ""
+        raise ValueError(f"expected a ConnectorV2 piece, got {piece!r}.{hint}")
+    return piece
+
+
+def _name_set(names: str | Sequence[str] | None) -> set[str] | None:
+    if names is None:
+        return None
+    return {names} if isinstance(names, str) else set(names)

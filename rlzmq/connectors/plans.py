@@ -1,0 +1,264 @@
+"""Whether a pipeline can run on whole columns, and what is left of it then.
+
+Each `*_plan` function looks at a pipeline's pieces and gives a small plan of the non-default ones, or
+None when a piece needs the per-episode protocol. `rlzmq.connectors.columnar` tells how plans are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.connectors.columnar import FlatRows, RowsContext
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.core.tree import tree_map
+from rlzmq.episodes.columns import Columns
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rlzmq.connectors.learner import GeneralAdvantageEstimation
+    from rlzmq.connectors.module_to_env import NormalizeAndClipActions
+    from rlzmq.episodes.episode_batch import EpisodeBatch
+
+__all__ = ["EnvToModulePlan", "LearnerPlan", "ModuleToEnvPlan"]
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EnvToModulePlan:
+    """The env-to-module pipeline on whole columns.
+
+    Attributes:
+        writers: Pieces whose results the episodes store, in order.
+        readers: Pieces whose results only the module gets, in order.
+        stored_observation_space: Of what the writers return: the space of the obs column
+            (multi-agent: a Dict by agent id).
+        observation_space: Of what the module gets, before the mapping to modules.
+        required_lookback: Slots to keep before each chunk, for readers and the next fragment.
+        multi_agent: Whether the default pieces are the multi-agent ones.
+        device: NumpyToTensor's device; None: CPU.
+    """
+
+    writers: tuple[ConnectorV2, ...]
+    readers: tuple[ConnectorV2, ...]
+    stored_observation_space: gym.Space[Any] | None
+    observation_space: gym.Space[Any] | None
+    required_lookback: int
+    multi_agent: bool
+    device: Any
+
+    def write(self, observations: Any, rows: RowsContext) -> Any:
+        """From the env's observations ``[N, ...]`` to those that are stored; updates statistics."""
+        for piece in self.writers:
+            observations = piece.transform_observations(observations, rows)
+        return observations
+
+    def read(self, observations: Any, rows: RowsContext) -> Any:
+        """From the stored observations ``[N, ...]``, already in their slot, to the module's."""
+        for piece in self.readers:
+            observations = piece.transform_observations(observations, rows)
+        return observations
+
+
+@dataclass(frozen=True)
+class ModuleToEnvPlan:
+    """The module-to-env pipeline on whole columns.
+
+    Attributes:
+        normalize: Turns actions into the env's (`apply_vectorized`); None: they are the same.
+    """
+
+    normalize: NormalizeAndClipActions | None
+
+
+@dataclass(frozen=True)
+class LearnerPlan:
+    """The learner pipeline on whole columns.
+
+    Attributes:
+        observation_pieces: Pieces that change observations, in order.
+        column_pieces: Pieces that add columns, in order.
+        add_one_ts: Every chunk gets one more, masked step (AddOneTsToEpisodesAndTruncate).
+        next_observations: The batch has ``Columns.NEXT_OBS``.
+        infos: The batch has ``Columns.INFOS``.
+        gae: The last piece, or None.
+        required_lookback: Steps that the chunks should have before their start.
+        multi_agent: Whether the default pieces are the multi-agent ones.
+        device: NumpyToTensor's device; None: CPU.
+    """
+
+    observation_pieces: tuple[ConnectorV2, ...]
+    column_pieces: tuple[ConnectorV2, ...]
+    add_one_ts: bool
+    next_observations: bool
+    infos: bool
+    gae: GeneralAdvantageEstimation | None
+    required_lookback: int
+    multi_agent: bool
+    device: Any
+
+    def observations(self, batch: EpisodeBatch, slots: IntArray, chunks: IntArray) -> Any:
+        """The module's observations at any slots: gathered, then transformed.
+
+        Args:
+            batch: The chunks.
+            slots: int64[M], within ``start - lookback … start + length`` of their chunks.
+            chunks: int64[M], the chunk of each slot.
+
+        Returns:
+            Tree of arrays ``[M, ...]``.
+        """
+        observations = tree_map(lambda leaf: leaf[slots], batch.columns[Columns.OBS])
+        if self.observation_pieces:
+            rows = FlatRows.of_batch(batch, slots, chunks)
+            for piece in self.observation_pieces:
+                observations = piece.transform_observations(observations, rows)
+        return observations
+
+    def extra_columns(self, batch: EpisodeBatch) -> dict[str, Any]:
+        """What user pieces add: column name -> array ``[num_env_steps, ...]``."""
+        columns: dict[str, Any] = {}
+        for piece in self.column_pieces:
+            columns.update(piece.compute_columns(batch))
+        return columns
+
+
+def env_to_module_plan(pieces: Sequence[ConnectorV2]) -> EnvToModulePlan | None:
+    """The plan of an env-to-module pipeline; None when it needs the per-episode protocol."""
+    from rlzmq.connectors import common as c
+
+    flat = flat_pieces(pieces)
+    heads = (
+        c.AddObservationsFromEpisodesToBatch,
+        c.AddTimeDimToBatchAndZeroPad,
+        c.AddStatesFromEpisodesToBatch,
+    )
+    tails = (c.BatchIndividualItems, c.NumpyToTensor)
+    split = _split_defaults(flat, heads, (c.AgentToModuleMapping,), tails)
+    if split is None:
+        return None
+    user, multi_agent = split
+    if not all(_is_columnar(piece) for piece in user):
+        return None
+    num_writers = next((i for i, piece in enumerate(user) if not piece.writes_episodes), len(user))
+    writers, readers = user[:num_writers], user[num_writers:]
+    if len(readers) > 1 or any(piece.writes_episodes for piece in readers):
+        return None
+    first = flat[0]
+    stored = writers[-1].observation_space if writers else first.input_observation_space
+    return EnvToModulePlan(
+        writers=tuple(writers),
+        readers=tuple(readers),
+        stored_observation_space=stored,
+        observation_space=user[-1].observation_space if user else first.input_observation_space,
+        required_lookback=max((piece.required_lookback for piece in user), default=0),
+        multi_agent=multi_agent,
+        device=flat[-1].device,  # type: ignore[attr-defined]
+    )
+
+
+def module_to_env_plan(pieces: Sequence[ConnectorV2]) -> ModuleToEnvPlan | None:
+    """The plan of a module-to-env pipeline; None when it has pieces of the user's."""
+    from rlzmq.connectors import module_to_env as m
+
+    types = [type(piece) for piece in flat_pieces(pieces)]
+    single: list[type[ConnectorV2]] = [
+        m.GetActions,
+        m.TensorToNumpy,
+        m.UnBatchToIndividualItems,
+        m.RemoveSingleTsTimeRankFromBatch,
+        m.NormalizeAndClipActions,
+        m.ListifyDataForVectorEnv,
+    ]
+    if types not in (single, [*single[:3], m.ModuleToAgentUnmapping, *single[3:]]):
+        return None
+    piece = next(p for p in flat_pieces(pieces) if isinstance(p, m.NormalizeAndClipActions))
+    return ModuleToEnvPlan(normalize=piece if piece.normalize_actions or piece.clip_actions else None)
+
+
+def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
+    """The plan of a learner pipeline; None when it needs the per-episode protocol."""
+    from rlzmq.connectors import common as c
+    from rlzmq.connectors import learner as m
+
+    flat = flat_pieces(pieces)
+    add_one_ts = bool(flat) and type(flat[0]) is m.AddOneTsToEpisodesAndTruncate
+    rest = flat[int(add_one_ts) :]
+    gae = None
+    if rest and type(rest[-1]) is m.GeneralAdvantageEstimation:
+        gae = rest.pop()
+    optional = (m.AddNextObservationsFromEpisodesToTrainBatch, m.AddInfosFromEpisodesToTrainBatch)
+    added = {type(piece) for piece in rest} & set(optional)
+    rest = [piece for piece in rest if type(piece) not in optional]
+    heads = (
+        c.AddObservationsFromEpisodesToBatch,
+        m.AddColumnsFromEpisodesToTrainBatch,
+        c.AddTimeDimToBatchAndZeroPad,
+        c.AddStatesFromEpisodesToBatch,
+    )
+    split = _split_defaults(rest, heads, (c.AgentToModuleMapping,), (c.BatchIndividualItems, c.NumpyToTensor))
+    if split is None:
+        return None
+    user, multi_agent = split
+    if not all(_is_columnar(piece) for piece in user):
+        return None
+    column_pieces = [piece for piece in user if _overrides(piece, "compute_columns")]
+    observation_pieces = [piece for piece in user if _overrides(piece, "transform_observations")]
+    looking_back = [piece for piece in observation_pieces if piece.required_lookback]
+    if looking_back and len(observation_pieces) > 1:
+        return None
+    return LearnerPlan(
+        observation_pieces=tuple(observation_pieces),
+        column_pieces=tuple(column_pieces),
+        add_one_ts=add_one_ts,
+        next_observations=m.AddNextObservationsFromEpisodesToTrainBatch in added,
+        infos=m.AddInfosFromEpisodesToTrainBatch in added,
+        gae=gae,  # type: ignore[arg-type]
+        required_lookback=max((piece.required_lookback for piece in user), default=0),
+        multi_agent=multi_agent,
+        device=rest[-1].device,  # type: ignore[attr-defined]
+    )
+
+
+def flat_pieces(pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:
+    """The pieces with those of nested pipelines in their place."""
+    flat: list[ConnectorV2] = []
+    for piece in pieces:
+        nested = getattr(piece, "connectors", None)
+        flat.extend([piece] if nested is None else flat_pieces(nested))
+    return flat
+
+
+def _split_defaults(
+    pieces: Sequence[ConnectorV2],
+    heads: tuple[type[ConnectorV2], ...],
+    multi_agent_only: tuple[type[ConnectorV2], ...],
+    tails: tuple[type[ConnectorV2], ...],
+) -> tuple[list[ConnectorV2], bool] | None:
+    """(The user's pieces, whether multi-agent) if the pipeline ends with exactly the default ones."""
+    types = tuple(type(piece) for piece in pieces)
+    for middle in ((), multi_agent_only):
+        expected = (*heads, *middle, *tails)
+        if len(types) >= len(expected) and types[len(types) - len(expected) :] == expected:
+            return list(pieces[: len(types) - len(expected)]), bool(middle)
+    return None
+
+
+def _is_columnar(piece: ConnectorV2) -> bool:
+    """Whether the columnar twin is up to date: no subclass overrides the per-episode form only."""
+    if not piece.columnar:
+        return False
+    mro = type(piece).__mro__
+    called = next(i for i, cls in enumerate(mro) if "__call__" in vars(cls))
+    twins = ("transform_observations", "compute_columns")
+    return any(name in vars(cls) for cls in mro[: called + 1] for name in twins)
+
+
+def _overrides(piece: ConnectorV2, name: str) -> bool:
+    return getattr(type(piece), name) is not getattr(ConnectorV2, name)
