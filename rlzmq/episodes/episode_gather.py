@@ -89,9 +89,9 @@ def _ids(episodes: list[SingleAgentEpisode], attribute: str) -> list[Any] | None
 
 
 def _common(spaces: list[gym.Space[Any] | None]) -> gym.Space[Any] | None:
-    """The space that all episodes have; None when they differ."""
-    first = spaces[0]
-    return first if all(space is first or space == first for space in spaces) else None
+    """The space of all that have one; None when they differ."""
+    known = [space for space in spaces if space is not None]
+    return known[0] if known and all(space is known[0] or space == known[0] for space in known) else None
 
 
 def _columns(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
