@@ -66,7 +66,8 @@ def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     for position, part in enumerate(parts):
         if part.shape[1:] != parts[0].shape[1:]:
             raise ValueError(
-                f"item {position} has rows of shape {part.shape[1:]}, expected {parts[0].shape[1:]} like item 0."
+                f"item {position} has rows of shape {part.shape[1:]}, expected {parts[0].shape[1:]} like "
+                "item 0."
             )
     return np.concatenate(parts)
 

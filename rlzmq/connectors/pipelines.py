@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.pieces_by_name import PieceRef, PiecesByName
 from rlzmq.connectors.plans import (
     EnvToModulePlan,
     LearnerPlan,
@@ -15,7 +16,6 @@ from rlzmq.connectors.plans import (
     learner_plan,
     module_to_env_plan,
 )
-from rlzmq.core.suggest import did_you_mean
 
 __all__ = [
     "ConnectorPipelineV2",
@@ -24,10 +24,8 @@ __all__ = [
     "ModuleToEnvPipeline",
 ]
 
-PieceRef: TypeAlias = str | type[ConnectorV2] | ConnectorV2
 
-
-class ConnectorPipelineV2(ConnectorV2):
+class ConnectorPipelineV2(PiecesByName):
     """Calls its pieces in order; is itself a piece, so pipelines nest.
 
     Every piece has a unique name: its class name, with ``_2``, ``_3``, … for further pieces of one
@@ -52,13 +50,12 @@ class ConnectorPipelineV2(ConnectorV2):
         input_action_space: Any = None,
         *,
         connectors: Sequence[ConnectorV2] | None = None,
-        **kwargs: Any,
     ) -> None:
         self.connectors: list[ConnectorV2] = [_checked(piece) for piece in connectors or ()]
         self.time_pieces = False
         self.piece_timers: dict[str, list[float]] = {}
         self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
 
     # -- calling --------------------------------------------------------------------------------
 
@@ -160,17 +157,6 @@ class ConnectorPipelineV2(ConnectorV2):
 
     # -- editing --------------------------------------------------------------------------------
 
-    @property
-    def piece_names(self) -> list[str]:
-        """The unique name of each piece, in order."""
-        counts: dict[str, int] = {}
-        names = []
-        for piece in self.connectors:
-            name = type(piece).__name__
-            counts[name] = counts.get(name, 0) + 1
-            names.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
-        return names
-
     def prepend(self, connector: ConnectorV2) -> None:
         """Puts a piece first."""
         self._insert(0, connector)
@@ -199,23 +185,6 @@ class ConnectorPipelineV2(ConnectorV2):
         """Takes out one piece; argument and errors as of `insert_before`."""
         del self.connectors[self.index(name_or_class)]
         self._recompute_output_spaces()
-
-    def index(self, name_or_class: PieceRef) -> int:
-        """The position of a piece; argument and errors as of `insert_before`."""
-        names = self.piece_names
-        for index, piece in enumerate(self.connectors):
-            if isinstance(name_or_class, str):
-                found = names[index] == name_or_class
-            elif isinstance(name_or_class, type):
-                found = type(piece) is name_or_class
-            else:
-                found = piece is name_or_class
-            if found:
-                return index
-        wanted = getattr(name_or_class, "__name__", name_or_class)
-        raise ValueError(
-            f"{type(self).__name__} has no connector piece {wanted!r}.{did_you_mean(wanted, names)}"
-        )
 
     def _insert(self, index: int, connector: ConnectorV2) -> None:
         self.connectors.insert(index, _checked(connector))
@@ -271,85 +240,6 @@ class ConnectorPipelineV2(ConnectorV2):
         for piece in self.connectors:
             lines.extend("  " + line for line in repr(piece).splitlines())
         return "\n".join([*lines, ")"])
-
-    # -- state, by unique piece name ------------------------------------------------------------
-
-    def get_state(
-        self,
-        components: str | Sequence[str] | None = None,
-        *,
-        not_components: str | Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Piece name -> state, pieces without state left out.
-
-        Args:
-            components: Only these pieces; None: all.
-            not_components: All but these.
-        """
-        wanted, unwanted = _name_set(components), _name_set(not_components) or set()
-        state = {}
-        for name, piece in zip(self.piece_names, self.connectors, strict=True):
-            if (wanted is None or name in wanted) and name not in unwanted:
-                piece_state = piece.get_state(**kwargs)
-                if piece_state:
-                    state[name] = piece_state
-        return state
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` gave; pieces that it does not name keep their state.
-
-        Raises:
-            ValueError: The state names a piece that this pipeline does not have.
-        """
-        for name, piece_state in state.items():
-            self[name].set_state(piece_state)
-
-    def reset_state(self) -> None:
-        """Resets every piece."""
-        for piece in self.connectors:
-            piece.reset_state()
-
-    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One state from those of copies of this pipeline, merged piece by piece, by name."""
-        merged = {}
-        for name, piece in zip(self.piece_names, self.connectors, strict=True):
-            of_piece = [state[name] for state in states if state.get(name)]
-            piece_state = piece.merge_states(of_piece) if of_piece else {}
-            if piece_state:
-                merged[name] = piece_state
-        return merged
-
-    def get_delta(self) -> dict[str, Any]:
-        """Piece name -> what it learned since the last call, pieces without news left out."""
-        deltas = {
-            name: piece.get_delta() for name, piece in zip(self.piece_names, self.connectors, strict=True)
-        }
-        return {name: delta for name, delta in deltas.items() if delta}
-
-    def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
-        """Folds deltas of copies of this pipeline into its pieces, by name."""
-        by_name: dict[str, list[dict[str, Any]]] = {}
-        for delta in deltas:
-            for name, piece_delta in delta.items():
-                by_name.setdefault(name, []).append(piece_delta)
-        for name, piece_deltas in by_name.items():
-            self[name].merge_deltas(piece_deltas)
-
-    def apply_merged_state(self, state: dict[str, Any]) -> None:
-        """Adopts a merged state, each piece keeping what it has not shipped yet."""
-        for name, piece_state in state.items():
-            self[name].apply_merged_state(piece_state)
-
-    def freeze_statistics(self) -> None:
-        """Stops all pieces from learning from samples."""
-        for piece in self.connectors:
-            piece.freeze_statistics()
-
-    @property
-    def required_lookback(self) -> int:
-        """The most that any piece looks back, in steps."""
-        return max((piece.required_lookback for piece in self.connectors), default=0)
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):
@@ -409,9 +299,3 @@ def _checked(piece: Any) -> ConnectorV2:
         hint = " Did you forget the parentheses?" if isinstance(piece, type) else ""
         raise ValueError(f"expected a ConnectorV2 piece, got {piece!r}.{hint}")
     return piece
-
-
-def _name_set(names: str | Sequence[str] | None) -> set[str] | None:
-    if names is None:
-        return None
-    return {names} if isinstance(names, str) else set(names)

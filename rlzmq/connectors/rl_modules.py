@@ -23,7 +23,7 @@ def module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
     if not is_multi_rl_module(rl_module):
         return rl_module
     module_id = key[2] if key is not None and len(key) == 3 else DEFAULT_MODULE_ID
-    return rl_module[module_id] if module_id in rl_module else None
+    return rl_module.get(module_id)
 
 
 def stateful_module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
@@ -63,8 +63,10 @@ def max_seq_len(module: Any, key: tuple[Any, ...] | None = None) -> int:
     value = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)
     if not value:
         raise ValueError(
-            f"module {key[2] if key and len(key) == 3 else DEFAULT_MODULE_ID!r} is stateful (it has an initial "
-            'state) but its model_config has no "max_seq_len": set it to the length of its training sequences, '
+            f"module {key[2] if key and len(key) == 3 else DEFAULT_MODULE_ID!r} is stateful (it has an "
+            "initial "
+            'state) but its model_config has no "max_seq_len": set it to the length of its training '
+            "sequences, "
             'e.g. model_config={"max_seq_len": 20}.'
         )
     return int(value)

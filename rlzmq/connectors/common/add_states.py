@@ -38,9 +38,8 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         input_action_space: Any = None,
         *,
         as_learner_connector: bool = False,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self._as_learner_connector = as_learner_connector
 
     def __call__(
@@ -121,8 +120,10 @@ def state_before_chunk(episode: Any, module: Any) -> Any:
     if episode.t_started == 0:
         return initial_state(module)
     raise ValueError(
-        f"episode {episode.id_!r}{f', agent {episode.agent_id!r}' if episode.agent_id is not None else ''}: the "
-        f"chunk starts at t={episode.t_started} and holds no {Columns.STATE_OUT!r} from before, so the module's "
+        f"episode {episode.id_!r}{f', agent {episode.agent_id!r}' if episode.agent_id is not None else ''}: "
+        "the "
+        f"chunk starts at t={episode.t_started} and holds no {Columns.STATE_OUT!r} from before, so the "
+        "module's "
         "state at its first step is unknown. Cut chunks with a lookback of at least one step "
         "(config.env_runners(episode_lookback_horizon=1))."
     )

@@ -41,9 +41,8 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
         input_action_space: Any = None,
         *,
         as_learner_connector: bool = False,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self._as_learner_connector = as_learner_connector
 
     def __call__(

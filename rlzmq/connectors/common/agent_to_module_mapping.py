@@ -42,9 +42,8 @@ class AgentToModuleMapping(ConnectorV2):
         rl_module_specs: Any,
         agent_to_module_mapping_fn: Callable[..., Any],
         as_learner_connector: bool | None = None,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self._rl_module_specs = rl_module_specs
         self._mapping_fn = agent_to_module_mapping_fn
         self._as_learner_connector = as_learner_connector
@@ -63,7 +62,7 @@ class AgentToModuleMapping(ConnectorV2):
         module_ids = list(self._rl_module_specs or ())
         if not isinstance(space, gym.spaces.Dict) or any(mid in space.spaces for mid in module_ids):
             return space
-        by_module = {}
+        by_module: dict[Any, Any] = {}
         dummy_episode = SimpleNamespace(id_="0", agent_ids=list(space.spaces))
         for agent_id, agent_space in space.spaces.items():
             by_module.setdefault(self._mapping_fn(agent_id, dummy_episode), agent_space)
@@ -103,7 +102,8 @@ class AgentToModuleMapping(ConnectorV2):
             if not isinstance(column_data, dict):
                 raise ValueError(
                     f"column {column!r}: expected items by (episode, agent, module), got "
-                    f"{type(column_data).__name__}. In multi-agent pipelines pass the episode to add_batch_item."
+                    f"{type(column_data).__name__}. In multi-agent pipelines pass the episode to "
+                    "add_batch_item."
                 )
             for key, items in column_data.items():
                 if len(key) != 3:

@@ -30,9 +30,8 @@ class BatchIndividualItems(ConnectorV2):
         input_action_space: Any = None,
         *,
         multi_agent: bool = False,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
 
     def __call__(

@@ -45,9 +45,8 @@ class FrameStacking(ConnectorV2):
         num_frames: int = 1,
         multi_agent: bool = False,
         as_learner_connector: bool = False,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         if num_frames < 1:
             raise ValueError(f"num_frames: expected at least 1, got {num_frames}.")
         self.num_frames = num_frames
@@ -72,7 +71,8 @@ class FrameStacking(ConnectorV2):
     def _stacked(self, space: Any) -> gym.spaces.Box:
         if not isinstance(space, gym.spaces.Box) or not space.shape:
             raise UnsupportedSpaceError(
-                f"{type(self).__name__}: expected a Box with at least one axis, got {space}. Put a piece that "
+                f"{type(self).__name__}: expected a Box with at least one axis, got {space}. Put a piece "
+                "that "
                 "makes one (FlattenObservations) before it, or pass multi_agent=True for a Dict by agent id."
             )
         # Zeros stand for missing frames, so they belong to the space.
@@ -81,7 +81,7 @@ class FrameStacking(ConnectorV2):
         return gym.spaces.Box(
             np.concatenate([low] * self.num_frames, axis=-1),
             np.concatenate([high] * self.num_frames, axis=-1),
-            dtype=space.dtype,  # type: ignore[arg-type]
+            dtype=space.dtype,
         )
 
     def __call__(

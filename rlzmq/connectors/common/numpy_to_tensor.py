@@ -34,9 +34,8 @@ class NumpyToTensor(ConnectorV2):
         as_learner_connector: bool = False,
         pin_memory: bool = False,
         device: Any = None,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self.pin_memory = pin_memory
         self.device = device
 

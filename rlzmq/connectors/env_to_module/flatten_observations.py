@@ -55,9 +55,8 @@ class FlattenObservations(ConnectorV2):
         agent_ids: Collection[Any] | None = None,
         keys_to_remove: Collection[str] | None = None,
         as_learner_connector: bool = False,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
         self._agent_ids = agent_ids
         self._keys_to_remove = frozenset(keys_to_remove or ())
@@ -78,7 +77,8 @@ class FlattenObservations(ConnectorV2):
             return space
         if not isinstance(space, gym.spaces.Dict):
             raise ConfigurationError(
-                f"FlattenObservations(keys_to_remove={sorted(self._keys_to_remove)}): expected a Dict space, got "
+                f"FlattenObservations(keys_to_remove={sorted(self._keys_to_remove)}): expected a Dict "
+                "space, got "
                 f"{space}."
             )
         for key in self._keys_to_remove - space.spaces.keys():
@@ -130,7 +130,8 @@ class FlattenObservations(ConnectorV2):
     def _input_space_of(self, agent_id: Any) -> Any:
         if self.input_observation_space is None:
             raise ValueError(
-                "FlattenObservations needs its input_observation_space: pass it to the constructor, or put the "
+                "FlattenObservations needs its input_observation_space: pass it to the constructor, or put "
+                "the "
                 "piece into a pipeline that has one."
             )
         return self._kept(agent_space(self.input_observation_space, agent_id))

@@ -25,7 +25,6 @@ class FrameStackingEnvToModule(FrameStacking):
         *,
         num_frames: int = 1,
         multi_agent: bool = False,
-        **kwargs: Any,
     ) -> None:
         super().__init__(
             input_observation_space,
@@ -33,5 +32,4 @@ class FrameStackingEnvToModule(FrameStacking):
             num_frames=num_frames,
             multi_agent=multi_agent,
             as_learner_connector=False,
-            **kwargs,
         )

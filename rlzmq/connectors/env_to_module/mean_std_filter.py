@@ -56,9 +56,8 @@ class MeanStdFilter(ConnectorV2):
         de_std_to_one: bool = True,
         clip_by_value: float | None = 10.0,
         update_stats: bool = True,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
         self.de_mean_to_zero = de_mean_to_zero
         self.de_std_to_one = de_std_to_one

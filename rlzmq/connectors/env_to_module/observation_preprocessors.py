@@ -95,7 +95,8 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
             for agent_id, processed in self.preprocess(dict(observations), episode).items():
                 if agent_id not in observations:
                     raise ValueError(
-                        f"{type(self).__name__}.preprocess: episode {episode.id_!r} has no new observation of agent "
+                        f"{type(self).__name__}.preprocess: episode {episode.id_!r} has no new observation "
+                        "of agent "
                         f"{agent_id!r}; expected some of {sorted(map(str, observations))}."
                     )
                 space = agent_space(self.observation_space, agent_id)

@@ -49,12 +49,12 @@ class PrevActionsPrevRewards(ConnectorV2):
         multi_agent: bool = False,
         n_prev_actions: int = 1,
         n_prev_rewards: int = 1,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         if n_prev_actions < 0 or n_prev_rewards < 0:
             raise ConfigurationError(
-                f"n_prev_actions, n_prev_rewards: expected at least 0, got {n_prev_actions}, {n_prev_rewards}."
+                f"n_prev_actions, n_prev_rewards: expected at least 0, got {n_prev_actions}, "
+                f"{n_prev_rewards}."
             )
         self._multi_agent = multi_agent
         self.n_prev_actions = n_prev_actions
@@ -137,7 +137,8 @@ class PrevActionsPrevRewards(ConnectorV2):
         space = fallback if space is None else space
         if space is None:
             raise ValueError(
-                "PrevActionsPrevRewards needs the action space: pass input_action_space to the constructor, or "
+                "PrevActionsPrevRewards needs the action space: pass input_action_space to the constructor, "
+                "or "
                 "put the piece into a pipeline that has one."
             )
         return space
@@ -167,7 +168,8 @@ class PrevActionsPrevRewards(ConnectorV2):
         return augmented
 
     def __repr__(self) -> str:
-        return f"PrevActionsPrevRewards(n_prev_actions={self.n_prev_actions}, n_prev_rewards={self.n_prev_rewards})"
+        counts = f"n_prev_actions={self.n_prev_actions}, n_prev_rewards={self.n_prev_rewards}"
+        return f"PrevActionsPrevRewards({counts})"
 
 
 def _flatten_existing(

@@ -19,7 +19,6 @@ class FrameStackingLearner(FrameStacking):
         *,
         num_frames: int = 1,
         multi_agent: bool = False,
-        **kwargs: Any,
     ) -> None:
         super().__init__(
             input_observation_space,
@@ -27,5 +26,4 @@ class FrameStackingLearner(FrameStacking):
             num_frames=num_frames,
             multi_agent=multi_agent,
             as_learner_connector=True,
-            **kwargs,
         )

@@ -45,9 +45,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
         gamma: float,
         lambda_: float,
         compat: bool = False,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
         self.lambda_ = lambda_
         self.compat = compat
@@ -95,7 +94,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
         if len(shape) == 2:
             if seq_lens is None:
                 raise ValueError(
-                    f"module {module_id!r}: compute_values returned shape {shape}; expected [B], or [B, T] for a "
+                    f"module {module_id!r}: compute_values returned shape {shape}; expected [B], or [B, T] "
+                    "for a "
                     f"batch with {Columns.SEQ_LENS!r}."
                 )
             real = np.arange(shape[1]) < as_numpy(seq_lens)[:, None]
@@ -107,7 +107,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
         values_N = rows(values)
         if len(values_N) != lengths.sum():
             raise ValueError(
-                f"module {module_id!r}: expected one row per step of its episodes, {int(lengths.sum())} (extra steps "
+                f"module {module_id!r}: expected one row per step of its episodes, {int(lengths.sum())} "
+                "(extra steps "
                 f"included), got {len(values_N)}. Do all pieces add as many items as steps?"
             )
         advantages, targets = self._estimate(
@@ -136,7 +137,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
         done_N = terminated_N | truncated_N
         if lengths.min() < 2 or not done_N[extra_rows - 1].all():
             raise ValueError(
-                f"module {module_id!r}: every chunk needs an extra step after its last one, to bootstrap from: put "
+                f"module {module_id!r}: every chunk needs an extra step after its last one, to bootstrap "
+                "from: put "
                 "AddOneTsToEpisodesAndTruncate first in the pipeline."
             )
         real_N = np.ones(len(values_N), np.bool_)

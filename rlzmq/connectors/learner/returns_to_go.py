@@ -37,9 +37,8 @@ class ComputeReturnsToGo(ConnectorV2):
         input_action_space: Any = None,
         *,
         gamma: float,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
 
     def __call__(

@@ -53,8 +53,10 @@ def _add_actions(
     inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
     if inputs is None:
         raise ValueError(
-            f"{where}: expected the outputs to have {Columns.ACTIONS!r} or {Columns.ACTION_DIST_INPUTS!r}, got "
-            f"{sorted(outputs)}. Return one of them from _forward_{'exploration' if explore else 'inference'}()."
+            f"{where}: expected the outputs to have {Columns.ACTIONS!r} or {Columns.ACTION_DIST_INPUTS!r}, "
+            "got "
+            f"{sorted(outputs)}. Return one of them from "
+            f"_forward_{'exploration' if explore else 'inference'}()."
         )
     if explore:
         distribution = module.get_exploration_action_dist_cls().from_logits(inputs)

@@ -39,9 +39,8 @@ class NormalizeAndClipActions(ConnectorV2):
         *,
         normalize_actions: bool = True,
         clip_actions: bool = False,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(input_observation_space, input_action_space)
         self.normalize_actions = normalize_actions
         self.clip_actions = clip_actions
         self._maps: dict[Any, Any] = {}
@@ -108,7 +107,8 @@ class NormalizeAndClipActions(ConnectorV2):
         """A function per leaf of the action space (None: leave it), or None for a whole that stays."""
         if self.input_action_space is None:
             raise ConfigurationError(
-                "NormalizeAndClipActions needs the action space: pass input_action_space to the constructor, or "
+                "NormalizeAndClipActions needs the action space: pass input_action_space to the "
+                "constructor, or "
                 "put the piece into a pipeline that has one."
             )
         maps = self._maps_of(agent_space(self.input_action_space, agent_id))

@@ -43,8 +43,8 @@ class UnBatchToIndividualItems(ConnectorV2):
         if isinstance(structure, list):
             if is_multi_rl_module(rl_module) and DEFAULT_MODULE_ID in batch:
                 batch = batch[DEFAULT_MODULE_ID]
-            keys = [(episode_id,) for episode_id in structure]
-            return {name: _by_key(name, data, keys, None) for name, data in batch.items()}
+            rows = [(episode_id,) for episode_id in structure]
+            return {name: _by_key(name, data, rows, None) for name, data in batch.items()}
         unbatched = {}
         for module_id, columns in batch.items():
             if module_id not in structure:
