@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,26 +19,32 @@ class DataParallelForward:
 
     One DistributedDataParallel holds all modules, so that its buckets are reduced in one fixed order. A rank
     whose minibatch lacks a module, or whose loss leaves a parameter out, contributes zeros to it instead of
-    leaving its peers waiting: `touch` ties every parameter to the loss with no gradient of its own.
+    leaving its peers waiting: an edge without a gradient ties every parameter to the loss.
 
     Args:
-        multi_module: The MultiRLModule.
+        modules: All modules, by id.
+        forward_train: The training forward pass: module id → batch in, module id → outputs out.
         group: The ranks; world_size ≥ 2.
         ddp_kwargs: Further arguments of DistributedDataParallel.
     """
 
     def __init__(
-        self, multi_module: nn.Module, group: RankGroup, ddp_kwargs: Mapping[str, Any] | None
+        self,
+        modules: Mapping[str, nn.Module],
+        forward_train: Callable[[dict[str, Any]], dict[str, Any]],
+        group: RankGroup,
+        ddp_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._where = f"learner rank {group.rank} of {group.world_size}, generation {group.generation}: "
-        self._parameters = [p for p in multi_module.parameters() if p.requires_grad]
+        wrapped = _TrainForward(modules, forward_train)
+        self._parameters = [p for p in wrapped.parameters() if p.requires_grad]
         kwargs = {"process_group": group.process_group, **(ddp_kwargs or {})}
         if group.device.type == "cuda":
-            kwargs.setdefault("device_ids", [torch.cuda.current_device()])
+            kwargs.setdefault("device_ids", [group.device.index or torch.cuda.current_device()])
         with peer_errors(self._where + "the first broadcast of weights"):
-            self._ddp = DistributedDataParallel(_TrainForward(multi_module), **kwargs)
+            self._ddp = DistributedDataParallel(wrapped, **kwargs)
 
-    def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def forward_train(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The modules' `forward_train`, module id → outputs; an empty batch is legal.
 
         Raises:
@@ -59,15 +65,17 @@ class DataParallelForward:
 
 
 class _TrainForward(nn.Module):
-    """What DistributedDataParallel calls: the multi module's forward_train as `forward`."""
+    """What DistributedDataParallel wraps: all modules, and their training forward pass as `forward`."""
 
-    def __init__(self, multi_module: nn.Module) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], forward_train: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> None:
         super().__init__()
-        self.multi_module = multi_module
+        self.members = nn.ModuleList(modules[module_id] for module_id in sorted(modules))
+        self._forward_train = forward_train
 
-    def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        outputs: dict[str, Any] = self.multi_module.forward_train(batch) if batch else {}  # type: ignore[operator]
-        return outputs
+    def forward(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return self._forward_train(batch) if batch else {}
 
 
 class _Touch(torch.autograd.Function):
@@ -91,8 +99,3 @@ def zero_loss(device: torch.device) -> Tensor:
 def mean_weight(num_rows: int, num_rows_all_ranks: int, world_size: int) -> float:
     """What a rank's loss is multiplied with so that the ranks' mean is the mean over all their rows."""
     return num_rows * world_size / max(1, num_rows_all_ranks)
-
-
-def trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """All parameters of some modules that want gradients."""
-    return [p for module in modules for p in module.parameters() if p.requires_grad]

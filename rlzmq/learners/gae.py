@@ -1,4 +1,4 @@
-"""Generalised advantage estimation, as the learner connector computes it."""
+"""Advantage estimation as learners use it; its arithmetic lies beside the connector piece."""
 
 from __future__ import annotations
 

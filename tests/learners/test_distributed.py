@@ -99,7 +99,7 @@ class TwoHeads(nn.Module):
 def gradients_main(rank: int, world_size: int, path: Path) -> list[Any]:
     group = form_group(path, rank, world_size)
     module = TwoHeads()
-    forward = DataParallelForward(module, group, None)
+    forward = DataParallelForward({"both": module}, module.forward_train, group)
     history = []
     for step in range(4):
         # ranks differ in what they have: rank 1 has "a" in even steps only, never "b"

@@ -1,0 +1,208 @@
+"""The learner connector's default pieces as one pass over whole columns of an EpisodeBatch.
+
+Gives what the per-episode protocol gives, to the last bit, at the cost of one gather per column. With GAE
+every chunk has one extra, masked row here too, which holds the value to bootstrap from;
+`rlzmq.learners.train_batch` drops such rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlzmq.connectors.common.add_time_dim import split_and_zero_pad
+from rlzmq.connectors.common.numpy_to_tensor import to_tensor
+from rlzmq.connectors.rl_modules import initial_state, max_seq_len
+from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+
+if TYPE_CHECKING:
+    from rlzmq.connectors.plans import LearnerPlan
+
+__all__ = ["fused_columns"]
+
+# On a GPU, values for GAE are computed on so many bytes of observations at a time, not on all at once.
+_VALUE_BLOCK_BYTES = 256 * 2**20
+
+_NOT_GATHERED = (Columns.OBS, Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
+
+
+def fused_columns(
+    learner_connector: Any, module: Any, episodes: EpisodeBatch, device: torch.device
+) -> dict[str, dict[str, Any]] | None:
+    """The train batch of an EpisodeBatch, module id → column → CPU tensor ``[rows, ...]``.
+
+    Args:
+        learner_connector: The pipeline.
+        module: The MultiRLModule.
+        episodes: Chunks of single-agent episodes.
+        device: Where the module lives.
+
+    Returns:
+        None if a piece of the pipeline, or the data, needs the per-episode protocol.
+    """
+    plan = getattr(learner_connector, "columnar_plan", lambda: None)()
+    if plan is None or plan.multi_agent or episodes.agent_ids is not None:
+        return None
+    if not episodes.length.all():
+        episodes = episodes.select(np.flatnonzero(episodes.length))
+    if len(episodes) == 0:
+        return {}
+    one = module[DEFAULT_MODULE_ID].unwrapped()
+    if one.is_stateful() and (plan.next_observations or Columns.STATE_OUT not in episodes.columns):
+        return None
+    rows = _Rows(episodes, plan.add_one_ts)
+    columns = _gathered(episodes, plan, rows)
+    if one.is_stateful():
+        longest = max_seq_len(one)
+        states = _states(episodes, one, rows, longest)
+        if states is None:
+            return None
+        columns = _as_sequences(columns, rows, longest)
+        columns[Columns.STATE_IN] = states
+    tensors = {
+        name: column if name == Columns.INFOS else tree_map(to_tensor, column)
+        for name, column in columns.items()
+    }
+    if plan.gae is not None and hasattr(one, "compute_values"):
+        values = _values(one, tensors, device)
+        known = SimpleNamespace(compute_values=lambda columns: values)
+        plan.gae._add_advantages(tensors, known, rows.lengths, DEFAULT_MODULE_ID)
+    return {DEFAULT_MODULE_ID: tensors}
+
+
+class _Rows:
+    """Where each row comes from: chunk after chunk, an extra row behind each chunk if `add_one_ts`.
+
+    Attributes:
+        lengths: int64[C], rows of each chunk.
+        chunks: int64[N], each row's chunk.
+        observations: int64[N], each row's slot.
+        steps: int64[N], the slot of the step that a row holds: an extra row repeats its chunk's last step.
+        extra: int64[C], the extra rows; empty without `add_one_ts`.
+        last: int64[C], the row of each chunk's last real step.
+    """
+
+    def __init__(self, episodes: EpisodeBatch, add_one_ts: bool) -> None:
+        self.lengths = episodes.length + int(add_one_ts)
+        self.chunks = np.repeat(np.arange(len(episodes), dtype=np.int64), self.lengths)
+        self.observations = ragged_arange(episodes.start, self.lengths)
+        ends = np.cumsum(self.lengths)
+        self.extra = ends - 1 if add_one_ts else ends[:0]
+        self.last = ends - 1 - int(add_one_ts)
+        self.steps = self.observations.copy()
+        self.steps[self.extra] -= 1
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def _gathered(episodes: EpisodeBatch, plan: LearnerPlan, rows: _Rows) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        name: tree_map(lambda leaf: leaf[rows.steps], column)
+        for name, column in episodes.columns.items()
+        if name not in _NOT_GATHERED
+    }
+    columns[Columns.OBS] = plan.observations(episodes, rows.observations, rows.chunks)
+    columns[Columns.REWARDS][rows.extra] = 0
+    is_open = ~(episodes.terminated | episodes.truncated) if plan.add_one_ts else np.False_
+    for name, flags in (
+        (Columns.TERMINATEDS, episodes.terminated),
+        (Columns.TRUNCATEDS, episodes.truncated | is_open),
+    ):
+        column = np.zeros(len(rows), np.bool_)
+        column[rows.last] = flags
+        columns[name] = column
+    real = np.ones(len(rows), np.bool_)
+    real[rows.extra] = False
+    if plan.add_one_ts:
+        columns[Columns.LOSS_MASK] = real
+    if plan.next_observations:
+        following = rows.observations + 1
+        following[rows.extra] -= 1
+        columns[Columns.NEXT_OBS] = plan.observations(episodes, following, rows.chunks)
+    if plan.infos:
+        columns[Columns.INFOS] = [episodes.infos.get(slot, {}) for slot in rows.observations.tolist()]
+    for name, values in plan.extra_columns(episodes).items():
+        columns[name] = tree_map(lambda leaf: _spread(leaf, real), values)
+    return columns
+
+
+def _spread(values: NDArray[Any], real: NDArray[np.bool_]) -> NDArray[Any]:
+    """Values of real rows in their places, zeros in the extra rows'."""
+    spread = np.zeros((len(real), *values.shape[1:]), values.dtype)
+    spread[real] = values
+    return spread
+
+
+def _as_sequences(columns: Mapping[str, Any], rows: _Rows, longest: int) -> dict[str, Any]:
+    sequences = {
+        name: column
+        if name == Columns.INFOS
+        else tree_map(lambda leaf: split_and_zero_pad(leaf, rows.lengths, longest), column)
+        for name, column in columns.items()
+    }
+    steps = ragged_arange(np.zeros_like(rows.lengths), -(-rows.lengths // longest)) * longest
+    lengths = np.repeat(rows.lengths, -(-rows.lengths // longest))
+    sequences[Columns.SEQ_LENS] = np.minimum(lengths - steps, longest)
+    if Columns.LOSS_MASK not in sequences:
+        sequences[Columns.LOSS_MASK] = split_and_zero_pad(np.ones(len(rows), np.bool_), rows.lengths, longest)
+    return sequences
+
+
+def _states(episodes: EpisodeBatch, module: Any, rows: _Rows, longest: int) -> Any:
+    """The state before each sequence's first step, ``[num_sequences, ...]``; None if one is not known."""
+    num_sequences = -(-rows.lengths // longest)
+    chunks = np.repeat(np.arange(len(episodes), dtype=np.int64), num_sequences)
+    steps = ragged_arange(np.zeros_like(num_sequences), num_sequences) * longest
+    is_first = steps == 0
+    begin = module_begin = None
+    if episodes.initial_state is None:
+        has_before = episodes.lookback > 0
+        if not (has_before | (episodes.t_started == 0)).all():
+            return None
+        module_begin = initial_state(module)
+        begin = has_before[chunks] | ~is_first
+    before = episodes.start[chunks] + steps - 1
+
+    def rows_of(state_out: Any, stored: Any) -> Any:
+        # a slot before the columns' first is never read: its row is overwritten below
+        states = state_out[np.maximum(before, 0)]
+        if begin is None:
+            states[is_first] = stored
+        else:
+            states[~begin] = stored
+        return states
+
+    stored = episodes.initial_state if begin is None else module_begin
+    return tree_map(rows_of, episodes.columns[Columns.STATE_OUT], stored)
+
+
+def _values(module: Any, columns: dict[str, Any], device: torch.device) -> Tensor:
+    """The module's values of all rows, on the CPU."""
+    num_rows = int(tree_leaves(columns[Columns.OBS])[0].shape[0])
+    if device.type == "cpu":
+        per_block = num_rows
+    else:
+        bytes_per_row = sum(
+            leaf[0].numel() * leaf.element_size() for leaf in tree_leaves(columns[Columns.OBS])
+        )
+        per_block = max(1, _VALUE_BLOCK_BYTES // max(1, bytes_per_row))
+    parts = []
+    with torch.no_grad():
+        for begin in range(0, num_rows, per_block):
+            block = {
+                name: tree_map(lambda leaf, at=slice(begin, begin + per_block): leaf[at].to(device), column)
+                for name, column in columns.items()
+                if name != Columns.INFOS
+            }
+            parts.append(module.compute_values(block).cpu())
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

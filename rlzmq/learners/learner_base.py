@@ -1,0 +1,373 @@
+"""What a learner holds: modules, optimizers, counters, and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerRegistry, make_adam
+from rlzmq.modules.apis import SelfSupervisedLossAPI
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["LearnerBase"]
+
+_COMPONENTS = ("rl_module", "optimizer", "weights_seq_no", "counters", "extra")
+
+
+class LearnerBase:
+    """The part of a Learner that owns things; see `rlzmq.learners.learner.Learner` for how it uses them."""
+
+    #: What every trained module must offer (classes of `rlzmq.modules.apis`).
+    rl_module_required_apis: tuple[type, ...] = ()
+
+    def __init__(
+        self, *, config: Any, module_spec: Any = None, module: Any = None, rank: int = 0, num_ranks: int = 1
+    ) -> None:
+        if (module_spec is None) == (module is None):
+            raise ValueError("Learner: expected either module_spec or module, got both or neither.")
+        self.config = config
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.module: Any = None
+        self.weights_seq_no = 0
+        self.num_gradient_updates_lifetime = 0
+        self.num_env_steps_trained_lifetime = 0
+        self.num_module_steps_trained_lifetime: dict[str, int] = {}
+        self.device = _device_for(config, rank)
+        self._module_spec = module_spec
+        self._given_module = module
+        self._optimizers = OptimizerRegistry()
+        self._module_configs: dict[str, Any] = {}
+        self._policies_to_train = getattr(config, "policies_to_train", None)
+        seed = getattr(config, "seed", None)
+        self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        self._learner_connector: Any = None
+
+    # -- building ----------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Make the module, the learner connector and the optimizers. Calling it again changes nothing.
+
+        The initial weights follow from ``config.seed`` and are the same on every rank; torch's global random
+        state is left alone.
+
+        Raises:
+            ConfigurationError: A module cannot be built, or lacks what this learner needs.
+        """
+        if self.module is not None:
+            return
+        if self._given_module is not None:
+            self.module = self._given_module.as_multi_rl_module()
+        else:
+            spec = self._module_spec.as_multi_rl_module_spec()
+            self.module = spec.build(seed=getattr(self.config, "seed", None))
+        self.module.to(self.device)
+        observation_space, action_space = self._connector_spaces()
+        self._learner_connector = self.config.build_learner_connector(
+            observation_space, action_space, self.device
+        )
+        for module_id in self.module:
+            self._prepare_module(module_id)
+
+    def _connector_spaces(self) -> tuple[Any, Any]:
+        if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:
+            only = self.module[DEFAULT_MODULE_ID].unwrapped()
+            return only.observation_space, only.action_space
+        return getattr(self.config, "observation_space", None), getattr(self.config, "action_space", None)
+
+    def _prepare_module(self, module_id: str) -> None:
+        module = self.module[module_id].unwrapped()
+        if not isinstance(module, SelfSupervisedLossAPI) and self._has_parameters(module_id):
+            missing = [api.__name__ for api in self.rl_module_required_apis if not isinstance(module, api)]
+            if missing:
+                raise TypeError(
+                    f"{type(self).__name__} needs module {module_id!r} ({type(module).__name__}) to be a "
+                    f"{' and a '.join(missing)}: add the mix-in to its base classes, "
+                    f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."
+                )
+        get_config = getattr(self.config, "get_config_for_module", None)
+        self._module_configs[module_id] = self.config if get_config is None else get_config(module_id)
+        self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
+
+    def _has_parameters(self, module_id: str) -> bool:
+        module = self.module[module_id].unwrapped()
+        return isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
+
+    def config_for_module(self, module_id: str) -> Any:
+        """The config with the module's own overrides."""
+        return self._module_configs[module_id]
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        """Register the module's optimizers; by default one Adam for all its parameters, at ``config.lr``.
+
+        Args:
+            module_id: The module.
+            config: The config with the module's own overrides.
+        """
+        parameters = [p for p in self.get_parameters(self.module[module_id]) if p.requires_grad]
+        if parameters:
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer=make_adam(parameters, 0.0),
+                params=parameters,
+                lr_or_lr_schedule=config.lr,
+            )
+
+    def register_optimizer(
+        self,
+        *,
+        module_id: str = ALL_MODULES,
+        optimizer_name: str = DEFAULT_OPTIMIZER,
+        optimizer: Optimizer,
+        params: Sequence[Tensor],
+        lr_or_lr_schedule: float | Sequence[Sequence[float]] | None = None,
+    ) -> None:
+        """Add an optimizer, to be called from `configure_optimizers_for_module`.
+
+        Args:
+            module_id: The module whose updates it belongs to; left out: it steps with every minibatch.
+            optimizer_name: Unique within the module.
+            optimizer: A torch optimizer.
+            params: The parameters that it holds.
+            lr_or_lr_schedule: A number, or ``[(0, v0), (t1, v1), …]`` over lifetime env steps; None: the
+                optimizer's own learning rate stays.
+
+        Raises:
+            ValueError: The name is taken, or `params` are not what the optimizer holds.
+            ConfigurationError: The schedule is malformed.
+        """
+        self._optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
+
+    def get_optimizer(
+        self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str = DEFAULT_OPTIMIZER
+    ) -> Optimizer:
+        """One of the module's optimizers.
+
+        Raises:
+            KeyError: There is none of this name.
+        """
+        return self._optimizers.get(module_id, optimizer_name)
+
+    def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, Optimizer]]:
+        """The module's optimizers as (name, optimizer)."""
+        return [(entry.name, entry.optimizer) for entry in self._optimizers.of_module(module_id)]
+
+    def get_parameters(self, module: Any) -> list[Tensor]:
+        """The parameters of one module."""
+        return list(module.unwrapped().parameters())
+
+    def get_param_ref(self, param: Tensor) -> Tensor:
+        """The key of a parameter in gradient dicts: the parameter itself."""
+        return param
+
+    def filter_param_dict_for_optimizer(
+        self, param_dict: Mapping[Tensor, Any], optimizer: Optimizer
+    ) -> dict[Tensor, Any]:
+        """The entries of a parameter → value dict that belong to one optimizer."""
+        return {
+            p: param_dict[p] for group in optimizer.param_groups for p in group["params"] if p in param_dict
+        }
+
+    def add_module(
+        self,
+        *,
+        module_id: str,
+        module_spec: Any,
+        config_overrides: Mapping[str, Any] | None = None,
+        new_should_module_be_updated: Any = None,
+    ) -> None:
+        """Add a module, with optimizers of its own. All ranks do it between the same two updates.
+
+        Args:
+            module_id: Its id; must be new.
+            module_spec: Its RLModuleSpec.
+            config_overrides: Settings for this module alone.
+            new_should_module_be_updated: New ``policies_to_train``: ids, or ``fn(module_id, batch) -> bool``.
+
+        Raises:
+            ValueError: There is a module of this id.
+        """
+        self._check_built()
+        if module_id in self.module:
+            raise ValueError(
+                f"the Learner already has a module {module_id!r}: remove it first, or use another id."
+            )
+        module = module_spec.build(seed=self._seed, module_id=module_id)
+        self.module.add_module(module_id, module.to(self.device))
+        if config_overrides:
+            overrides = dict(self.config.algorithm_config_overrides_per_module)
+            self.config = self.config.copy(copy_frozen=False)
+            self.config.algorithm_config_overrides_per_module = overrides | {
+                module_id: dict(config_overrides)
+            }
+        self._prepare_module(module_id)
+        if new_should_module_be_updated is not None:
+            self._policies_to_train = new_should_module_be_updated
+        self._on_modules_changed()
+
+    def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> None:
+        """Remove a module and its optimizers. All ranks do it between the same two updates.
+
+        Raises:
+            KeyError: There is no such module.
+        """
+        self._check_built()
+        self.module.remove_module(module_id)
+        self._optimizers.remove(module_id)
+        self._module_configs.pop(module_id, None)
+        if new_should_module_be_updated is not None:
+            self._policies_to_train = new_should_module_be_updated
+        self._on_modules_changed()
+
+    def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
+        """Whether the module is trained: as ``config.policies_to_train`` says (None: every one).
+
+        Args:
+            module_id: The module.
+            multi_agent_batch: Module id → train batch, for deciders that look at the data.
+        """
+        trained = self._policies_to_train
+        if trained is None:
+            return True
+        return bool(trained(module_id, multi_agent_batch)) if callable(trained) else module_id in trained
+
+    def _on_modules_changed(self) -> None:
+        """Called after a module was added or removed."""
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def get_state(
+        self,
+        components: str | Sequence[str] | None = None,
+        *,
+        not_components: str | Sequence[str] | None = None,
+        inference_only: bool = False,
+    ) -> dict[str, Any]:
+        """All that an equal Learner needs to go on just as this one would: named arrays, plain values.
+
+        Args:
+            components: Only these: "rl_module" (or "rl_module/<module_id>"), "optimizer", "weights_seq_no",
+                "counters", "extra"; None: all.
+            not_components: None of these.
+            inference_only: Modules without what only learners need.
+
+        Raises:
+            ValueError: An unknown component.
+        """
+        self._check_built()
+        paths = _paths(components, list(_COMPONENTS))
+        skipped = set(_paths(not_components, []))
+        state: dict[str, Any] = {}
+        for path in paths:
+            name, _, rest = path.partition("/")
+            if name in skipped:
+                continue
+            if name == "rl_module":
+                one = self.module.get_state(rest or None, inference_only=inference_only)
+                state.setdefault(name, {}).update(one)
+            elif name == "optimizer":
+                state[name] = self._optimizers.get_state(self._parameter_names())
+            elif name == "weights_seq_no":
+                state[name] = self.weights_seq_no
+            elif name == "counters":
+                state[name] = {
+                    "num_gradient_updates_lifetime": self.num_gradient_updates_lifetime,
+                    "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
+                    "num_module_steps_trained_lifetime": dict(self.num_module_steps_trained_lifetime),
+                }
+            else:
+                state[name] = self.get_extra_state()
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` gave; components that are not in it stay as they are.
+
+        Raises:
+            ValueError: An unknown component, or weights that do not fit.
+            KeyError: The optimizer state is of another set of modules or optimizers.
+        """
+        self._check_built()
+        _paths(list(state), [])
+        if "rl_module" in state:
+            self.module.set_state(state["rl_module"])
+        if "optimizer" in state:
+            self._optimizers.set_state(state["optimizer"], self._parameter_names())
+        if "weights_seq_no" in state:
+            self.weights_seq_no = int(state["weights_seq_no"])
+        if "counters" in state:
+            counters = state["counters"]
+            self.num_gradient_updates_lifetime = int(counters["num_gradient_updates_lifetime"])
+            self.num_env_steps_trained_lifetime = int(counters["num_env_steps_trained_lifetime"])
+            self.num_module_steps_trained_lifetime = dict(counters["num_module_steps_trained_lifetime"])
+        if "extra" in state:
+            self.set_extra_state(state["extra"])
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What a subclass keeps beyond modules and optimizers; plain values and arrays. Override both."""
+        return {}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_extra_state` gave."""
+
+    def _parameter_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        for _, module in self.module.items():
+            module = module.unwrapped()
+            if isinstance(module, nn.Module):
+                names.update((id(p), name) for name, p in module.named_parameters())
+        return names
+
+    # -- small things ------------------------------------------------------------------------------
+
+    def _setting(self, name: str, default: Any) -> Any:
+        return getattr(self.config, name, default)
+
+    def _check_built(self) -> None:
+        if self.module is None:
+            raise RuntimeError(f"{type(self).__name__}: call build() first.")
+
+    @contextmanager
+    def _torch_threads(self) -> Iterator[None]:
+        """``config.torch_num_threads`` torch threads inside; what there was before, after."""
+        wanted = self._setting("torch_num_threads", None)
+        before = torch.get_num_threads()
+        if wanted is None or wanted == before:
+            yield
+            return
+        torch.set_num_threads(wanted)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[str]:
+    paths = (
+        default if components is None else [components] if isinstance(components, str) else list(components)
+    )
+    for path in paths:
+        name = path.partition("/")[0]
+        if name not in _COMPONENTS:
+            raise ValueError(f"a Learner's state has no component {name!r}.{did_you_mean(name, _COMPONENTS)}")
+    return paths
+
+
+def _device_for(config: Any, rank: int) -> torch.device:
+    if not getattr(config, "num_gpus_per_learner", 0):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"num_gpus_per_learner={config.num_gpus_per_learner}, but torch sees no CUDA device here: "
+            "set num_gpus_per_learner=0 or install a CUDA build of torch."
+        )
+    local = getattr(config, "local_gpu_idx", 0) if getattr(config, "num_learners", 0) == 0 else rank
+    return torch.device("cuda", local % torch.cuda.device_count())

@@ -1,0 +1,237 @@
+"""How a learner steps together with its peers: joining, agreeing on an update, undoing a failed one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgpack  # type: ignore[import-untyped]
+import torch
+from torch import nn
+
+from rlzmq.core.errors import PeerLostError
+from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
+from rlzmq.learners.learner_base import LearnerBase
+from rlzmq.learners.snapshot import UpdateSnapshot
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
+
+    from rlzmq.learners.data_parallel import DataParallelForward
+
+__all__ = ["LearnerRanks", "UpdateAgreement"]
+
+
+@dataclass(frozen=True)
+class UpdateAgreement:
+    """What all ranks do in one update.
+
+    Attributes:
+        module_ids: Modules with data on any rank, sorted.
+        num_minibatches: How many steps every rank takes.
+        loss_weights: Module id → factor of this rank's loss, so that the ranks' mean is the mean over all
+            rows.
+    """
+
+    module_ids: list[str]
+    num_minibatches: int
+    loss_weights: dict[str, float]
+
+
+class LearnerRanks(LearnerBase):
+    """The part of a Learner that knows of its peers. Alone (`group` is None) it does nothing."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.group: RankGroup | None = None
+        self._data_parallel: DataParallelForward | None = None
+
+    def setup_distributed(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        backend: Literal["gloo", "nccl"] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        store: Store | None = None,
+        timeout_s: float | None = None,
+        generation: int = 0,
+        interface: str | None = None,
+    ) -> None:
+        """Join a group of learners; a group that this learner was in is left first.
+
+        Afterwards the ranks hold what each held before: bring a newcomer up with `broadcast_state`. A group
+        of one is no group: nothing is opened, and updates are those of a learner on its own.
+
+        Args:
+            process_group: A ready torch process group, made by torchrun, say. Else all of the following.
+            backend: None: "nccl" with GPUs, else "gloo".
+            rank: This learner's index; None: as constructed.
+            world_size: How many there are; None: as constructed.
+            store: A torch.distributed Store that all reach and that outlives each.
+            timeout_s: After how many seconds a silent peer counts as lost; None:
+                ``config.learner_timeout_s``.
+            generation: Rises by one with each new group.
+            interface: See `RankGroup`.
+
+        Raises:
+            PeerLostError: Not all ranks came in time.
+            ValueError: A store is needed and missing.
+        """
+        self.leave_distributed()
+        if process_group is not None:
+            group = RankGroup.of(process_group, generation=generation)
+            self.rank, self.num_ranks = group.rank, group.world_size
+            self.group = group if group.world_size > 1 else None
+            return
+        self.rank = self.rank if rank is None else rank
+        self.num_ranks = self.num_ranks if world_size is None else world_size
+        if self.num_ranks == 1:
+            return
+        if store is None:
+            raise ValueError(
+                f"setup_distributed: {self.num_ranks} ranks need a store (FileStore, TCPStore) to meet."
+            )
+        timeout = getattr(self.config, "learner_timeout_s", 60.0) if timeout_s is None else timeout_s
+        self.group = RankGroup(
+            backend=backend or ("nccl" if self.device.type == "cuda" else "gloo"),
+            rank=self.rank,
+            world_size=self.num_ranks,
+            store=store,
+            timeout_s=timeout,
+            generation=generation,
+            device=self.device,
+            interface=interface,
+        )
+
+    def leave_distributed(self) -> None:
+        """Leave the group, if any; also right after a failure of it."""
+        self._data_parallel = None
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+            self.num_ranks = 1
+
+    def broadcast_state(self, source_rank: int) -> None:
+        """Make every rank's state (weights, optimizers, counters, …) equal to `source_rank`'s.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        if self.group is None:
+            return
+        mine = None
+        if self.rank == source_rank:
+            mine = msgpack.packb(to_plain(self.get_state(), "learner state"))
+        packed = self.group.broadcast_bytes(mine, source_rank)
+        if self.rank != source_rank:
+            limit = len(packed)
+            self.set_state(from_plain(msgpack.unpackb(packed, max_bin_len=limit, strict_map_key=True)))
+
+    def parameter_hash(self) -> str:
+        """SHA-256 (hex) of all weights and buffers, for comparison across ranks and runs."""
+        state = self.get_state("rl_module")["rl_module"]
+        return parameter_hash(
+            {f"{module_id}/{name}": value for module_id, one in state.items() for name, value in one.items()}
+        )
+
+    def ranks_agree(self) -> bool:
+        """Whether all ranks hold the same weights, bit for bit. A collective.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        return self.group is None or self.group.agree(self.parameter_hash())
+
+    def data_parallel(self) -> DataParallelForward:
+        """The forward and backward pass that averages gradients over ranks."""
+        if self._data_parallel is None:
+            from rlzmq.learners.data_parallel import DataParallelForward
+
+            assert self.group is not None
+            modules = {module_id: module.unwrapped() for module_id, module in self.module.items()}
+            self._data_parallel = DataParallelForward(
+                {module_id: module for module_id, module in modules.items() if isinstance(module, nn.Module)},
+                self.module.forward_train,
+                self.group,
+                getattr(self.config, "torch_ddp_kwargs", None),
+            )
+        return self._data_parallel
+
+    def agree_on_update(self, num_rows: Mapping[str, int], num_minibatches: int) -> UpdateAgreement:
+        """Settle, before the first gradient, what all ranks do in this update.
+
+        Ranks whose batches are exactly ``train_batch_size_per_learner`` steps agree by construction; this
+        makes sure of it, and evens out data that came from elsewhere: the most minibatches that any rank
+        needs.
+
+        Args:
+            num_rows: Module id → real timesteps that this rank has; the same module ids on all ranks.
+            num_minibatches: How many minibatches this rank's data makes.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+            DesynchronizedError: The ranks are at different updates.
+        """
+        module_ids = sorted(num_rows)
+        if self.group is None:
+            active = [module_id for module_id in module_ids if num_rows[module_id]]
+            return UpdateAgreement(active, num_minibatches if active else 0, dict.fromkeys(active, 1.0))
+        self.group.vote([True], step_id=self.weights_seq_no)
+        counts = torch.zeros(len(module_ids) + self.num_ranks, dtype=torch.int64)
+        counts[: len(module_ids)] = torch.tensor([num_rows[module_id] for module_id in module_ids])
+        counts[len(module_ids) + self.rank] = num_minibatches
+        totals = self.group.all_reduce(counts).tolist()
+        total_rows = dict(zip(module_ids, totals, strict=False))
+        active = [module_id for module_id in module_ids if total_rows[module_id]]
+        return UpdateAgreement(
+            active,
+            max(totals[len(module_ids) :]) if active else 0,
+            {module_id: num_rows[module_id] * self.num_ranks / total_rows[module_id] for module_id in active},
+        )
+
+    def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+        """The weighted mean of each named value over all ranks; the same names on all ranks.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        if self.group is None:
+            return dict(values)
+        names = sorted(values)
+        sums = torch.tensor(
+            [[values[name] * weights[name] for name in names], [weights[name] for name in names]],
+            dtype=torch.float64,
+        )
+        totals, total_weights = self.group.all_reduce(sums).tolist()
+        return {
+            name: total / weight if weight else 0.0
+            for name, total, weight in zip(names, totals, total_weights, strict=True)
+        }
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """If a peer is lost inside the block, weights, optimizers and counters are put back."""
+        if self.group is None:
+            yield
+            return
+        tensors = [t for _, module in self.module.items() for t in _tensors(module.unwrapped())]
+        snapshot = UpdateSnapshot(tensors, [entry.optimizer for entry in self._optimizers])
+        counters = self.get_state(["weights_seq_no", "counters", "extra"])
+        try:
+            yield
+        except (PeerLostError, DesynchronizedError):
+            snapshot.restore()
+            self.set_state(counters)
+            raise
+
+    def _on_modules_changed(self) -> None:
+        self._data_parallel = None
+
+
+def _tensors(module: Any) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []

@@ -1,0 +1,208 @@
+"""Each module's named optimizers: their parameters, learning-rate schedules and state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.learners.schedule import Schedule
+
+__all__ = ["ALL_MODULES", "DEFAULT_OPTIMIZER", "OptimizerRegistry", "RegisteredOptimizer", "make_adam"]
+
+DEFAULT_OPTIMIZER = "default_optimizer"
+ALL_MODULES = "__all_modules__"
+
+
+@dataclass(frozen=True)
+class RegisteredOptimizer:
+    """One optimizer of one module.
+
+    Attributes:
+        module_id: Whose it is; `ALL_MODULES` for one that steps with every minibatch.
+        name: Unique within the module.
+        optimizer: A torch optimizer.
+        parameters: What it optimises.
+        learning_rate: Its schedule; None: the optimizer's own settings stay untouched.
+    """
+
+    module_id: str
+    name: str
+    optimizer: Optimizer
+    parameters: tuple[Tensor, ...]
+    learning_rate: Schedule | None
+
+
+class OptimizerRegistry:
+    """All optimizers of a Learner, by module id and name."""
+
+    def __init__(self) -> None:
+        self._by_module: dict[str, dict[str, RegisteredOptimizer]] = {}
+
+    def register(
+        self,
+        module_id: str,
+        name: str,
+        optimizer: Optimizer,
+        parameters: Sequence[Tensor],
+        learning_rate: float | Sequence[Sequence[float]] | None,
+    ) -> None:
+        """Add an optimizer; its learning rate becomes the schedule's first value.
+
+        Raises:
+            ValueError: There is one of this name already, or it was made for other parameters.
+        """
+        names = self._by_module.setdefault(module_id, {})
+        if name in names:
+            raise ValueError(
+                f"module {module_id!r} already has an optimizer named {name!r}: use another name."
+            )
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if mine != {id(p) for p in parameters}:
+            raise ValueError(
+                f"optimizer {name!r} of module {module_id!r}: expected one that holds exactly the "
+                f"{len(parameters)} parameters it is registered with, got one with {len(mine)} (others)."
+            )
+        schedule = (
+            None if learning_rate is None else Schedule(learning_rate, name=f"lr of {module_id}/{name}")
+        )
+        if schedule is not None:
+            _set_learning_rate(optimizer, schedule.current)
+        names[name] = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule)
+
+    def get(self, module_id: str, name: str = DEFAULT_OPTIMIZER) -> Optimizer:
+        """One optimizer.
+
+        Raises:
+            KeyError: There is none of this name.
+        """
+        names = self._by_module.get(module_id, {})
+        if name not in names:
+            raise KeyError(f"module {module_id!r} has no optimizer {name!r}.{did_you_mean(name, names)}")
+        return names[name].optimizer
+
+    def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
+        """The module's optimizers, in the order in which they were registered."""
+        return list(self._by_module.get(module_id, {}).values())
+
+    def of_modules(self, module_ids: Iterable[str]) -> list[RegisteredOptimizer]:
+        """The optimizers that step when these modules are trained, those of `ALL_MODULES` last."""
+        return [
+            entry for module_id in (*sorted(module_ids), ALL_MODULES) for entry in self.of_module(module_id)
+        ]
+
+    def __iter__(self) -> Iterator[RegisteredOptimizer]:
+        return (entry for names in self._by_module.values() for entry in names.values())
+
+    def remove(self, module_id: str) -> None:
+        """Forget a module's optimizers."""
+        self._by_module.pop(module_id, None)
+
+    def update_learning_rates(self, module_id: str, num_env_steps: int) -> None:
+        """Set one module's learning rates to their schedules' values after `num_env_steps`."""
+        for entry in self.of_module(module_id):
+            if entry.learning_rate is not None:
+                _set_learning_rate(entry.optimizer, entry.learning_rate.update(num_env_steps))
+
+    def get_state(self, names: Mapping[int, str]) -> dict[str, Any]:
+        """Every optimizer's state as named arrays and plain scalars.
+
+        Args:
+            names: ``id(parameter)`` → name. A parameter that is not there is called after its position.
+
+        Returns:
+            ``{module id: {optimizer: {"state": {parameter: {key: array or scalar}}, "groups": [{key:
+            plain}]}}}``.
+        """
+        return {
+            module_id: {name: _get_state(entry.optimizer, names) for name, entry in entries.items()}
+            for module_id, entries in self._by_module.items()
+        }
+
+    def set_state(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
+        """Take over what `get_state` gave; modules and optimizers that are not in it stay as they are.
+
+        Raises:
+            KeyError: The state names a module or an optimizer that is not here.
+        """
+        for module_id, optimizers in state.items():
+            for name, optimizer_state in optimizers.items():
+                _set_state(self.get(module_id, name), optimizer_state, names)
+
+
+def make_adam(parameters: Sequence[Tensor], learning_rate: float, **options: Any) -> torch.optim.Adam:
+    """Adam, in its one-kernel form where the parameters allow it: on one CPU or CUDA device."""
+    devices = {p.device for p in parameters}
+    fused = len(devices) == 1 and all(p.is_floating_point() for p in parameters)
+    fused = fused and next(iter(devices)).type in ("cpu", "cuda")
+    return torch.optim.Adam(parameters, lr=learning_rate, fused=fused or None, **options)
+
+
+def _set_learning_rate(optimizer: Optimizer, value: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+def _parameter_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[str]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(id(p), f"parameter_{i}") for i, p in enumerate(parameters)]
+
+
+def _get_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    state = optimizer.state_dict()
+    parameters = _parameter_names(optimizer, names)
+    return {
+        "state": {
+            parameters[index]: {key: _to_plain(value) for key, value in values.items()}
+            for index, values in state["state"].items()
+        },
+        "groups": [
+            {key: _to_plain(value) for key, value in group.items() if key != "params"}
+            for group in state["param_groups"]
+        ],
+    }
+
+
+def _set_state(optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
+    positions = {name: index for index, name in enumerate(_parameter_names(optimizer, names))}
+    unknown = sorted(set(state["state"]) - set(positions))
+    if unknown:
+        raise KeyError(
+            f"optimizer state of an unknown parameter {unknown[0]!r}.{did_you_mean(unknown[0], positions)}"
+        )
+    mine = optimizer.state_dict()["param_groups"]
+    if len(mine) != len(state["groups"]):
+        raise ValueError(f"expected the state of {len(mine)} parameter groups, got {len(state['groups'])}.")
+    groups = [
+        {**group, **{key: _like(value, group.get(key)) for key, value in saved.items()}}
+        for group, saved in zip(mine, state["groups"], strict=True)
+    ]
+    values = {
+        positions[name]: {key: _from_plain(value) for key, value in entries.items()}
+        for name, entries in state["state"].items()
+    }
+    optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def _to_plain(value: Any) -> Any:
+    return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
+
+
+def _from_plain(value: Any) -> Any:
+    # as_tensor would share a read-only buffer
+    return torch.tensor(value) if hasattr(value, "dtype") else value
+
+
+def _like(value: Any, mine: Any) -> Any:
+    """A setting as the optimizer holds it: tuples and tensors, which plain formats may lack."""
+    if isinstance(mine, Tensor):
+        return torch.as_tensor(value, dtype=mine.dtype, device=mine.device)
+    return tuple(value) if isinstance(mine, tuple) else value

@@ -1,0 +1,174 @@
+"""PPOLearner: the clipped surrogate loss, and the coefficients that adapt between updates."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner import Learner
+from rlzmq.learners.ppo_loss import PPOSettings, ppo_policy_terms, ppo_value_loss
+from rlzmq.learners.schedule import Schedule
+from rlzmq.modules.apis import ValueFunctionAPI
+
+__all__ = ["PPOLearner"]
+
+
+class PPOLearner(Learner):
+    """Trains actor-critic modules with PPO (arXiv:1707.06347).
+
+    Needs the columns ``actions``, ``action_logp``, ``action_dist_inputs``, ``advantages`` and
+    ``value_targets``; the last two come from the learner connector's GeneralAdvantageEstimation.
+
+    The KL coefficient of each module adapts after every update: ×1.5 when the mean divergence over the last
+    epoch exceeded twice ``config.kl_target``, ×0.5 when it stayed below half of it. Of several ranks, all use
+    the mean over all of them.
+    """
+
+    rl_module_required_apis = (ValueFunctionAPI,)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.curr_kl_coeffs_per_module: dict[str, float] = {}
+        self.entropy_coeff_schedulers_per_module: dict[str, Schedule] = {}
+        self._settings: dict[str, PPOSettings] = {}
+        # Value predictions and targets of the last epoch, for statistics that need all of it at once.
+        self._values: dict[str, deque[tuple[Tensor, Tensor, Tensor | None]]] = {}
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        super().configure_optimizers_for_module(module_id, config)
+        self._settings[module_id] = PPOSettings(
+            clip_param=config.clip_param,
+            vf_clip_param=config.vf_clip_param,
+            vf_loss_coeff=config.vf_loss_coeff,
+            use_critic=config.use_critic,
+            use_kl_loss=config.use_kl_loss,
+            kl_target=config.kl_target,
+        )
+        self.curr_kl_coeffs_per_module[module_id] = float(config.kl_coeff)
+        self.entropy_coeff_schedulers_per_module[module_id] = Schedule(config.entropy_coeff, "entropy_coeff")
+
+    def remove_module(self, module_id: str, **kwargs: Any) -> None:
+        super().remove_module(module_id, **kwargs)
+        for part in (
+            self._settings,
+            self.curr_kl_coeffs_per_module,
+            self.entropy_coeff_schedulers_per_module,
+        ):
+            part.pop(module_id, None)
+
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().before_gradient_based_update(timesteps=timesteps)
+        self._values.clear()
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Policy loss + value loss − entropy bonus + KL penalty; see `rlzmq.learners.ppo_loss`."""
+        module = self.module[module_id].unwrapped()
+        settings = self._settings[module_id]
+        mask = batch.get(Columns.LOSS_MASK)
+        dist_cls = module.get_train_action_dist_cls()
+        dist = dist_cls.from_logits(module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS))
+        logp = dist.logp(batch[Columns.ACTIONS])
+
+        kl_coeff = self.curr_kl_coeffs_per_module[module_id]
+        entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
+        kl = None
+        if settings.use_kl_loss:
+            old_dist = dist_cls.from_logits(batch[Columns.ACTION_DIST_INPUTS])
+            with torch.set_grad_enabled(kl_coeff != 0.0):
+                kl = old_dist.kl(dist)
+        with torch.set_grad_enabled(entropy_coeff != 0.0):
+            entropy = dist.entropy()
+        terms = ppo_policy_terms(
+            logp_B=logp,
+            old_logp_B=batch[Columns.ACTION_LOGP],
+            advantages_B=batch[Columns.ADVANTAGES],
+            entropy_B=entropy,
+            kl_B=kl,
+            clip_param=settings.clip_param,
+            mask_B=mask,
+        )
+        loss = terms.policy_loss
+        stats = {"policy_loss": terms.policy_loss, "entropy": terms.entropy}
+        if terms.mean_kl is not None:
+            stats["mean_kl_loss"] = terms.mean_kl
+            if kl_coeff:
+                loss = loss + kl_coeff * terms.mean_kl
+        if entropy_coeff:
+            loss = loss - entropy_coeff * terms.entropy
+        if settings.use_critic:
+            values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+            targets = batch[Columns.VALUE_TARGETS]
+            vf_loss = ppo_value_loss(values, targets, settings.vf_clip_param, mask)
+            loss = loss + settings.vf_loss_coeff * vf_loss
+            stats["vf_loss"] = vf_loss
+            if module_id not in self._values:
+                self._values[module_id] = deque(maxlen=self.num_minibatches_per_epoch)
+            self._values[module_id].append((values.detach(), targets, mask))
+        self.log_stats(module_id, stats)
+        return loss
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        self._log_value_stats()
+        self._adapt_kl_coefficients()
+        for module_id, schedule in self.entropy_coeff_schedulers_per_module.items():
+            self.log_stats(module_id, {"curr_entropy_coeff": schedule.current})
+            schedule.update(self._clock(timesteps))
+
+    def _log_value_stats(self) -> None:
+        for module_id, parts in self._values.items():
+            values, targets = (torch.cat([part[i].flatten() for part in parts]) for i in (0, 1))  # type: ignore[union-attr]
+            masks = [part[2].flatten() for part in parts if part[2] is not None]
+            mask = torch.cat(masks) if masks else None
+            if mask is not None:
+                values, targets = values[mask], targets[mask]
+            error = (targets - values).double()
+            explained = 1.0 - error.var(correction=0) / targets.double().var(correction=0).clamp(min=1e-12)
+            self.log_stats(
+                module_id,
+                {
+                    "vf_loss_unclipped": error.square().mean(),
+                    "vf_explained_var": explained.clamp(min=-1.0),
+                },
+            )
+
+    def _adapt_kl_coefficients(self) -> None:
+        module_ids = sorted(m for m, settings in self._settings.items() if settings.use_kl_loss)
+        measured = self.mean_stats("mean_kl_loss")
+        sampled = self.mean_over_ranks(
+            {module_id: measured.get(module_id, 0.0) for module_id in module_ids},
+            {module_id: float(module_id in measured) for module_id in module_ids},
+        )
+        for module_id in module_ids:
+            coefficient = self.curr_kl_coeffs_per_module[module_id]
+            if module_id in self._active:
+                target = self._settings[module_id].kl_target
+                if sampled[module_id] > 2.0 * target:
+                    coefficient *= 1.5
+                elif sampled[module_id] < 0.5 * target:
+                    coefficient *= 0.5
+                self.curr_kl_coeffs_per_module[module_id] = coefficient
+            self.log_stats(module_id, {"curr_kl_coeff": coefficient})
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            **super().get_extra_state(),
+            "kl_coeffs": dict(self.curr_kl_coeffs_per_module),
+            "entropy_coeffs": {m: s.current for m, s in self.entropy_coeff_schedulers_per_module.items()},
+        }
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        for module_id, coefficient in state["kl_coeffs"].items():
+            if module_id in self.curr_kl_coeffs_per_module:
+                self.curr_kl_coeffs_per_module[module_id] = float(coefficient)
+        for module_id, coefficient in state["entropy_coeffs"].items():
+            if module_id in self.entropy_coeff_schedulers_per_module:
+                self.entropy_coeff_schedulers_per_module[module_id].current = float(coefficient)

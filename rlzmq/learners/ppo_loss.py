@@ -1,0 +1,92 @@
+"""PPO's loss: clipped surrogate, clipped value error, entropy bonus, KL penalty (arXiv:1707.06347).
+
+Shape suffix: ``B`` rows of a minibatch, ``[B]`` for stateless modules, ``[B, T]`` with a mask for stateful
+ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["PPOLossTerms", "PPOSettings", "masked_mean", "ppo_policy_terms", "ppo_value_loss"]
+
+
+@dataclass(frozen=True)
+class PPOSettings:
+    """The settings of one module's loss, read from the config once.
+
+    Attributes:
+        clip_param: The surrogate's clip range around a probability ratio of 1.
+        vf_clip_param: Bound on the squared value error; None: no bound.
+        vf_loss_coeff: Weight of the value loss.
+        use_critic: Whether there is a value loss.
+        use_kl_loss: Whether the KL divergence to the sampling policy is part of the loss.
+        kl_target: The mean KL divergence that the adaptive coefficient aims at.
+    """
+
+    clip_param: float
+    vf_clip_param: float | None
+    vf_loss_coeff: float
+    use_critic: bool
+    use_kl_loss: bool
+    kl_target: float
+
+
+class PPOLossTerms(NamedTuple):
+    """The means over a minibatch's real rows, 0-d tensors."""
+
+    policy_loss: Tensor
+    entropy: Tensor
+    mean_kl: Tensor | None
+
+
+def ppo_policy_terms(
+    *,
+    logp_B: Tensor,
+    old_logp_B: Tensor,
+    advantages_B: Tensor,
+    entropy_B: Tensor,
+    kl_B: Tensor | None,
+    clip_param: float,
+    mask_B: Tensor | None = None,
+) -> PPOLossTerms:
+    """The terms that concern the policy.
+
+    Args:
+        logp_B: Log-probability of the actions under the trained policy.
+        old_logp_B: Under the policy that sampled them.
+        advantages_B: Advantages, standardised.
+        entropy_B: Entropy of the trained policy.
+        kl_B: KL divergence from the sampling policy to the trained one; None: no such term.
+        clip_param: See `PPOSettings`.
+        mask_B: Which entries are real; None: all.
+    """
+    ratio_B = torch.exp(logp_B - old_logp_B)
+    clipped_B = ratio_B.clamp(1.0 - clip_param, 1.0 + clip_param)
+    surrogate_B = torch.minimum(advantages_B * ratio_B, advantages_B * clipped_B)
+    return PPOLossTerms(
+        policy_loss=-masked_mean(surrogate_B, mask_B),
+        entropy=masked_mean(entropy_B, mask_B),
+        mean_kl=None if kl_B is None else masked_mean(kl_B, mask_B),
+    )
+
+
+def ppo_value_loss(
+    values_B: Tensor, value_targets_B: Tensor, vf_clip_param: float | None, mask_B: Tensor | None = None
+) -> Tensor:
+    """Mean squared value error, each row's bounded by `vf_clip_param`; a 0-d tensor."""
+    error_B = (values_B - value_targets_B).square()
+    if vf_clip_param is not None:
+        error_B = error_B.clamp(max=vf_clip_param)
+    return masked_mean(error_B, mask_B)
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of `values` where `mask` is True (everywhere if None); 0 where nothing is."""
+    if mask is None:
+        return values.mean()
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
