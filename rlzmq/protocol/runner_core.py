@@ -209,7 +209,9 @@ class RunnerCore(PeerCore):
         )
         frames = tuple(encode_fragment(fragment, event.arrays, event.meta))
         num_bytes = sum(memoryview(frame).nbytes for frame in frames)
-        self._kept[fragment.seq] = _Kept(fragment, frames, num_bytes, now)
+        self._kept[fragment.seq] = _Kept(
+            fragment, frames, num_bytes, now if self.is_welcome else float("-inf")
+        )
         self._next_seq += 1
         self.num_env_steps_sampled += event.num_env_steps
         return [Send(b"", fragment, whole=frames)] if self.is_welcome else []

@@ -1,0 +1,506 @@
+"""The broker, without its sockets: typed events in, instructions out, time passed in.
+
+```
+ runners ── FRAGMENT ─► accept ─► ledger ─► exact shards ─► learners ── UPDATE_DONE ─► commit
+    ▲                                                           │                        │
+    ├──── LEASE ◄── grants ◄── open updates ◄── driver ◄── UPDATE_REPORT ◄───────────────┤
+    └──── COMMITTED ◄────────────────────────────────────────────────────────────────────┘
+ rank 0 ── WEIGHTS ─► store ─► PUB, SNAPSHOT
+```
+
+Promises. An accepted fragment is trained exactly once in a lineage or dropped with a counted reason;
+``sampled = trained + dropped + pending`` at every moment. Every rank trains exactly its share of a
+batch. Weights versions rise per generation. Any peer, and the broker itself, may die, come back, or
+lose, repeat and reorder messages: what is unanswered is sent again, what is repeated is recognised,
+and a new broker rebuilds its ledger from what runners, learners and the driver still hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlzmq.protocol.broker_grants import Grants, take_acks
+from rlzmq.protocol.broker_peers import Door, publication_for_pub
+from rlzmq.protocol.broker_state import BrokerOptions, BrokerState, Peer
+from rlzmq.protocol.broker_updates import Updates
+from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.events import Instruction, Malformed, PeerLost, Publish, Received, Stop, Tick
+from rlzmq.protocol.messages import (
+    Accepted,
+    BrokerBeat,
+    Committed,
+    Config,
+    ConfigRequest,
+    ConnectorState,
+    DriverState,
+    Fragment,
+    Goodbye,
+    Hello,
+    LearnerState,
+    LeaseReturned,
+    OpenUpdate,
+    Pause,
+    Progress,
+    Refused,
+    Rejected,
+    Reset,
+    Resume,
+    RunnerState,
+    ShardReady,
+    ShardRefused,
+    Snapshot,
+    SnapshotRequest,
+    Status,
+    StatusRequest,
+    UpdateDone,
+    Weights,
+    WireMessage,
+)
+from rlzmq.protocol.ranges import to_spans, unpack_ranges
+from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.values import pack_blob
+from rlzmq.protocol.weights import open_publication
+
+__all__ = ["BrokerCore", "BrokerOptions"]
+
+# Who may say what; the rest is refused and counted, so a runner's key cannot publish weights.
+_SAYS: dict[str, frozenset[type[WireMessage]]] = {
+    "runner": frozenset({RunnerState, Fragment, LeaseReturned, SnapshotRequest, StatusRequest, Goodbye}),
+    "learner": frozenset(
+        {LearnerState, ShardReady, ShardRefused, UpdateDone, Weights, StatusRequest, Goodbye}
+    ),
+    "driver": frozenset(
+        {DriverState, OpenUpdate, ConnectorState, Pause, Resume, Reset, Config, StatusRequest, Goodbye}
+    ),
+    "observer": frozenset({StatusRequest, Goodbye}),
+}
+
+
+class BrokerCore:
+    """See the module's head.
+
+    Args:
+        options: See `BrokerOptions`.
+    """
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self.options = options
+        self.state = BrokerState(options)
+        self._door = Door(self.state)
+        self._updates = Updates(self.state)
+        self._grants = Grants(self.state)
+        self._beat_at = float("-inf")
+        self._weights_asked_at = float("-inf")
+        self._handlers: dict[type[WireMessage], Callable[[Peer, Received, float], None]] = {
+            Fragment: self._on_fragment,
+            RunnerState: self._on_runner_state,
+            LeaseReturned: self._on_lease_returned,
+            SnapshotRequest: self._on_snapshot_request,
+            LearnerState: self._on_learner_state,
+            ShardReady: self._on_shard_ready,
+            ShardRefused: self._on_shard_refused,
+            UpdateDone: self._on_update_done,
+            Weights: self._on_weights,
+            DriverState: self._on_driver_state,
+            OpenUpdate: self._on_open_update,
+            ConnectorState: self._on_connector_state,
+            Pause: self._on_pause,
+            Resume: self._on_resume,
+            Reset: self._on_reset,
+            Config: self._on_config,
+            StatusRequest: self._on_status_request,
+            Goodbye: self._on_goodbye,
+        }
+
+    def handle(self, event: Received | Malformed | PeerLost | Tick, now: float) -> list[Instruction]:
+        """One event in, what to do about it out.
+
+        Args:
+            event: What happened. Messages must have been decoded by `messages.decode_message`.
+            now: Seconds of a monotonic clock; never decreases.
+        """
+        state = self.state
+        if state.started_at is None:
+            state.started_at = now
+        if isinstance(event, Received):
+            self._on_received(event, now)
+        elif isinstance(event, Tick):
+            self._on_tick(now)
+        elif isinstance(event, PeerLost):
+            peer = state.by_routing.get(event.peer)
+            if peer is not None:
+                self._door.forget(peer, "lost", "unreachable")
+        else:
+            self._on_malformed(event)
+        self._updates.progress(now)
+        self._grants.progress(now)
+        self._acknowledge()
+        out, state.out = state.out, []
+        return out
+
+    def stop(self, reason: str) -> list[Instruction]:
+        """Says goodbye to everyone."""
+        for peer in self.state.by_routing.values():
+            self.state.send(peer, Goodbye(reason))
+        out, self.state.out = self.state.out, []
+        return out
+
+    def status(self) -> dict[str, Any]:
+        """Everything an observer may want to see, as plain values."""
+        state = self.state
+        accounting = state.ledger.accounting
+        return {
+            "run_id": self.options.run_id,
+            "incarnation": self.options.incarnation,
+            "generation": state.generation,
+            "weights": list(state.weights.order) if state.weights else None,
+            "next_commit": state.next_commit,
+            "open_updates": sorted(state.open),
+            "updates_in_flight": sorted(state.runs),
+            "runners": [
+                {
+                    "name": peer.hello.name,
+                    "incarnation": peer.incarnation,
+                    "num_leases": state.leases.num_of_peer(uuid),
+                    "num_uncommitted": state.ledger.runner(uuid, peer.incarnation).num_uncommitted,
+                    "num_env_steps": peer.sampled,
+                    "num_bad": peer.num_bad,
+                    "is_suspect": peer.is_suspect,
+                }
+                for uuid, peer in sorted(state.runners.items())
+            ],
+            "learners": [
+                {"name": peer.hello.name, "rank": rank, "next_update": peer.next_update}
+                for rank, peer in sorted(state.ranks.items())
+            ],
+            "has_driver": state.driver is not None,
+            "accounting": {**accounting.counts(), "dropped": dict(accounting.dropped)},
+            "num_duplicates": accounting.num_duplicates,
+            "num_fragments_held": len(state.ledger.entries),
+            "fragment_bytes": state.ledger.num_bytes,
+            "num_env_steps_leased": state.leases.leased_env_steps(),
+            "refused": dict(state.refused),
+        }
+
+    # ------------------------------------------------------------------ dispatch
+
+    def _on_received(self, event: Received, now: float) -> None:
+        state, message = self.state, event.message
+        if isinstance(message, Hello):
+            self._on_hello(event, message, now)
+            return
+        if isinstance(message, ConfigRequest):
+            if state.config is not None:
+                state.send(event.peer, state.config[0], (state.config[1],))
+            return
+        peer = state.by_routing.get(event.peer)
+        if peer is None:
+            self._on_stranger(event, message)
+            return
+        peer.heard_at = now
+        if type(message) not in _SAYS[peer.hello.role]:
+            state.count_refused("role")
+            detail = f"a {peer.hello.role} does not send {type(message).__name__}"
+            state.send(peer, Rejected(-1, "role", detail))
+            state.notify("protocol_error", peer.hello.role, peer.hello.name, detail)
+            return
+        try:
+            self._handlers[type(message)](peer, event, now)
+        except WireError as error:
+            state.count_refused(error.reason)
+            state.send(peer, Rejected(-1, error.reason, str(error)[:1000]))
+            state.notify("protocol_error", peer.hello.role, peer.hello.name, str(error))
+
+    def _on_hello(self, event: Received, message: Hello, now: float) -> None:
+        state = self.state
+        trained = training = None
+        if message.role == "learner":
+            try:
+                trained, training = unpack_ranges(event.payload[:2]), unpack_ranges(event.payload[2:])
+            except WireError as error:
+                state.count_refused(error.reason)
+                state.send(event.peer, Refused(error.reason, str(error)[:1000]))
+                return
+        is_first_driver = state.driver_seen_at is None
+        peer = self._door.hello(event.peer, message, now)
+        if peer is None:
+            return
+        if trained is not None and training is not None:
+            self._updates.learner_joined(peer, trained, training)
+        elif message.role == "driver":
+            state.driver_seen_at = now
+            if is_first_driver:
+                state.ledger.accounting.add_base(message.trained, message.dropped)
+            self._updates.driver_joined(message.next_update, now)
+
+    def _on_stranger(self, event: Received, message: WireMessage) -> None:
+        """A peer of a broker before this one, one declared lost, or one that was fenced."""
+        state = self.state
+        if isinstance(message, Goodbye):
+            return
+        if isinstance(message, Fragment) and message.runner in state.fenced:
+            state.ledger.refuse(message.fragment_id, message.num_env_steps, "fenced")
+            state.send(event.peer, Rejected(message.seq, "fenced", "superseded by a newer process"))
+            return
+        state.send(event.peer, Refused("unknown_peer", "say HELLO first"))
+
+    def _on_malformed(self, event: Malformed) -> None:
+        state = self.state
+        state.count_refused(event.reason)
+        peer = state.by_routing.get(event.peer)
+        if peer is not None:
+            peer.num_bad += 1
+            state.send(peer, Rejected(-1, event.reason, event.detail[:1000]))
+            state.notify("protocol_error", peer.hello.role, peer.hello.name, event.detail)
+        elif event.reason == "version":
+            state.send(event.peer, Refused("version", event.detail[:1000]))
+
+    # ------------------------------------------------------------------ runners
+
+    def _on_fragment(self, peer: Peer, event: Received, now: float) -> None:
+        state, message = self.state, event.message
+        assert isinstance(message, Fragment)
+        fragment = message.fragment_id
+        if (message.runner, message.incarnation) != (peer.uuid, peer.incarnation):
+            state.ledger.refuse(fragment, message.num_env_steps, "fenced")
+            detail = f"{fragment} came from {peer.uuid} of incarnation {peer.incarnation}"
+            state.send(peer, Rejected(message.seq, "fenced", detail))
+            return
+        peer.is_suspect = False
+        lease = state.leases.leases.get(message.lease_id)
+        if lease is not None and lease.peer == peer.uuid:
+            state.leases.end(message.lease_id)
+        else:
+            lease = None
+        if state.ledger.is_committed(fragment):
+            state.ledger.accounting.num_duplicates += 1
+            self._tell_committed(peer)
+            return
+        reason = self._why_not(message, lease.num_env_steps if lease is not None else None)
+        if reason is not None:
+            peer.num_bad += 1
+            state.ledger.refuse(fragment, max(0, message.num_env_steps), "rejected")
+            state.send(peer, Rejected(message.seq, "rejected", reason))
+            state.notify("bad_fragment", "runner", peer.hello.name, reason)
+            return
+        if message.generation < state.min_generation:
+            state.ledger.refuse(fragment, message.num_env_steps, "rolled_back")
+            self._tell_committed(peer)
+            return
+        num_bytes = sum(memoryview(frame).nbytes for frame in event.frames)
+        entry = state.ledger.accept(
+            fragment,
+            message.num_env_steps,
+            generation=message.generation,
+            version=message.weights_version,
+            frames=event.frames,
+            num_bytes=num_bytes,
+            runner_name=peer.hello.name,
+        )
+        if entry is not None:
+            peer.sampled += message.num_env_steps
+            if not entry.num_steps:
+                state.to_be_reported(entry)
+        state.acks.setdefault(peer.uuid, set()).add(message.seq)
+
+    def _why_not(self, message: Fragment, leased_env_steps: int | None) -> str | None:
+        """What makes a fragment unacceptable, if anything."""
+        num_steps = message.num_env_steps
+        if num_steps < 0 or (leased_env_steps is not None and num_steps > leased_env_steps):
+            return f"{message.fragment_id}: {num_steps} env steps for a lease of {leased_env_steps}"
+        if message.seq < 0 or message.weights_version < 0 or message.generation < 0:
+            return f"{message.fragment_id}: a negative sequence number, version or generation"
+        if len(message.runner) > 200:
+            return "a runner's uuid has at most 200 characters"
+        return None
+
+    def _on_runner_state(self, peer: Peer, event: Received, now: float) -> None:
+        message = event.message
+        assert isinstance(message, RunnerState)
+        record = self.state.ledger.runner(peer.uuid, peer.incarnation)
+        peer.first_unacked = max(peer.first_unacked, message.first_unacked)
+        record.commit_below(message.first_unacked)
+        if record.watermark > message.first_unacked or (record.beyond and message.unaccepted):
+            self._tell_committed(peer)  # the COMMITTED before was lost
+        if message.connector_version < peer.connector_version and not message.leases:
+            peer.connector_version = message.connector_version
+        self._grants.heartbeat(peer, message, now)
+
+    def _on_lease_returned(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, LeaseReturned)
+        self._grants.returned(peer, event.message)
+
+    def _on_snapshot_request(self, peer: Peer, event: Received, now: float) -> None:
+        state, message = self.state, event.message
+        assert isinstance(message, SnapshotRequest)
+        if state.weights is not None and state.weights.order > (message.generation, message.version):
+            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
+        if message.connector_version < state.connector_version:
+            peer.connector_version = -1
+            self._grants.send_connector_state(peer)
+
+    # ------------------------------------------------------------------ learners
+
+    def _on_learner_state(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, LearnerState)
+        self._updates.heartbeat(peer, event.message, now)
+
+    def _on_shard_ready(self, peer: Peer, event: Received, now: float) -> None:
+        message = event.message
+        assert isinstance(message, ShardReady)
+        if message.rank == peer.hello.rank:
+            self._updates.ready(message, now)
+
+    def _on_shard_refused(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, ShardRefused)
+        self._updates.refused(event.message)
+
+    def _on_update_done(self, peer: Peer, event: Received, now: float) -> None:
+        message = event.message
+        assert isinstance(message, UpdateDone)
+        if message.rank == peer.hello.rank:
+            results = event.payload[0] if event.payload else b""
+            self._updates.done(peer, message, results, unpack_ranges(event.payload[1:]))
+
+    def _on_weights(self, peer: Peer, event: Received, now: float) -> None:
+        state, message = self.state, event.message
+        assert isinstance(message, Weights)
+        if peer.hello.rank != 0 or message.generation != state.generation or not event.payload:
+            state.count_refused("weights")
+            return
+        header, _ = open_publication(event.payload[0])
+        if header.run_id != self.options.run_id or header.order != (message.generation, message.version):
+            state.count_refused("weights")
+            return
+        if state.weights is not None and header.order <= state.weights.order:
+            return
+        state.weights, state.weights_frame = header, event.payload[0]
+        state.out.append(Publish(publication_for_pub(state)))
+        self._updates.release_published()
+
+    # ------------------------------------------------------------------ driver
+
+    def _on_driver_state(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, DriverState)
+        self._updates.driver_has(event.message.next_report)
+
+    def _on_open_update(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, OpenUpdate)
+        self._updates.open(event.message)
+
+    def _on_connector_state(self, peer: Peer, event: Received, now: float) -> None:
+        state, message = self.state, event.message
+        assert isinstance(message, ConnectorState)
+        if message.version > state.connector_version and event.payload:
+            state.connector_version = message.version
+            state.connector_message = (message, event.payload[0])
+
+    def _on_pause(self, peer: Peer, event: Received, now: float) -> None:
+        self.state.is_paused = True
+
+    def _on_resume(self, peer: Peer, event: Received, now: float) -> None:
+        self.state.is_paused = False
+
+    def _on_reset(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, Reset)
+        self._updates.reset(event.message)
+
+    def _on_config(self, peer: Peer, event: Received, now: float) -> None:
+        if event.payload:
+            self.state.config = (event.message, event.payload[0])
+
+    def _on_status_request(self, peer: Peer, event: Received, now: float) -> None:
+        self.state.send(peer, Status(), (pack_blob(self.status()),))
+
+    def _on_goodbye(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, Goodbye)
+        self._door.forget(peer, "left", event.message.reason)
+
+    # ------------------------------------------------------------------ time
+
+    def _on_tick(self, now: float) -> None:
+        state, options = self.state, self.options
+        self._grants.expire(now)
+        for peer in list(state.by_routing.values()):
+            if now - peer.heard_at >= options.peer_timeout_s:
+                self._door.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")
+        if state.driver is not None:
+            state.driver_seen_at = now
+        elif state.driver_seen_at is not None and now - state.driver_seen_at >= options.driver_timeout_s:
+            state.out.append(Stop("driver_lost", f"no driver for {options.driver_timeout_s:g} s"))
+        self._ask_for_weights(now)
+        if now - self._beat_at < options.heartbeat_s:
+            return
+        self._beat_at = now
+        self._updates.resend_reports(now)
+        for peer in state.by_routing.values():
+            if peer is not state.driver:
+                state.send(peer, BrokerBeat(options.incarnation))
+        if state.driver is not None:
+            state.send(state.driver, BrokerBeat(options.incarnation))
+            state.send(state.driver, self._progress())
+
+    def _ask_for_weights(self, now: float) -> None:
+        """Rank 0 has newer weights than the store: its message was lost, or this broker is new."""
+        state = self.state
+        rank_0 = state.ranks.get(0)
+        if rank_0 is None or now - self._weights_asked_at < self.options.resend_s:
+            return
+        have = state.weights.order if state.weights is not None else (-1, -1)
+        if have < (state.generation, rank_0.next_update):
+            self._weights_asked_at = now
+            state.send(rank_0, SnapshotRequest(*have))
+
+    def _progress(self) -> Progress:
+        state = self.state
+        update_id = state.next_plan if state.next_plan is not None else 0
+        update = state.open.get(update_id)
+        oldest, newest = state.version_bounds(update) if update is not None else (-1, None)
+        next_open = state.next_commit or 0
+        while next_open in state.open:
+            next_open += 1
+        accounting = state.ledger.accounting
+        return Progress(
+            update_id=update_id,
+            next_open=next_open,
+            connector_version=state.connector_version,
+            num_steps_ready=state.ledger.free_steps(oldest, newest),
+            num_steps_leased=state.leases.leased_env_steps(),
+            num_runners=len(state.runners),
+            num_learners=len(state.ranks),
+            weights_version=state.weights.version if state.weights else -1,
+            accounting=accounting.counts(),
+            dropped=dict(accounting.dropped),
+        )
+
+    # ------------------------------------------------------------------ acknowledgements
+
+    def _acknowledge(self) -> None:
+        """Tells runners what was accepted (unless a lease told them) and what was committed."""
+        state = self.state
+        for fragment in state.ledger.pop_committed():
+            peer = state.runners.get(fragment.runner)
+            if peer is not None and peer.incarnation == fragment.incarnation:
+                state.acks.setdefault(fragment.runner, set()).add(-1)
+        for uuid in list(state.acks):
+            peer = state.runners.get(uuid)
+            if peer is None:
+                del state.acks[uuid]
+                continue
+            if -1 in state.acks[uuid]:
+                state.acks[uuid].discard(-1)
+                self._tell_committed(peer)
+            accepted = {
+                seq
+                for seq in state.acks[uuid]
+                if FragmentId(uuid, peer.incarnation, seq) in state.ledger.entries
+            }
+            state.acks[uuid] = accepted
+            spans = take_acks(state, uuid)
+            if spans:
+                state.send(peer, Accepted(peer.incarnation, spans))
+
+    def _tell_committed(self, peer: Peer) -> None:
+        record = self.state.ledger.runner(peer.uuid, peer.incarnation)
+        self.state.send(peer, Committed(peer.incarnation, record.watermark, to_spans(record.beyond)))

@@ -1,0 +1,196 @@
+"""The broker's leases: which runner samples next, how much, under which weights."""
+
+from __future__ import annotations
+
+from rlzmq.protocol.broker_state import BrokerState, Peer
+from rlzmq.protocol.leases import plan_lease, small_lease, step_allowance
+from rlzmq.protocol.messages import Lease, LeaseReturned, OpenUpdate, RunnerState, Spans
+from rlzmq.protocol.ranges import to_spans
+
+__all__ = ["Grants", "take_acks"]
+
+
+class Grants:
+    """Grants leases for the update that is being collected; see `leases` for how much."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def returned(self, peer: Peer, message: LeaseReturned) -> None:
+        """A runner gives a lease back."""
+        lease = self._state.leases.leases.get(message.lease_id)
+        if lease is not None and lease.peer == peer.uuid:
+            self._state.leases.end(message.lease_id)
+
+    def heartbeat(self, peer: Peer, message: RunnerState, now: float) -> None:
+        """Leases that the runner never got are granted anew; a runner that moves is not suspect."""
+        state = self._state
+        if message.progress > peer.progress or not message.leases:
+            peer.progress = message.progress
+            peer.is_suspect = False
+        if message.unaccepted:
+            return  # a fragment is on its way and may answer a lease
+        held = set(message.leases)
+        for lease in state.leases.of_peer(peer.uuid):
+            if lease.lease_id not in held and now - lease.granted_at >= state.options.resend_s:
+                state.leases.end(lease.lease_id)
+
+    def expire(self, now: float) -> None:
+        """Leases past their deadline: their runner is slow, hung or gone."""
+        state = self._state
+        for lease in state.leases.expire(now):
+            peer = state.runners.get(lease.peer)
+            if peer is not None:
+                peer.is_suspect = True
+                detail = f"lease {lease.lease_id} of {lease.num_vector_steps} vector steps was not fulfilled"
+                state.notify("lease_expired", "runner", peer.hello.name, detail)
+
+    def progress(self, now: float) -> None:
+        """Grants whatever may be granted."""
+        state = self._state
+        if state.is_paused or state.weights is None or state.driver is None:
+            return
+        update_id = state.next_plan
+        if update_id is None:
+            return
+        update = state.open.get(update_id)
+        if update is not None and update.staleness == 0:
+            self._grant_exact(update, now)
+            return
+        # Asynchronous sampling does not wait for the driver to open the next update.
+        terms = update or state.terms
+        if terms is not None and terms.staleness > 0:
+            self._grant_ahead(terms, now)
+
+    def _grant_exact(self, update: OpenUpdate, now: float) -> None:
+        """Staleness 0: just what the batch still lacks, under exactly its weights."""
+        state = self._state
+        assert state.weights is not None
+        if (
+            state.weights.version != update.weights_version
+            or state.connector_version < update.connector_version
+        ):
+            return
+        version = update.weights_version
+        remaining = (
+            state.batch_of(update)
+            - state.ledger.free_steps(version, version)
+            - state.leases.leased_env_steps(update.update_id)
+        )
+        while remaining > 0:
+            granted = 0
+            num_runners = self._num_active()
+            for peer in self._candidates():
+                num_steps = plan_lease(remaining, num_runners, peer.hello.num_envs, update.fragment_length)
+                if not num_steps:
+                    break
+                if state.leases.num_of_peer(peer.uuid) and num_steps < update.fragment_length:
+                    # Near the end of a batch nothing is granted ahead: the rest is planned when it
+                    # is known exactly, by whoever is free (and as in a run of one process).
+                    continue
+                self._grant(peer, update, update.update_id, num_steps, now)
+                granted += 1
+                remaining -= num_steps * peer.hello.num_envs
+            if not granted:
+                return
+
+    def _grant_ahead(self, terms: OpenUpdate, now: float) -> None:
+        """Staleness >= 1: as much as the slots allow, under the latest weights."""
+        state = self._state
+        if state.connector_version < terms.connector_version:
+            return
+        batch = state.batch_of(terms)
+        oldest, _ = state.version_bounds(terms)
+        accounting = state.ledger.accounting
+        progress = True
+        while progress:
+            progress = False
+            leased = state.leases.leased_env_steps()
+            in_flight = leased + accounting.pending + sum(state.unpublished.values())
+            lacking = batch - state.ledger.free_steps(oldest) - leased
+            for peer in self._candidates():
+                num_envs = peer.hello.num_envs
+                allowance = step_allowance(
+                    batch=batch,
+                    staleness=terms.staleness,
+                    num_envs=num_envs,
+                    in_flight=in_flight,
+                    trained=state.trained_steps,
+                    sampled=accounting.sampled + leased,
+                    ratio=terms.replay_ratio,
+                )
+                num_steps = min(terms.fragment_length, allowance // num_envs)
+                held = state.leases.num_of_peer(peer.uuid)
+                is_small = num_steps < small_lease(terms.fragment_length)
+                if num_steps < 1 or (is_small and (leased or lacking <= 0)):
+                    continue
+                if held and num_steps < terms.fragment_length:
+                    continue
+                if lacking <= 0 and not self._has_window(peer, terms, batch):
+                    continue
+                self._grant(peer, terms, -1, num_steps, now)
+                leased += num_steps * num_envs
+                in_flight += num_steps * num_envs
+                lacking -= num_steps * num_envs
+                progress = True
+
+    def _has_window(self, peer: Peer, terms: OpenUpdate, batch: int) -> bool:
+        """Whether the runner may run ahead of the update that is being collected."""
+        state, options = self._state, self._state.options
+        record = state.ledger.runner(peer.uuid, peer.incarnation)
+        held = state.leases.num_of_peer(peer.uuid)
+        per_fragment = max(1, terms.fragment_length * peer.hello.num_envs * len(state.runners))
+        window = max(options.window_messages, 2 * (terms.staleness + 1) * batch // per_fragment)
+        bytes_per_fragment = record.uncommitted_bytes // max(1, record.num_uncommitted)
+        return (
+            record.num_uncommitted + held < window
+            and record.uncommitted_bytes + (held + 1) * bytes_per_fragment <= options.window_bytes
+            and state.ledger.num_bytes <= options.memory_bytes
+        )
+
+    def _num_active(self) -> int:
+        return max(1, sum(not peer.is_suspect for peer in self._state.runners.values()))
+
+    def _candidates(self) -> list[Peer]:
+        """Runners that may get a lease: those without one first, then by turn."""
+        state = self._state
+        free = [
+            uuid
+            for uuid, peer in state.runners.items()
+            if not peer.is_suspect and state.leases.num_of_peer(uuid) < state.options.max_leases_per_runner
+        ]
+        in_turn = state.leases.in_turn(free)
+        return [state.runners[uuid] for uuid in sorted(in_turn, key=state.leases.num_of_peer)]
+
+    def _grant(self, peer: Peer, terms: OpenUpdate, update_id: int, num_steps: int, now: float) -> None:
+        state = self._state
+        assert state.weights is not None
+        self.send_connector_state(peer)
+        lease = state.leases.grant(
+            peer.uuid, update_id, num_steps, peer.hello.num_envs, now, terms.lease_timeout_s
+        )
+        message = Lease(
+            lease_id=lease.lease_id,
+            update_id=update_id,
+            num_vector_steps=num_steps,
+            generation=state.weights.generation,
+            weights_version=state.weights.version,
+            exact=update_id >= 0,
+            connector_version=state.connector_version,
+            timeout_s=terms.lease_timeout_s,
+            accepted=take_acks(state, peer.uuid),
+        )
+        state.send(peer, message)
+
+    def send_connector_state(self, peer: Peer) -> None:
+        """The newest connector state, if this runner was not sent it yet."""
+        state = self._state
+        if state.connector_message is not None and peer.connector_version < state.connector_version:
+            peer.connector_version = state.connector_version
+            message, blob = state.connector_message
+            state.send(peer, message, (blob,))
+
+
+def take_acks(state: BrokerState, uuid: str) -> Spans:
+    """Accepted sequence numbers that this runner was not told of yet, as spans."""
+    return to_spans(state.acks.pop(uuid, ()))

@@ -1,0 +1,174 @@
+"""The broker's door: who is registered, under which incarnation, in which learner generation."""
+
+from __future__ import annotations
+
+from rlzmq.protocol.broker_state import BrokerState, Peer
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.messages import Hello, Refused, Snapshot, Welcome
+from rlzmq.protocol.weights import notice_of
+
+__all__ = ["Door", "publication_for_pub"]
+
+_ROLES = frozenset({"runner", "learner", "driver", "observer"})
+
+
+class Door:
+    """Registers, fences and forgets peers.
+
+    One name belongs to one process at a time: a newer one (a higher incarnation, or a new process
+    that asks for one) fences its predecessor, whose later messages are refused and counted.
+    """
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def hello(self, routing: bytes, hello: Hello, now: float) -> Peer | None:
+        """Registers a peer, or refuses it and returns None."""
+        state = self._state
+        refusal = self._mismatch(hello) or self._fence_reason(hello)
+        if refusal is not None:
+            state.count_refused(refusal[0])
+            state.send(routing, Refused(*refusal))
+            if refusal[0] != "fenced":
+                state.notify("refused", hello.role, hello.name, refusal[1])
+            return None
+        incarnation = self._incarnation(hello)
+        known = state.names.get((hello.role, hello.name))
+        is_same = known is not None and known[0] == hello.uuid
+        if known is not None and not is_same:
+            self._fence(hello, known[0])
+        state.names[(hello.role, hello.name)] = (hello.uuid, incarnation)
+        previous = self._registered(hello)
+        if previous is not None and previous.routing != routing:
+            state.by_routing.pop(previous.routing, None)
+        peer = Peer(routing, hello, incarnation, now, next_update=hello.next_update)
+        if previous is not None:
+            peer.sampled, peer.num_bad = previous.sampled, previous.num_bad
+        state.by_routing[routing] = peer
+        welcome = Welcome(
+            state.options.run_id, state.options.incarnation, incarnation, state.options.heartbeat_s
+        )
+        state.send(peer, welcome)
+        self._seat(peer, is_new=not is_same)
+        return peer
+
+    def forget(self, peer: Peer, event: str, detail: str = "") -> None:
+        """A peer left or was lost: its leases are free, what it delivered stays."""
+        state = self._state
+        state.by_routing.pop(peer.routing, None)
+        role = peer.hello.role
+        if role == "runner" and state.runners.get(peer.uuid) is peer:
+            del state.runners[peer.uuid]
+            state.leases.forget_peer(peer.uuid)
+            state.acks.pop(peer.uuid, None)
+        elif role == "learner" and state.ranks.get(peer.hello.rank) is peer:
+            del state.ranks[peer.hello.rank]
+        elif role == "driver" and state.driver is peer:
+            state.driver = None
+        state.notify(event, role, peer.hello.name, detail)
+
+    # ------------------------------------------------------------------ private
+
+    def _mismatch(self, hello: Hello) -> tuple[str, str] | None:
+        state = self._state
+        if hello.role not in _ROLES:
+            return "role", f"role {hello.role[:60]!r} is not one of {sorted(_ROLES)}"
+        if not hello.name or not hello.uuid or "\n" in hello.uuid:
+            return "identity", "a peer has a name and a uuid, without newlines"
+        if hello.run_id and hello.run_id != state.options.run_id:
+            return (
+                "run_id",
+                f"this broker serves run {state.options.run_id!r}, the peer is of {hello.run_id!r}",
+            )
+        if hello.role == "runner" and hello.num_envs < 1:
+            return "num_envs", f"a runner has at least one env, got {hello.num_envs}"
+        if hello.role == "learner" and not 0 <= hello.rank < hello.num_ranks:
+            return "rank", f"rank {hello.rank} of {hello.num_ranks} ranks does not exist"
+        for field in ("package_version", "config_digest", "spaces_digest"):
+            theirs, ours = getattr(hello, field), state.references.get(field, "")
+            if hello.role != "driver" and theirs and ours and theirs != ours:
+                return field, f"{field}: the run has {ours!r}, the peer has {theirs[:200]!r}"
+        return None
+
+    def _fence_reason(self, hello: Hello) -> tuple[str, str] | None:
+        state = self._state
+        if hello.uuid in state.fenced:
+            return "fenced", f"{hello.name!r} was superseded by a newer process of that name"
+        known = state.names.get((hello.role, hello.name))
+        if known is not None and known[0] != hello.uuid and 0 < hello.incarnation <= known[1]:
+            return "fenced", f"{hello.name!r} runs as incarnation {known[1]}, this one is {hello.incarnation}"
+        if hello.role == "learner":
+            newest = max(state.generation, state.min_generation)
+            if hello.generation < newest:
+                return "fenced", f"the learners are at generation {newest}, this one is of {hello.generation}"
+            seated = state.ranks.get(hello.rank)
+            if hello.generation == state.generation and (
+                (seated is not None and seated.uuid != hello.uuid) or hello.num_ranks != state.num_ranks
+            ):
+                return "fenced", f"rank {hello.rank} of generation {hello.generation} is taken"
+        return None
+
+    def _incarnation(self, hello: Hello) -> int:
+        known = self._state.names.get((hello.role, hello.name))
+        if known is not None and known[0] == hello.uuid:
+            return known[1]
+        return hello.incarnation or (known[1] + 1 if known is not None else 1)
+
+    def _fence(self, hello: Hello, uuid: str) -> None:
+        state = self._state
+        state.fence(uuid)
+        for peer in [peer for peer in state.by_routing.values() if peer.uuid == uuid]:
+            state.send(peer, Refused("fenced", f"{hello.name!r} was superseded by a newer process"))
+            self.forget(peer, "fenced", f"superseded by {hello.uuid}")
+
+    def _registered(self, hello: Hello) -> Peer | None:
+        state = self._state
+        if hello.role == "runner":
+            return state.runners.get(hello.uuid)
+        if hello.role == "learner":
+            return next((peer for peer in state.ranks.values() if peer.uuid == hello.uuid), None)
+        return state.driver if hello.role == "driver" else None
+
+    def _seat(self, peer: Peer, *, is_new: bool) -> None:
+        state, hello = self._state, peer.hello
+        if hello.role == "runner":
+            state.runners[hello.uuid] = peer
+            peer.first_unacked = hello.first_unacked
+            state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
+            self._send_latest(peer)
+        elif hello.role == "learner":
+            if hello.generation > state.generation:
+                state.generation = hello.generation
+                state.num_ranks = hello.num_ranks
+                state.group_next_update = None
+                state.ranks.clear()
+            state.ranks[hello.rank] = peer
+        elif hello.role == "driver":
+            if state.driver is not None and state.driver is not peer and state.driver.uuid != hello.uuid:
+                self.forget(state.driver, "left", "another driver took over")
+            state.driver = peer
+            for field in ("package_version", "config_digest", "spaces_digest"):
+                if getattr(hello, field):
+                    state.references[field] = getattr(hello, field)
+            while state.notices:
+                state.send(peer, state.notices.popleft())
+        if is_new:
+            state.notify("joined", hello.role, hello.name, f"incarnation {peer.incarnation}")
+
+    def _send_latest(self, peer: Peer) -> None:
+        """A joining runner gets the newest connector state and weights without asking."""
+        state = self._state
+        if state.connector_message is not None:
+            message, blob = state.connector_message
+            peer.connector_version = state.connector_version
+            state.send(peer, message, (blob,))
+        if state.weights is not None and not peer.hello.next_seq:
+            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
+
+
+def publication_for_pub(state: BrokerState) -> Buffer:
+    """What goes out on PUB: the weights themselves, or a notice if they are large."""
+    assert state.weights is not None
+    if state.weights.num_bytes <= state.options.push_weights_below_bytes:
+        return state.weights_frame
+    return notice_of(state.weights)

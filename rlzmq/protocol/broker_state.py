@@ -1,0 +1,233 @@
+"""What the broker knows: its peers, the learner group, the open updates, the ledger, the weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.events import Instruction, Send
+from rlzmq.protocol.leases import LeaseBook
+from rlzmq.protocol.ledger import Entry, Ledger
+from rlzmq.protocol.messages import Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
+from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.weights import Publication
+
+__all__ = ["BrokerOptions", "BrokerState", "KeptReport", "Peer", "Run"]
+
+# Fenced processes are remembered so that their late messages are refused, not welcomed anew.
+_MAX_FENCED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """How a broker behaves. Durations in seconds.
+
+    Attributes:
+        run_id: Of the run; peers of another one are refused.
+        incarnation: Rises with every start of the run's broker, e.g. milliseconds of wall time.
+        heartbeat_s: How often everyone reports.
+        peer_timeout_s: A peer silent for this long is lost (the transport usually knows sooner).
+        driver_timeout_s: Without a driver for this long the broker stops.
+        resend_s: Before something unanswered is sent again.
+        recovery_grace_s: How long a restarted broker waits for runners to send again what an update
+            that was trained meanwhile has used, so that its report is complete.
+        max_leases_per_runner: 1 would idle a runner for a round trip between two leases.
+        window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not run
+            ahead of the update that is being collected.
+        memory_bytes: Fragments held in all beyond which nobody may run ahead.
+        death_limit: A fragment in flight at so many learner deaths is quarantined.
+        push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
+    """
+
+    run_id: str
+    incarnation: int
+    heartbeat_s: float = 1.0
+    peer_timeout_s: float = 10.0
+    driver_timeout_s: float = 30.0
+    resend_s: float = 2.0
+    recovery_grace_s: float = 2.0
+    max_leases_per_runner: int = 2
+    window_messages: int = 64
+    window_bytes: int = 32 * 1024 * 1024
+    memory_bytes: int = 1024 * 1024 * 1024
+    death_limit: int = 3
+    push_weights_below_bytes: int = 32 * 1024 * 1024
+    package_version: str = ""
+
+
+@dataclass(slots=True)
+class Peer:
+    """A registered peer.
+
+    Attributes:
+        routing: Where to send to; changes when the peer reconnects.
+        next_update: Of a learner: first update it has not trained.
+        is_suspect: Of a runner: let a lease expire and showed no progress since.
+        first_unacked: Of a runner: what it said last.
+        sampled: Of a runner: env steps accepted from it.
+    """
+
+    routing: bytes
+    hello: Hello
+    incarnation: int
+    heard_at: float
+    next_update: int = 0
+    is_suspect: bool = False
+    progress: int = -1
+    first_unacked: int = 0
+    sampled: int = 0
+    num_bad: int = 0
+    connector_version: int = -1
+
+    @property
+    def uuid(self) -> str:
+        """Of the peer's process."""
+        return self.hello.uuid
+
+
+@dataclass(slots=True)
+class Run:
+    """One update from its plan to its commitment.
+
+    Attributes:
+        shards: Per rank, what it trains; empty if adopted from an earlier broker's plan.
+        ranges: All shards, in order.
+        is_training: TRAIN was sent: the plan stands until the generation ends.
+        results: Per rank, what its UPDATE_DONE brought.
+    """
+
+    update_id: int
+    attempt: int
+    generation: int
+    num_ranks: int
+    shards: list[list[FragmentRange]]
+    ranges: list[FragmentRange]
+    rank_uuids: list[str]
+    sent_at: dict[int, float] = field(default_factory=dict)
+    ready: set[int] = field(default_factory=set)
+    is_training: bool = False
+    is_settled: bool = False
+    trained: bool = True
+    num_trained_steps: int = 0
+    results: dict[int, Buffer] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class KeptReport:
+    """A report until the driver has it."""
+
+    message: UpdateReport
+    payload: tuple[Buffer, ...]
+    sent_at: float
+
+
+class BrokerState:
+    """Shared by the parts of `BrokerCore`; they change it and collect instructions in ``out``."""
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self.options = options
+        self.out: list[Instruction] = []
+        self.started_at: float | None = None
+        # peers
+        self.by_routing: dict[bytes, Peer] = {}
+        self.runners: dict[str, Peer] = {}
+        self.ranks: dict[int, Peer] = {}
+        self.driver: Peer | None = None
+        self.names: dict[tuple[str, str], tuple[str, int]] = {}
+        self.fenced: OrderedDict[str, None] = OrderedDict()
+        self.references: dict[str, str] = {}
+        self.config: tuple[WireMessage, Buffer] | None = None
+        self.driver_seen_at: float | None = None
+        # learner group
+        self.generation = -1
+        self.min_generation = -1
+        self.num_ranks = 0
+        self.group_next_update: int | None = None
+        # updates
+        self.next_commit: int | None = None
+        self.open: dict[int, OpenUpdate] = {}
+        self.terms: OpenUpdate | None = None
+        self.runs: dict[int, Run] = {}
+        self.reports: dict[int, KeptReport] = {}
+        self.next_attempt = first_number(options.incarnation)
+        self.unpublished: dict[int, int] = {}
+        self.trained_steps = 0
+        self.to_report: list[tuple[FragmentId, int, Buffer]] = []
+        self.is_paused = False
+        # data
+        self.ledger = Ledger()
+        self.leases = LeaseBook(first_number(options.incarnation))
+        self.acks: dict[str, set[int]] = {}
+        # weights
+        self.weights: Publication | None = None
+        self.weights_frame: Buffer = b""
+        self.connector_version = -1
+        self.connector_message: tuple[WireMessage, Buffer] | None = None
+        # counters and notices
+        self.refused: dict[str, int] = {}
+        self.notices: deque[Notice] = deque(maxlen=256)
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, peer: Peer | bytes, message: WireMessage, payload: tuple[Buffer, ...] = ()) -> None:
+        """Adds a Send."""
+        routing = peer if isinstance(peer, bytes) else peer.routing
+        self.out.append(Send(routing, message, payload))
+
+    def notify(self, event: str, role: str, name: str, detail: str = "") -> None:
+        """Tells the driver, now or when it registers."""
+        notice = Notice(event, role, name[:200], detail[:1000])
+        if self.driver is not None:
+            self.send(self.driver, notice)
+        else:
+            self.notices.append(notice)
+
+    def count_refused(self, reason: str) -> None:
+        """Counts a refused message."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def group_is_complete(self) -> bool:
+        """Whether every rank of the current generation is registered."""
+        return self.num_ranks > 0 and len(self.ranks) == self.num_ranks
+
+    @property
+    def next_plan(self) -> int | None:
+        """The update that is being collected: the first without a run."""
+        if self.next_commit is None:
+            return None
+        update_id = self.next_commit
+        while update_id in self.runs:
+            update_id += 1
+        return update_id
+
+    def batch_of(self, update: OpenUpdate) -> int:
+        """Env steps of the whole batch."""
+        return update.steps_per_rank * update.num_ranks
+
+    def version_bounds(self, update: OpenUpdate) -> tuple[int, int | None]:
+        """Oldest and newest weights version whose data the update may train."""
+        if update.staleness == 0:
+            return update.weights_version, update.weights_version
+        if update.max_policy_lag < 0:
+            return -1, None
+        # Batches smaller than one vector step fill their slots with older data by construction.
+        num_envs = max((peer.hello.num_envs for peer in self.runners.values()), default=1)
+        lag = max(update.max_policy_lag, -(-num_envs // max(1, self.batch_of(update))))
+        return update.weights_version - lag, None
+
+    def fence(self, uuid: str) -> None:
+        """This process was superseded."""
+        self.fenced[uuid] = None
+        while len(self.fenced) > _MAX_FENCED:
+            self.fenced.popitem(last=False)
+
+    def to_be_reported(self, entry: Entry) -> None:
+        """The driver gets this fragment's meta with the next report, once."""
+        if not entry.is_reported:
+            entry.is_reported = True
+            self.to_report.append((entry.id, entry.size, entry.frames[-1] if len(entry.frames) > 1 else b""))
