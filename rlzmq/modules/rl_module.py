@@ -295,13 +295,6 @@ class TorchRLModule(nn.Module, RLModule):
             for path in self.get_non_inference_attributes():
                 _delete_attribute(self, path)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the first parameter lies; the CPU if there is none."""
-        for parameter in self.parameters():
-            return parameter.device
-        return torch.device("cpu")
-
     def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         if self.training or torch.is_grad_enabled():
             return self._act_switched(self._forward_inference, "_forward_inference", batch, kwargs)
@@ -365,7 +358,7 @@ class TorchRLModule(nn.Module, RLModule):
         only = None if components is None else _as_tuple(components)
         without = _as_tuple(not_components)
         return {
-            name: tensor.detach().cpu().numpy().copy()
+            name: _to_numpy(tensor)
             for name, tensor in tensors.items()
             if (only is None or _is_under(name, only)) and not (without and _is_under(name, without))
         }
@@ -407,6 +400,13 @@ class TorchRLModule(nn.Module, RLModule):
         with torch.no_grad():
             for target, source in pairs:
                 target.copy_(source)
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:  # numpy has no such type; float32 holds all its values
+        tensor = tensor.float()
+    return tensor.numpy().copy()
 
 
 def _as_tuple(names: str | Collection[str] | None) -> tuple[str, ...]:

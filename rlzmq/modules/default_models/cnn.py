@@ -40,18 +40,25 @@ def image_layout(shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
     return (True, shape[1], shape[2], shape[0]) if first else (False, shape[0], shape[1], shape[2])
 
 
-def default_conv_filters(height: int, width: int) -> list[list[int]]:
-    """``[[channels, kernel, stride], …]`` that bring an image down to at most 7 pixels on its longer side."""
-    side = max(height, width)
-    filters: list[list[int]] = []
-    if side >= 64:
-        filters.append([32, 8, 4])
-        side = -(-side // 4)
-    elif side <= 12:
+def default_conv_filters(height: int, width: int) -> list[list[Any]]:
+    """``[[channels, [height, width] of the kernel, stride], …]``, down to at most 7 pixels a side.
+
+    Odd kernels on odd sizes, even ones on even sizes: the padding is then the same on both ends, and
+    needs no copy of the image.
+    """
+    filters: list[list[Any]] = []
+
+    def add(channels: int, kernel: int, stride: int) -> None:
+        nonlocal height, width
+        filters.append([channels, [kernel - height % 2, kernel - width % 2], stride])
+        height, width = -(-height // stride), -(-width // stride)
+
+    if max(height, width) >= 64:
+        add(32, 8, 4)
+    elif max(height, width) <= 12:
         filters.append([32, 3, 1])
-    while side > _MAX_MAP_SIDE:
-        filters.append([64 if filters else 32, 4, 2])
-        side = -(-side // 2)
+    while max(height, width) > _MAX_MAP_SIDE:
+        add(64 if filters else 32, 4, 2)
     if len(filters) == 1:
         filters.append([64, 3, 1])
     return filters
@@ -111,12 +118,17 @@ class ImageEncoder(nn.Module):
             x = x.permute(0, 3, 1, 2)
         if x.dtype is not torch.float32:
             x = x.float()
-        if self._scale != 1.0:
-            x = x * self._scale
+        scale = self._scale
+        conv: Any
         for conv, pads in zip(self.convs, self._pads, strict=True):
             if pads is not None:
                 x = nn.functional.pad(x, pads)
-            x = conv(x)
+            if scale == 1.0:
+                x = conv(x)
+            else:
+                # the filter is a thousand times smaller than the images
+                x = conv._conv_forward(x, conv.weight * scale, conv.bias)
+                scale = 1.0
             if self._activation is not None:
                 x = self._activation(x)
         x = x.flatten(1)

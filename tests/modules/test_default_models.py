@@ -1,0 +1,496 @@
+"""Default models: every supported pair of spaces, image sizes, memory, masks, value branches."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.episodes.columns import Columns
+from rlzmq.modules.default_models import MLP, DefaultActorCriticModule, build_encoder
+from rlzmq.modules.default_models.cnn import default_conv_filters
+from rlzmq.modules.model_config import DefaultModelConfig
+from rlzmq.modules.spec import RLModuleSpec
+
+SMALL = {"fcnet_hiddens": [8, 8], "fusionnet_hiddens": [8], "lstm_cell_size": 6}
+VECTOR = gym.spaces.Box(-1.0, 1.0, (4,))
+TWO = gym.spaces.Discrete(2)
+
+OBSERVATIONS: dict[str, gym.Space[Any]] = {
+    "box1": VECTOR,
+    "box1_double": gym.spaces.Box(-1.0, 1.0, (4,), np.float64),
+    "box0": gym.spaces.Box(-1.0, 1.0, ()),
+    "box2": gym.spaces.Box(-1.0, 1.0, (3, 5)),
+    "bytes2_small": gym.spaces.Box(0, 255, (4, 4), np.uint8),
+    "grey": gym.spaces.Box(0, 255, (20, 17), np.uint8),
+    "image": gym.spaces.Box(0, 255, (12, 10, 3), np.uint8),
+    "image_float": gym.spaces.Box(0.0, 1.0, (9, 9, 2)),
+    "frames_first": gym.spaces.Box(0, 255, (4, 20, 24), np.uint8),
+    "discrete": gym.spaces.Discrete(5),
+    "discrete_start": gym.spaces.Discrete(3, start=-1),
+    "multi_discrete": gym.spaces.MultiDiscrete([3, 2, 4]),
+    "multi_discrete2": gym.spaces.MultiDiscrete(np.array([[2, 3], [4, 2]])),
+    "multi_binary": gym.spaces.MultiBinary(5),
+    "multi_binary2": gym.spaces.MultiBinary([2, 3]),
+    "dict": gym.spaces.Dict({"b": VECTOR, "a": gym.spaces.Discrete(3)}),
+    "tuple": gym.spaces.Tuple([gym.spaces.MultiBinary(2), gym.spaces.Box(0, 1, (2, 2))]),
+    "nested_with_image": gym.spaces.Dict(
+        {
+            "camera": gym.spaces.Box(0, 255, (10, 10, 3), np.uint8),
+            "rest": gym.spaces.Tuple([VECTOR, gym.spaces.Dict({"k": gym.spaces.Discrete(4)})]),
+        }
+    ),
+    "two_images": gym.spaces.Tuple([gym.spaces.Box(0, 255, (8, 8, 1), np.uint8)] * 2),
+}
+ACTIONS: list[gym.Space[Any]] = [
+    gym.spaces.Discrete(3),
+    gym.spaces.MultiDiscrete([2, 3]),
+    gym.spaces.Box(-1.0, 1.0, (2,)),
+    gym.spaces.Dict({"x": gym.spaces.Box(-1.0, 1.0, (2,)), "n": gym.spaces.Tuple([TWO, TWO])}),
+]
+
+
+def stack(items: list[Any]) -> Any:
+    if isinstance(items[0], dict):
+        return {key: stack([item[key] for item in items]) for key in items[0]}
+    if isinstance(items[0], tuple):
+        return tuple(stack(list(parts)) for parts in zip(*items, strict=True))
+    return torch.from_numpy(np.stack(items))
+
+
+def batch_of(space: gym.Space[Any], *lead: int) -> Any:
+    if len(lead) > 1:
+        return stack_tensors([batch_of(space, *lead[1:]) for _ in range(lead[0])])
+    return stack([space.sample() for _ in range(lead[0])])
+
+
+def stack_tensors(items: list[Any]) -> Any:
+    if isinstance(items[0], dict):
+        return {key: stack_tensors([item[key] for item in items]) for key in items[0]}
+    if isinstance(items[0], tuple):
+        return tuple(stack_tensors(list(parts)) for parts in zip(*items, strict=True))
+    return torch.stack(items)
+
+
+def take(tree: Any, index: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: take(value, index) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(take(value, index) for value in tree)
+    return tree[index]
+
+
+def build(
+    obs: gym.Space[Any], act: gym.Space[Any] = TWO, *, inference_only: bool = False, **config: Any
+) -> Any:
+    return RLModuleSpec(
+        observation_space=obs,
+        action_space=act,
+        inference_only=inference_only,
+        model_config={**SMALL, **config},
+    ).build(seed=0)
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_every_observation_space_has_a_model_that_sees_every_part(name: str, use_lstm: bool) -> None:
+    space = OBSERVATIONS[name]
+    space.seed(0)
+    module = build(space, use_lstm=use_lstm)
+    lead = (2, 3) if use_lstm else (5,)
+    batch = {Columns.OBS: batch_of(space, *lead)}
+    if use_lstm:
+        batch[Columns.STATE_IN] = {"h": torch.zeros(2, 6), "c": torch.zeros(2, 6)}
+    out = module.forward_train(batch)
+    assert out[Columns.ACTION_DIST_INPUTS].shape == (*lead, 2)
+    values = module.compute_values(batch)
+    assert values.shape == lead
+    torch.testing.assert_close(module.compute_values(batch, embeddings=out[Columns.EMBEDDINGS]), values)
+    (values.sum() + out[Columns.ACTION_DIST_INPUTS][..., 0].sum()).backward()
+    assert all(p.grad is not None for p in module.parameters())
+    acting = module.forward_exploration(batch)
+    torch.testing.assert_close(
+        acting[Columns.ACTION_DIST_INPUTS], out[Columns.ACTION_DIST_INPUTS].detach(), rtol=1e-4, atol=1e-6
+    )
+    assert Columns.EMBEDDINGS not in acting
+
+
+@pytest.mark.parametrize("name", [n for n in OBSERVATIONS if n not in ("box0",)])
+def test_rows_do_not_mix_and_a_time_dimension_is_only_more_rows(name: str) -> None:
+    space = OBSERVATIONS[name]
+    space.seed(1)
+    encoder = build_encoder(space, DefaultModelConfig.from_dict(SMALL)).eval()
+    obs = batch_of(space, 3, 2)
+    with torch.no_grad():
+        whole = encoder(obs)
+        for b in range(3):
+            torch.testing.assert_close(encoder(take(obs, b)), whole[b], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("space", ACTIONS, ids=str)
+def test_every_action_space_can_be_acted_in(space: gym.Space[Any]) -> None:
+    module = build(VECTOR, space)
+    out = module.forward_exploration({Columns.OBS: torch.randn(6, 4)})
+    dist = module.get_exploration_action_dist_cls().from_logits(out[Columns.ACTION_DIST_INPUTS])
+    actions, logp = dist.sample_and_logp(generator=torch.Generator().manual_seed(0))
+    assert logp.shape == (6,)
+    first = take(actions, 0)
+    assert space.contains(first if not isinstance(first, torch.Tensor) else first.numpy()) or isinstance(
+        space, gym.spaces.Box | gym.spaces.Dict
+    )
+
+
+def test_one_hots_start_where_the_space_starts() -> None:
+    encoder = build_encoder(
+        gym.spaces.MultiDiscrete([2, 3], start=[4, -1]), DefaultModelConfig(fcnet_hiddens=[])
+    )
+    one_hot = encoder(torch.tensor([[4, -1], [5, 1]]))
+    assert one_hot.tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 1), (2, 9), (7, 7), (10, 10), (13, 64), (42, 42), (63, 65), (84, 84), (96, 72), (210, 160)]
+)
+def test_images_of_any_size_shrink_to_a_small_map(size: tuple[int, int]) -> None:
+    filters = default_conv_filters(*size)
+    assert 2 <= len(filters) <= 5
+    space = gym.spaces.Box(0, 255, (*size, 3), np.uint8)
+    encoder = build_encoder(space, DefaultModelConfig(fcnet_hiddens=[8]))
+    convolved = encoder.dense.input_dim  # type: ignore[union-attr]
+    assert convolved <= 64 * 7 * 7
+    assert encoder(torch.zeros(2, *size, 3, dtype=torch.uint8)).shape == (2, 8)
+
+
+def test_even_kernels_meet_even_sizes_so_that_no_image_is_copied_for_padding() -> None:
+    for size in ((84, 84), (64, 64), (96, 96), (210, 160), (42, 42)):
+        encoder = build_encoder(gym.spaces.Box(0, 255, (*size, 3), np.uint8), DefaultModelConfig())
+        assert encoder._pads == [None] * len(encoder._pads)  # type: ignore[union-attr]
+
+
+def test_integer_pixels_are_scaled_by_the_upper_bound() -> None:
+    config = DefaultModelConfig(conv_filters=[[4, 3, 1], [4, [3, 2], [2, 1]]])
+    encoder = build_encoder(gym.spaces.Box(0, 255, (6, 5, 3), np.uint8), config)
+    floats = build_encoder(gym.spaces.Box(0.0, 1.0, (6, 5, 3)), config)
+    floats.load_state_dict(encoder.state_dict())
+    image = torch.randint(0, 256, (2, 6, 5, 3), dtype=torch.uint8)
+    torch.testing.assert_close(encoder(image), floats(image / 255.0))
+    assert encoder(image).shape == (2, 4 * 3 * 5)  # given filters: no dense layer after them
+
+
+@pytest.mark.parametrize("entry", [[8, 3], [8, 0, 1], "conv", [0, 3, 1], [8, [3], 1]])
+def test_malformed_conv_filters_are_refused(entry: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"conv_filters'\]\[1\]: expected \[channels, kernel, stride\]"
+    ):
+        build(OBSERVATIONS["image"], conv_filters=[[8, 3, 1], entry])
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("num_rows", [3, 1000])
+def test_memory_step_by_step_equals_the_whole_sequence(share: bool, num_rows: int) -> None:
+    module = build(VECTOR, use_lstm=True, vf_share_layers=share)
+    state = expand(module.get_initial_state(), num_rows)
+    obs = torch.randn(num_rows, 5, 4)
+    whole = module.forward_train({Columns.OBS: obs, Columns.STATE_IN: state})
+    for t in range(5):
+        out = module.forward_exploration({Columns.OBS: obs[:, t : t + 1], Columns.STATE_IN: state})
+        torch.testing.assert_close(
+            out[Columns.ACTION_DIST_INPUTS][:, 0],
+            whole[Columns.ACTION_DIST_INPUTS][:, t].detach(),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        state = out[Columns.STATE_OUT]
+    torch.testing.assert_close(state, detach(whole[Columns.STATE_OUT]), rtol=1e-4, atol=1e-5)
+
+
+def expand(state: Any, num_rows: int) -> Any:
+    if isinstance(state, dict):
+        return {key: expand(value, num_rows) for key, value in state.items()}
+    return state.expand(num_rows, *state.shape).contiguous()
+
+
+def detach(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: detach(value) for key, value in tree.items()}
+    return tree.detach()
+
+
+def test_the_initial_state_has_no_batch_dimension() -> None:
+    shared, separate = (build(VECTOR, use_lstm=True, vf_share_layers=s) for s in (True, False))
+    assert {k: tuple(v.shape) for k, v in shared.get_initial_state().items()} == {"h": (6,), "c": (6,)}
+    assert sorted(separate.get_initial_state()) == ["actor", "critic"]
+    assert shared.is_stateful()
+    assert not build(VECTOR).is_stateful()
+
+
+# -- value branch and inference-only copies --------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("use_lstm", [True, False])
+def test_an_inference_only_copy_acts_the_same(share: bool, use_lstm: bool) -> None:
+    full = build(VECTOR, vf_share_layers=share, use_lstm=use_lstm)
+    acting = build(VECTOR, vf_share_layers=share, use_lstm=use_lstm, inference_only=True)
+    assert not hasattr(acting, "vf")
+    assert hasattr(acting, "vf_encoder") == (use_lstm or share)  # None if shared; memory is kept up
+    acting.set_state(full.get_state(inference_only=True))
+    batch: dict[str, Any] = {Columns.OBS: torch.randn(2, 1, 4) if use_lstm else torch.randn(2, 4)}
+    if use_lstm:
+        batch[Columns.STATE_IN] = expand(full.get_initial_state(), 2)
+    assert acting.is_stateful() == use_lstm
+    torch.testing.assert_close(acting.forward_exploration(batch), full.forward_exploration(batch))
+    with pytest.raises(RuntimeError, match="has no value function"):
+        acting.compute_values(batch)
+
+
+def test_full_and_inference_only_modules_start_with_the_same_policy() -> None:
+    full, acting = (
+        build(VECTOR, vf_share_layers=False),
+        build(VECTOR, vf_share_layers=False, inference_only=True),
+    )
+    np.testing.assert_equal(full.get_state(inference_only=True), acting.get_state())
+
+
+def test_acting_never_computes_values() -> None:
+    module = build(VECTOR, vf_share_layers=False)
+    for part in (module.vf, module.vf_encoder):
+        part.register_forward_hook(lambda *_: pytest.fail("a value branch was run"))
+    module.forward_inference({Columns.OBS: torch.zeros(2, 4)})
+    module.forward_exploration({Columns.OBS: torch.zeros(2, 4)})
+
+
+def test_a_separate_value_branch_shares_no_parameter() -> None:
+    module = build(VECTOR, vf_share_layers=False)
+    module.compute_values({Columns.OBS: torch.randn(3, 4)}).sum().backward()
+    with_gradient = {name.split(".")[0] for name, p in module.named_parameters() if p.grad is not None}
+    assert with_gradient == {"vf", "vf_encoder"}
+
+
+def test_the_first_policy_is_about_uniform() -> None:
+    logits = build(VECTOR).forward_inference({Columns.OBS: torch.randn(50, 4)})[Columns.ACTION_DIST_INPUTS]
+    assert float(logits.abs().max()) < 0.05
+
+
+# -- log standard deviations ----------------------------------------------------------------------
+
+
+def test_log_std_is_clamped_in_every_box_part_and_nowhere_else() -> None:
+    space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (1,))])
+    module = build(VECTOR, space, log_std_clip_param=0.5, head_fcnet_kernel_initializer="zeros_")
+    with torch.no_grad():
+        module.pi.layers[-1].bias.copy_(torch.tensor([9.0, -9.0, 9.0, 9.0]))
+    out = module.forward_inference({Columns.OBS: torch.zeros(1, 4)})
+    assert out[Columns.ACTION_DIST_INPUTS].tolist() == [[9.0, -9.0, 9.0, 0.5]]
+    assert not any("_low" in name or "_high" in name for name in module.state_dict())
+    with pytest.raises(ConfigurationError, match="log_std_clip_param"):
+        build(VECTOR, space, log_std_clip_param=-1.0)
+
+
+def test_free_log_std_is_a_parameter() -> None:
+    space = gym.spaces.Box(-1, 1, (2,))
+    module = build(VECTOR, space, free_log_std=True)
+    out = module.forward_train({Columns.OBS: torch.randn(3, 4)})[Columns.ACTION_DIST_INPUTS]
+    assert out.shape == (3, 4)
+    assert torch.equal(out[:, 2:], torch.zeros(3, 2))
+    out[:, 2:].sum().backward()
+    assert module.pi.log_std.grad.tolist() == [3.0, 3.0]
+    with pytest.raises(ConfigurationError, match=r"free_log_std.*Box of floats, got Discrete"):
+        build(VECTOR, TWO, free_log_std=True)
+
+
+# -- action masks ---------------------------------------------------------------------------------
+
+MASK = gym.spaces.MultiBinary(3)
+THREE = gym.spaces.Discrete(3)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Dict({"observations": VECTOR, "action_mask": MASK}),
+        gym.spaces.Dict({"observation": VECTOR, "action_mask": gym.spaces.Box(0, 1, (3,), np.int8)}),
+        gym.spaces.Dict({"a": VECTOR, "b": TWO, "action_mask": gym.spaces.Box(0.0, 1.0, (3,))}),
+        gym.spaces.Dict(
+            {
+                "_orig_obs": gym.spaces.Dict({"observations": VECTOR, "action_mask": MASK}),
+                "prev_n_actions": gym.spaces.Box(0.0, 1.0, (3,)),
+            }
+        ),
+        gym.spaces.Dict(
+            {
+                "_orig_obs": gym.spaces.Dict({"a": VECTOR, "b": TWO, "action_mask": MASK}),
+                "prev_n_rewards": gym.spaces.Box(-1.0, 1.0, (1,)),
+            }
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_masked_actions_are_never_taken(space: gym.spaces.Dict, use_lstm: bool) -> None:
+    space.seed(0)
+    module = build(space, THREE, use_lstm=use_lstm)
+    lead = (8, 1) if use_lstm else (8,)
+    obs = batch_of(space, *lead)
+    inner = obs.get("_orig_obs", obs)
+    mask = torch.tensor([1, 0, 1]).expand(*lead, 3)
+    inner["action_mask"] = mask.to(inner["action_mask"].dtype)
+    batch = {Columns.OBS: obs}
+    if use_lstm:
+        batch[Columns.STATE_IN] = expand(module.get_initial_state(), 8)
+    logits = module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
+    dist = module.get_exploration_action_dist_cls().from_logits(logits)
+    rng = torch.Generator().manual_seed(0)
+    assert not any(bool((dist.sample(generator=rng) == 1).any()) for _ in range(50))
+    assert module.compute_values(batch).shape == lead
+    train = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+    module.get_train_action_dist_cls().from_logits(train).entropy().sum().backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in module.parameters() if p.grad is not None)
+
+
+def test_a_mask_for_several_choices() -> None:
+    space = gym.spaces.Dict({"observations": VECTOR, "action_mask": gym.spaces.MultiBinary(5)})
+    module = build(space, gym.spaces.MultiDiscrete([2, 3]))
+    obs = {"observations": torch.randn(40, 4), "action_mask": torch.tensor([0, 1, 1, 1, 0]).expand(40, 5)}
+    logits = module.forward_exploration({Columns.OBS: obs})[Columns.ACTION_DIST_INPUTS]
+    actions = module.get_exploration_action_dist_cls().from_logits(logits).sample()
+    assert set(actions[:, 0].tolist()) == {1}
+    assert set(actions[:, 1].tolist()) <= {0, 1}
+
+
+def test_a_mask_of_the_wrong_size_or_alone_is_refused() -> None:
+    space = gym.spaces.Dict({"observations": VECTOR, "action_mask": gym.spaces.MultiBinary(4)})
+    with pytest.raises(
+        ConfigurationError, match=r"4 numbers, but the action space Discrete.3. has 3 choices"
+    ):
+        build(space, THREE)
+    with pytest.raises(ConfigurationError, match="an action mask and nothing else"):
+        build(gym.spaces.Dict({"action_mask": MASK}), THREE)
+
+
+# -- errors and odds --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        (gym.spaces.Text(4), "the observation space is Text"),
+        (gym.spaces.Dict({"a": VECTOR, "b": gym.spaces.Text(4)}), r"part \['b'\] of the observation space"),
+        (gym.spaces.Tuple([gym.spaces.Sequence(VECTOR)]), r"part \[0\] of the observation space is Sequence"),
+        (gym.spaces.Box(0, 1, (2, 3, 4, 5)), "Box of 4 dimensions"),
+    ],
+)
+def test_unsupported_observations_are_named_with_a_way_out(space: gym.Space[Any], named: str) -> None:
+    with pytest.raises(UnsupportedSpaceError, match=named) as caught:
+        build(space)
+    assert "SingleAgentObservationPreprocessor" in str(caught.value)
+    assert "RLModuleSpec(module_class" in str(caught.value)
+
+
+def test_previous_actions_need_the_piece_that_provides_them() -> None:
+    with pytest.raises(ConfigurationError, match=r"lstm_use_prev_action.*PrevActionsPrevRewards"):
+        build(VECTOR, use_lstm=True, lstm_use_prev_action=True)
+    space = gym.spaces.Dict(
+        {
+            "_orig_obs": VECTOR,
+            "prev_n_actions": gym.spaces.Box(0.0, 1.0, (2,)),
+            "prev_n_rewards": gym.spaces.Box(-1.0, 1.0, (1,)),
+        }
+    )
+    module = build(space, use_lstm=True, lstm_use_prev_action=True, lstm_use_prev_reward=True)
+    batch = {Columns.OBS: batch_of(space, 2, 3), Columns.STATE_IN: expand(module.get_initial_state(), 2)}
+    assert module.forward_train(batch)[Columns.ACTION_DIST_INPUTS].shape == (2, 3, 2)
+
+
+def test_initialisers_and_layer_norm_are_applied() -> None:
+    module = build(
+        VECTOR,
+        fcnet_kernel_initializer="constant_",
+        fcnet_kernel_initializer_kwargs={"val": 0.25},
+        fcnet_bias_initializer="zeros",
+        fcnet_use_layernorm=True,
+        head_fcnet_hiddens=[5],
+        head_fcnet_use_layernorm=True,
+        head_fcnet_bias_initializer=nn.init.ones_,
+        use_lstm=True,
+        lstm_bias_initializer="zeros_",
+    )
+    encoder = module.encoder.tokenizer
+    assert bool((encoder.layers[0].weight == 0.25).all())
+    assert bool((encoder.layers[0].bias == 0).all())
+    assert [type(layer).__name__ for layer in encoder.layers] == ["Linear", "LayerNorm"] * 2
+    assert bool((module.vf.layers[-1].bias == 1).all())
+    assert bool((module.encoder.lstm.bias_hh_l0 == 0).all())
+    with pytest.raises(ConfigurationError, match=r"no 'xavier_uniformly'.*Did you mean 'xavier_uniform_'"):
+        build(VECTOR, fcnet_kernel_initializer="xavier_uniformly")
+    with pytest.raises(ConfigurationError, match=r"unknown activation 'tahn'\. Did you mean 'tanh'"):
+        build(VECTOR, fcnet_activation="tahn")
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "gelu", "elu", "leaky_relu", "sigmoid", None])
+def test_activations_in_place_give_the_right_values_and_gradients(activation: str | None) -> None:
+    mlp = MLP(3, [5, 4], activation, config=DefaultModelConfig(), prefix="fcnet", output_dim=2)
+    functions = {None: nn.Identity(), "silu": nn.SiLU(), "gelu": nn.GELU(), "elu": nn.ELU()}
+    functions |= {"tanh": nn.Tanh(), "relu": nn.ReLU(), "leaky_relu": nn.LeakyReLU(), "sigmoid": nn.Sigmoid()}
+    first, second, last = mlp.layers
+    reference = nn.Sequential(first, functions[activation], second, functions[activation], last)
+    x, y = (torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+    torch.testing.assert_close(mlp(x), reference(y))
+    mlp(x).square().sum().backward()
+    gradients = [p.grad.clone() for p in mlp.parameters()]
+    mlp.zero_grad()
+    reference(y).square().sum().backward()
+    torch.testing.assert_close([p.grad for p in mlp.parameters()], gradients)
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_copies_and_pickles_have_parameters_of_their_own() -> None:
+    module = build(OBSERVATIONS["nested_with_image"], use_lstm=True)
+    batch = {Columns.OBS: batch_of(OBSERVATIONS["nested_with_image"], 2, 1)}
+    batch[Columns.STATE_IN] = expand(module.get_initial_state(), 2)
+    expected = module.forward_inference(batch)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(twin.forward_inference(batch), expected)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+        assert not torch.equal(
+            twin.forward_inference(batch)[Columns.ACTION_DIST_INPUTS], expected[Columns.ACTION_DIST_INPUTS]
+        )
+        torch.testing.assert_close(module.forward_inference(batch), expected)
+
+
+def test_the_default_mlp_costs_no_more_than_a_bare_sequential() -> None:
+    module = build(VECTOR, inference_only=True, fcnet_hiddens=[64, 64]).eval()
+    layers = [*module.encoder.layers, *module.pi.layers]
+    bare = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2]).eval()
+    obs = torch.randn(8, 4)
+    batch = {Columns.OBS: obs}
+    ratios = []
+    with torch.inference_mode():
+        torch.testing.assert_close(module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS], bare(obs))
+        for _ in range(30):
+            ratios.append(seconds(lambda: module.forward_exploration(batch)) / seconds(lambda: bare(obs)))
+    assert min(ratios) < 1.2  # 0.8 on an idle core
+
+
+def seconds(call: Any) -> float:
+    start = time.perf_counter()
+    for _ in range(50):
+        call()
+    return time.perf_counter() - start
+
+
+def test_the_class_is_the_one_that_an_open_spec_builds() -> None:
+    assert type(build(VECTOR)) is DefaultActorCriticModule

@@ -1,0 +1,233 @@
+"""Specs and model configs: names checked, plain forms, seeds, merging, missing spaces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.modules.default_models import DefaultActorCriticModule
+from rlzmq.modules.model_config import DefaultModelConfig
+from rlzmq.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.spec import RLModuleSpec
+
+OBS = gym.spaces.Box(-1.0, 1.0, (4,))
+ACT = gym.spaces.Discrete(2)
+SMALL = {"fcnet_hiddens": [8]}
+
+
+def spec(**kwargs: Any) -> RLModuleSpec:
+    return RLModuleSpec(**{"observation_space": OBS, "action_space": ACT, "model_config": SMALL, **kwargs})
+
+
+class Custom(TorchRLModule):
+    def setup(self) -> None:
+        self.net = nn.Linear(self.observation_space.shape[0], self.action_space.n)  # type: ignore[union-attr,index]
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"action_dist_inputs": self.net(batch["obs"])}
+
+
+# -- DefaultModelConfig -----------------------------------------------------------------------------
+
+
+def test_unknown_model_settings_are_errors_with_the_closest_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"no setting 'fcnet_hidden'\. Did you mean 'fcnet_hiddens'"):
+        spec(model_config={"fcnet_hidden": [8]}).build()
+    with pytest.raises(TypeError):
+        DefaultModelConfig(fcnet_hidden=[8])  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"fcnet_hiddens": 64}, {"head_fcnet_hiddens": [0]}, {"lstm_cell_size": 0}, {"max_seq_len": True}],
+)
+def test_wrong_values_name_the_setting(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(config))):
+        DefaultModelConfig.from_dict(config)
+
+
+def test_a_model_config_survives_its_plain_form() -> None:
+    config = DefaultModelConfig(conv_filters=[[8, 3, 1]], fcnet_kernel_initializer=nn.init.orthogonal_)
+    plain = json.loads(json.dumps(config.to_dict()))
+    assert plain["fcnet_kernel_initializer"] == "orthogonal_"
+    back = DefaultModelConfig.from_dict(plain)
+    assert back.conv_filters == [[8, 3, 1]]
+    assert back.to_dict() == plain
+    with pytest.raises(ConfigurationError, match=r"'lstm_bias_initializer'.*use the name of a function"):
+        DefaultModelConfig(lstm_bias_initializer=lambda tensor: None).to_dict()
+
+
+def test_dicts_and_default_model_configs_build_the_same() -> None:
+    by_dict, by_class = spec(), spec(model_config=DefaultModelConfig(fcnet_hiddens=[8]))
+    np.testing.assert_equal(by_dict.build(seed=1).get_state(), by_class.build(seed=1).get_state())
+    assert by_dict.build().model_config is SMALL
+    assert by_class.build().model_config["fcnet_hiddens"] == [8]
+    with pytest.raises(ConfigurationError, match="expected a dict or a DefaultModelConfig, got int"):
+        spec(model_config=3).build()
+
+
+# -- RLModuleSpec ---------------------------------------------------------------------------------------
+
+
+def test_a_seed_decides_the_weights_and_leaves_the_global_stream_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first, second = spec().build(seed=1).get_state(), spec().build(seed=1).get_state()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    np.testing.assert_equal(first, second)
+    other = spec().build(seed=2).get_state()
+    assert not np.array_equal(other["encoder.layers.0.weight"], first["encoder.layers.0.weight"])
+    spec().build()
+    assert not torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_modules_of_one_run_differ_and_do_not_depend_on_each_other() -> None:
+    both = MultiRLModuleSpec({"a": spec(), "b": spec()}).build(seed=1)
+    alone = MultiRLModuleSpec({"b": spec()}).build(seed=1)
+    a, b = both["a"].get_state(), both["b"].get_state()
+    assert not np.array_equal(a["encoder.layers.0.weight"], b["encoder.layers.0.weight"])
+    np.testing.assert_equal(b, alone["b"].get_state())
+    default = MultiRLModuleSpec({"default_policy": spec()}).build(seed=1)["default_policy"]
+    np.testing.assert_equal(default.get_state(), spec().build(seed=1).get_state())
+
+
+@pytest.mark.parametrize("module_class", [None, Custom])
+def test_a_missing_space_names_the_module(module_class: Any) -> None:
+    specs = MultiRLModuleSpec({"p0": spec(module_class=module_class), "p1": spec(module_class=module_class)})
+    specs["p1"].action_space = None
+    with pytest.raises(
+        ConfigurationError, match=r"module 'p1' .*no action_space.*RLModuleSpec\(action_space=…\)"
+    ):
+        specs.build()
+    specs["p1"].observation_space = None
+    with pytest.raises(ConfigurationError, match=r"module 'p1' .*no action_space and no observation_space"):
+        specs.build()
+
+
+def test_an_error_in_setup_is_the_users_own_with_the_module_named() -> None:
+    class Broken(TorchRLModule):
+        def setup(self) -> None:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        spec(module_class=Broken).build(module_id="p7")
+    assert caught.value.__notes__ == ["while building module 'p7' (Broken)"]
+
+
+def test_the_module_class_must_be_one() -> None:
+    with pytest.raises(ConfigurationError, match="expected a subclass of RLModule, got <class 'int'>"):
+        RLModuleSpec(module_class=int)  # type: ignore[arg-type]
+
+
+def test_update_fills_or_overrides_and_merges_model_configs() -> None:
+    base = RLModuleSpec(module_class=Custom, model_config={"a": 1, "b": 1})
+    base.update(RLModuleSpec(observation_space=OBS, learner_only=True, model_config={"b": 2}))
+    assert (base.module_class, base.observation_space, base.learner_only) == (Custom, OBS, True)
+    assert base.model_config == {"a": 1, "b": 2}
+    base.update(
+        RLModuleSpec(module_class=DefaultActorCriticModule, model_config={"b": 3, "c": 3}), override=False
+    )
+    assert base.module_class is Custom
+    assert base.model_config == {"a": 1, "b": 2, "c": 3}
+    base.update(RLModuleSpec(module_class=DefaultActorCriticModule))
+    assert base.module_class is DefaultActorCriticModule
+    assert base.model_config == {"a": 1, "b": 2, "c": 3}
+
+
+def test_a_spec_survives_its_plain_form() -> None:
+    original = spec(
+        module_class=Custom,
+        observation_space=gym.spaces.Dict({"x": OBS, "y": gym.spaces.MultiDiscrete([2, 3])}),
+        inference_only=True,
+        load_state_path="some/where",
+    )
+    assert RLModuleSpec.from_dict(original.to_dict()) == original
+    assert RLModuleSpec.from_dict(RLModuleSpec().to_dict()) == RLModuleSpec()
+    described = spec(model_config=DefaultModelConfig(fcnet_hiddens=[3])).to_dict()
+    assert described["model_config"]["fcnet_hiddens"] == [3]
+    with pytest.raises(ConfigurationError, match=r"no field 'model_class'\. Did you mean 'module_class'"):
+        RLModuleSpec.from_dict({"model_class": "a:b"})
+
+
+def test_a_named_class_must_exist_and_be_a_module() -> None:
+    class Local(Custom):
+        pass
+
+    local = spec(module_class=Local).to_dict()
+    for name, text in [
+        (local["module_class"], "defined inside a function"),
+        ("json:JSONDecoder", "no subclass of RLModule"),
+        ("json:dumps", "no subclass of RLModule"),
+        ("json:Nothing", "cannot be found"),
+        ("no_such_package_at_all:X", "cannot be found"),
+        ("nonsense", "expected a class as"),
+    ]:
+        with pytest.raises(ConfigurationError, match=text):
+            RLModuleSpec.from_dict({**local, "module_class": name})
+    assert RLModuleSpec.from_dict(local, module_class=Local).module_class is Local
+
+
+def test_from_module_and_as_multi() -> None:
+    module = spec(module_class=Custom, model_config={"k": 1}).build()
+    assert RLModuleSpec.from_module(module) == spec(module_class=Custom, model_config={"k": 1})
+    assert spec().as_multi_rl_module_spec()["default_policy"] == spec()
+
+
+# -- MultiRLModuleSpec --------------------------------------------------------------------------------
+
+
+class OuterClass(MultiRLModule):
+    pass
+
+
+def test_a_multi_spec_survives_its_plain_form() -> None:
+    original = MultiRLModuleSpec(
+        {"a": spec(module_class=Custom), "b": spec(learner_only=True)},
+        multi_rl_module_class=OuterClass,
+        model_config={"m": 1},
+        modules_to_load=["a"],
+    )
+    back = MultiRLModuleSpec.from_dict(original.to_dict())
+    assert back.rl_module_specs == original.rl_module_specs
+    assert back.to_dict() == original.to_dict()
+    assert type(back.build()) is OuterClass
+
+
+def test_multi_spec_editing() -> None:
+    specs = MultiRLModuleSpec({"a": spec()})
+    specs.add_modules({"b": spec()})
+    assert "b" in specs
+    with pytest.raises(ValueError, match="spec for module 'b' already"):
+        specs.add_modules({"b": spec()}, override=False)
+    specs.remove_modules("b")
+    assert "b" not in specs
+    with pytest.raises(KeyError, match="no spec for module 'aa'"):
+        specs["aa"]
+    with pytest.raises(TypeError, match=r"rl_module_specs\['x'\]: expected an RLModuleSpec, got int"):
+        specs.add_modules({"x": 3})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="expected a dict"):
+        MultiRLModuleSpec([spec()])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="expected a subclass of MultiRLModule"):
+        MultiRLModuleSpec(multi_rl_module_class=TorchRLModule)  # type: ignore[arg-type]
+    specs.update(RLModuleSpec(module_class=Custom))
+    assert specs["a"].module_class is Custom
+    specs.update(MultiRLModuleSpec({"a": RLModuleSpec(learner_only=True), "c": spec()}))
+    assert specs["a"].learner_only
+    assert "c" in specs
+    assert specs.as_multi_rl_module_spec() is specs
+
+
+def test_one_module_can_be_built_alone() -> None:
+    specs = MultiRLModuleSpec({"a": spec()}, inference_only=True)
+    module = specs.build("a", seed=3)
+    assert module.inference_only
+    assert module.module_id == "a"
+    assert not specs["a"].inference_only

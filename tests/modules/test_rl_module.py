@@ -1,0 +1,240 @@
+"""RLModule: custom modules, modes and gradients around forward passes, outputs checked at the call, state."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlzmq.episodes.columns import Columns
+from rlzmq.modules.apis import InferenceOnlyAPI, ValueFunctionAPI
+from rlzmq.modules.distributions import TorchCategorical, TorchDiagGaussian, TorchMultiDistribution
+from rlzmq.modules.rl_module import RLModule, TorchRLModule
+from rlzmq.modules.spec import RLModuleSpec
+
+OBS = gym.spaces.Box(-1.0, 1.0, (4,))
+ACT = gym.spaces.Discrete(2)
+
+
+class TenLines(TorchRLModule):
+    def setup(self) -> None:
+        assert self.observation_space is not None
+        self.net = nn.Sequential(
+            nn.Linear(self.observation_space.shape[0], self.model_config["hidden"]),  # type: ignore[index]
+            nn.Dropout(0.5),
+            nn.Linear(self.model_config["hidden"], self.action_space.n),  # type: ignore[union-attr]
+        )
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS])}
+
+
+class WithValues(TenLines, ValueFunctionAPI, InferenceOnlyAPI):
+    def setup(self) -> None:
+        super().setup()
+        self.values = nn.Linear(4, 1)
+        self.extra = nn.ModuleDict({"kept": nn.Linear(2, 2), "dropped": nn.Linear(2, 2)})
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
+        values: torch.Tensor = self.values(batch[Columns.OBS]).squeeze(-1)
+        return values
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["values", "extra.dropped", "not_made_yet.at_all"]
+
+
+def ten_lines(**kwargs: Any) -> TenLines:
+    return TenLines(OBS, ACT, model_config={"hidden": 8}, **kwargs)
+
+
+def test_a_custom_module_in_ten_lines_acts_and_trains() -> None:
+    module = RLModuleSpec(TenLines, OBS, ACT, model_config={"hidden": 8}).build()
+    batch = {Columns.OBS: torch.zeros(3, 4)}
+    for forward in (module.forward_inference, module.forward_exploration, module.forward_train, module):
+        assert forward(batch)[Columns.ACTION_DIST_INPUTS].shape == (3, 2)
+    assert module.get_train_action_dist_cls() is TorchCategorical
+    assert not module.is_stateful()
+    assert module.get_initial_state() == {}
+
+
+def test_model_config_is_the_dict_given() -> None:
+    config = {"hidden": 8, "anything": object()}
+    assert TenLines(OBS, ACT, model_config=config).model_config is config
+
+
+def test_acting_is_in_eval_mode_without_gradients_and_restores_the_mode() -> None:
+    module = ten_lines().train()
+    batch = {Columns.OBS: torch.ones(3, 4)}
+    first, second = (module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS] for _ in range(2))
+    assert torch.equal(first, second)  # dropout was off
+    assert not first.requires_grad
+    assert module.training
+    assert torch.is_grad_enabled()
+    module.eval()
+    assert not module.forward_inference(batch)[Columns.ACTION_DIST_INPUTS].requires_grad
+    assert not module.training
+    out = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+    assert out.requires_grad
+    assert module.training
+
+
+def test_no_mode_is_switched_when_already_acting(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ten_lines().eval()
+    monkeypatch.setattr(nn.Module, "train", lambda self, mode=True: pytest.fail("mode was switched"))
+    with torch.inference_mode():
+        out = module.forward_exploration({Columns.OBS: torch.ones(3, 4)})
+    assert out[Columns.ACTION_DIST_INPUTS].is_inference()
+
+
+def test_the_mode_is_restored_after_an_error() -> None:
+    module = ten_lines().train()
+    with pytest.raises(KeyError):
+        module.forward_inference({})
+    assert module.training
+
+
+def test_the_wrapper_adds_only_microseconds() -> None:
+    class Constant(TorchRLModule):
+        def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+            return outputs
+
+    outputs = {Columns.ACTION_DIST_INPUTS: torch.zeros(1)}
+    module = Constant(OBS, ACT).eval()
+    batch: dict[str, Any] = {}
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(20):
+            start = time.perf_counter()
+            for _ in range(200):
+                module.forward_exploration(batch)
+            best = min(best, (time.perf_counter() - start) / 200)
+    assert best < 10e-6  # about 1 µs; a busy machine is allowed for
+
+
+class Returns(TorchRLModule):
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        outputs: dict[str, Any] = self.model_config["outputs"]
+        return outputs
+
+    def get_initial_state(self) -> Any:
+        return self.model_config.get("state", {})
+
+
+def returning(outputs: Any, **config: Any) -> Returns:
+    spec = RLModuleSpec(Returns, OBS, ACT, model_config={"outputs": outputs, **config})
+    module: Returns = spec.build(module_id="policy_1")
+    return module
+
+
+def test_missing_outputs_are_errors_at_the_call() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"module 'policy_1' \(Returns\): _forward_exploration must return the "
+        r"column 'action_dist_inputs' or 'actions', got 'logits'",
+    ):
+        returning({"logits": 1}).forward_exploration({})
+    with pytest.raises(ValueError, match=r"_forward_inference .* got an empty dict"):
+        returning({}).forward_inference({})
+    with pytest.raises(TypeError, match=r"module 'policy_1'.*must return a dict of columns, got Tensor"):
+        returning(torch.zeros(1)).forward_inference({})
+    with pytest.raises(ValueError, match=r"module 'policy_1'.*'state_out', got 'actions'"):
+        returning({"actions": 1}, state={"h": torch.zeros(2)}).forward_inference({})
+    module = returning({"actions": 1})
+    assert module.forward_inference({}) == {"actions": 1}
+    with pytest.raises(ValueError, match=r"module 'policy_1'.*_forward_train .*'embeddings', got 'actions'"):
+        module.require_output(module.forward_train({}), Columns.EMBEDDINGS)
+    assert module.require_output({"x": 3}, "x") == 3
+
+
+def test_a_module_without_action_space_may_return_what_it_likes() -> None:
+    class Encoder(TorchRLModule):
+        def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+            return {Columns.EMBEDDINGS: batch[Columns.OBS]}
+
+    assert Encoder(OBS).forward_inference({Columns.OBS: 1}) == {Columns.EMBEDDINGS: 1}
+
+
+def test_a_module_without_forward_pass_says_what_to_override() -> None:
+    with pytest.raises(NotImplementedError, match=r"override _forward\(batch"):
+        TorchRLModule(OBS, ACT).forward_inference({})
+
+
+@pytest.mark.parametrize("state", [{"h": torch.zeros(3)}, {"h": np.zeros(3, np.float32)}, (torch.zeros(1),)])
+def test_a_non_empty_initial_state_makes_a_module_stateful(state: Any) -> None:
+    assert returning({}, state=state).is_stateful()
+
+
+def test_the_distribution_follows_the_action_space() -> None:
+    box = TenLines(OBS, gym.spaces.Discrete(3), model_config={"hidden": 2})
+    box.action_space = gym.spaces.Box(-1, 1, (2,))
+    assert box.get_inference_action_dist_cls() is TorchDiagGaussian
+    nested = Returns(OBS, gym.spaces.Tuple([ACT, ACT]), model_config={})
+    cls = nested.get_exploration_action_dist_cls()
+    assert issubclass(cls, TorchMultiDistribution)
+    assert nested.get_exploration_action_dist_cls() is cls  # made once
+
+
+def test_inference_only_leaves_out_what_learners_need() -> None:
+    full = WithValues(OBS, ACT, model_config={"hidden": 8})
+    acting = WithValues(OBS, ACT, inference_only=True, model_config={"hidden": 8})
+    assert not hasattr(acting, "values")
+    assert list(acting.extra) == ["kept"]
+    assert sorted(full.get_state(inference_only=True)) == sorted(acting.get_state())
+    acting.set_state(full.get_state())
+    acting.set_state(full.get_state(inference_only=True))
+    batch = {Columns.OBS: torch.ones(2, 4)}
+    torch.testing.assert_close(acting.forward_inference(batch), full.forward_inference(batch))
+    with pytest.raises(RuntimeError, match="inference_only=True and cannot train"):
+        acting.forward_train(batch)
+    full.set_state(acting.get_state())  # a learner may start from an acting copy
+    with pytest.raises(ValueError, match="both inference_only and learner_only"):
+        WithValues(OBS, ACT, inference_only=True, learner_only=True, model_config={"hidden": 8})
+
+
+def test_state_is_a_dict_of_numpy_copies() -> None:
+    module = ten_lines()
+    state = module.get_state()
+    assert all(isinstance(value, np.ndarray) for value in state.values())
+    state["net.0.bias"][:] = 7.0
+    assert not np.any(module.get_state()["net.0.bias"] == 7.0)
+    module.set_state(state)
+    assert np.all(module.get_state()["net.0.bias"] == 7.0)
+    assert set(module.get_state("net.0")) == {"net.0.weight", "net.0.bias"}
+    assert set(module.get_state(not_components=["net.0", "net.2.bias"])) == {"net.2.weight"}
+
+
+def test_a_state_that_does_not_fit_is_refused_and_nothing_is_loaded() -> None:
+    module = ten_lines()
+    before = module.get_state()
+    changed = {name: value + 1 for name, value in before.items()}
+    missing = {name: value for name, value in changed.items() if name != "net.2.bias"}
+    with pytest.raises(ValueError, match=r"missing 'net.2.bias', unknown none"):
+        module.set_state(missing)
+    with pytest.raises(ValueError, match=r"missing none, unknown 'net.9'"):
+        module.set_state({**changed, "net.9": np.zeros(1)})
+    with pytest.raises(ValueError, match=r"'net.2.bias' expects shape \(2,\), got \(3,\)"):
+        module.set_state({**changed, "net.2.bias": np.zeros(3)})
+    np.testing.assert_equal(module.get_state(), before)
+    module.set_state(missing, strict=False)
+    assert np.array_equal(module.get_state()["net.0.bias"], changed["net.0.bias"])
+
+
+def test_half_precision_weights_are_given_as_floats_without_loss() -> None:
+    module = ten_lines().to(torch.bfloat16)
+    state = module.get_state()
+    assert {value.dtype for value in state.values()} == {np.dtype(np.float32)}
+    twin = ten_lines().to(torch.bfloat16)
+    twin.set_state(state)
+    np.testing.assert_equal(twin.get_state(), state)
+
+
+def test_wrapping() -> None:
+    module = ten_lines()
+    assert module.unwrapped() is module
+    assert module.as_multi_rl_module()["default_policy"] is module
+    assert isinstance(module, RLModule)

@@ -1,0 +1,150 @@
+"""WeightsLayout: one block of bytes, the same on learner and runner, refused when it does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.modules.weights import WeightsLayout
+
+OBS = gym.spaces.Box(-1.0, 1.0, (3,))
+
+
+class Mixed(TorchRLModule):
+    """Parameters and buffers of several types and awkward sizes."""
+
+    def setup(self) -> None:
+        self.norm = nn.BatchNorm1d(3)
+        self.brain = nn.Parameter(torch.randn(3).to(torch.bfloat16))
+        self.precise = nn.Parameter(torch.randn((), dtype=torch.float64))
+        self.register_buffer("flags", torch.tensor([True, False, True]))
+        self.register_buffer("empty", torch.zeros(0, 4))
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"action_dist_inputs": self.norm(batch["obs"])}
+
+
+def specs(**kwargs: Any) -> MultiRLModuleSpec:
+    def one(**more: Any) -> RLModuleSpec:
+        return RLModuleSpec(
+            observation_space=OBS,
+            action_space=gym.spaces.Discrete(2),
+            model_config={"fcnet_hiddens": [5], "vf_share_layers": False},
+            **more,
+        )
+
+    odd = RLModuleSpec(Mixed, OBS, gym.spaces.Discrete(3))
+    modules = {"z": one(), "a/b": one(), "odd": odd, "curiosity": one(learner_only=True)}
+    return MultiRLModuleSpec(modules, **kwargs)
+
+
+def randomize(module: Any) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+        module["odd"].norm.num_batches_tracked.fill_(7)
+
+
+def test_a_block_carries_learner_weights_to_an_inference_only_copy() -> None:
+    learner, runner = specs().build(seed=0), specs(inference_only=True).build(seed=1)
+    randomize(learner)
+    sender, receiver = WeightsLayout.of(learner), WeightsLayout.of(runner)
+    assert sender.digest == receiver.digest
+    assert sender.num_bytes == receiver.num_bytes
+    assert sender.names == sorted(sender.names)
+    assert not any("vf" in name or "curiosity" in name for name in sender.names)
+    block = sender.snapshot(learner)
+    assert block.dtype == np.uint8
+    assert block.shape == (sender.num_bytes,)
+    receiver.load(runner, block)
+    for module_id in runner:
+        for name, tensor in runner[module_id].state_dict().items():
+            assert torch.equal(tensor, learner[module_id].state_dict()[name]), name
+
+
+@pytest.mark.parametrize("kind", ["bytes", "memoryview", "read-only", "unaligned", "inference-mode"])
+def test_any_buffer_is_taken(kind: str) -> None:
+    module, twin = specs().build(seed=0), specs().build(seed=1)
+    layout = WeightsLayout.of(module)
+    block = layout.snapshot(module)
+    buffer: Any = block
+    if kind == "bytes":
+        buffer = block.tobytes()
+    elif kind == "memoryview":
+        buffer = memoryview(block.tobytes())
+    elif kind == "read-only":
+        buffer = block.copy()
+        buffer.flags.writeable = False
+    elif kind == "unaligned":
+        buffer = np.frombuffer(b"x" + block.tobytes(), np.uint8)[1:]
+    with torch.inference_mode(kind == "inference-mode"):
+        layout.load(twin, buffer)
+    assert np.array_equal(layout.snapshot(twin), block)
+
+
+def test_a_snapshot_is_a_copy_and_can_reuse_memory() -> None:
+    module = specs().build(seed=0)
+    layout = WeightsLayout.of(module)
+    out = np.full(layout.num_bytes, 255, np.uint8)
+    first = layout.snapshot(module)
+    assert layout.snapshot(module, out) is out
+    tail = slice(0, 4)
+    randomize(module)
+    assert np.array_equal(first[tail], out[tail])
+    assert not np.array_equal(layout.snapshot(module), first)
+    for wrong in (np.zeros(3, np.uint8), np.zeros(layout.num_bytes, np.int8)):
+        with pytest.raises(ValueError, match="expected out to be uint8"):
+            layout.snapshot(module, wrong)
+
+
+def test_loading_keeps_the_parameters_identity_and_gradients() -> None:
+    module = specs().build(seed=0)
+    layout = WeightsLayout.of(module)
+    parameters = list(module.parameters())
+    layout.load(module, layout.snapshot(specs().build(seed=2)))
+    assert all(p is q for p, q in zip(parameters, module.parameters(), strict=True))
+    assert all(p.requires_grad for p in module["z"].parameters())
+
+
+def test_a_block_that_does_not_fit_is_refused() -> None:
+    module = specs().build(seed=0)
+    layout = WeightsLayout.of(module)
+    before = layout.snapshot(module)
+    with pytest.raises(ValueError, match=rf"weights of 10 bytes do not fit.*{layout.num_bytes} bytes"):
+        layout.load(module, bytes(10))
+    module.remove_module("z")
+    with pytest.raises(ValueError, match=r"differ from the layout \w+ in 'z/encoder"):
+        layout.load(module, before)
+    with pytest.raises(ValueError, match="make a new WeightsLayout"):
+        layout.snapshot(module)
+
+
+def test_the_digest_tells_architectures_apart() -> None:
+    one, other = specs().build(), specs()
+    other["z"].model_config = {"fcnet_hiddens": [6]}
+    assert WeightsLayout.of(one).digest != WeightsLayout.of(other.build()).digest
+    assert WeightsLayout.of(one).digest != WeightsLayout.of(one, inference_only=False).digest
+    assert any("z/vf." in name for name in WeightsLayout.of(one, inference_only=False).names)
+
+
+def test_a_bare_module_counts_as_the_default_policy() -> None:
+    module = specs()["z"].build()
+    layout = WeightsLayout.of(module)
+    assert layout.digest == WeightsLayout.of(module.as_multi_rl_module()).digest
+    assert layout.names[0].startswith("default_policy/")
+    layout.load(module, layout.snapshot(module.as_multi_rl_module()))
+
+
+def test_no_modules_make_an_empty_block() -> None:
+    empty = MultiRLModuleSpec({}).build()
+    layout = WeightsLayout.of(empty)
+    assert layout.num_bytes == 0
+    layout.load(empty, layout.snapshot(empty))
