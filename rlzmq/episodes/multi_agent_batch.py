@@ -1,0 +1,490 @@
+"""Many chunks of multi-agent episodes as columns: the agents' chunks, and who observed when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.timeline import AgentTrack, Pending, Timeline
+
+__all__ = ["EPISODE_TABLE", "AgentRows", "MultiAgentEpisodeBatch"]
+
+IntArray = NDArray[np.int64]
+
+EPISODE_TABLE = ("env_t_started", "env_t", "lookback", "terminated", "truncated", "env_index")
+
+
+class AgentRows:
+    """Chunks of agents' episodes on shared columns, and their place in the multi-agent episodes.
+
+    Attributes:
+        batch: The chunks, with agent_ids and module_ids.
+        episode: int64[C], index of the multi-agent episode that a chunk belongs to.
+        order: int64[C], place among the agents of its episode.
+        obs_env_ts: int64[sum of lookback + length + 1], env steps of the chunks' stored observations, one
+            chunk after the other.
+        tracks: Per chunk, what most have not: a hanging action and the like (keyword arguments of
+            `AgentTrack`), by chunk.
+    """
+
+    __slots__ = ("batch", "episode", "obs_env_ts", "order", "tracks")
+
+    def __init__(
+        self,
+        batch: EpisodeBatch,
+        episode: Any,
+        order: Any,
+        obs_env_ts: Any,
+        tracks: dict[int, dict[str, Any]] | None = None,
+    ) -> None:
+        self.batch = batch
+        self.episode: IntArray = np.asarray(episode, np.int64)
+        self.order: IntArray = np.asarray(order, np.int64)
+        self.obs_env_ts: IntArray = np.asarray(obs_env_ts, np.int64)
+        self.tracks = {} if tracks is None else tracks
+
+    @property
+    def counts(self) -> IntArray:
+        """int64[C], number of stored observations of each chunk."""
+        counts: IntArray = self.batch.lookback + self.batch.length + 1
+        return counts
+
+    @property
+    def offsets(self) -> IntArray:
+        """int64[C], where each chunk's part of `obs_env_ts` begins."""
+        counts = self.counts
+        offsets: IntArray = np.cumsum(counts) - counts
+        return offsets
+
+    def select(self, chunks: IntArray, new_episode: IntArray) -> AgentRows:
+        """Some of the chunks; ``new_episode[e]`` is the new index of episode e."""
+        listed: list[int] = chunks.tolist()
+        return AgentRows(
+            self.batch.select(chunks),
+            new_episode[self.episode[chunks]],
+            self.order[chunks],
+            self.obs_env_ts[ragged_arange(self.offsets[chunks], self.counts[chunks])],
+            {i: self.tracks[c] for i, c in enumerate(listed) if c in self.tracks} if self.tracks else {},
+        )
+
+
+class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
+    """Chunks of multi-agent episodes; a sequence whose episodes are made when someone asks.
+
+    The agents' chunks lie on columns: one `EpisodeBatch` per module and kind of data (agents of one
+    module normally share theirs), which is what a Learner trains on.
+
+    Example:
+        >>> batch = MultiAgentEpisodeBatch.from_episodes(episodes)
+        >>> [b.num_env_steps for b in batch.batches_of("default_policy")]  # its agents' steps
+        [...]
+        >>> head, tail = batch.split(100)  # env steps
+
+    Args:
+        rows: The agents' chunks, in groups of equal structure.
+        episode_ids: E strings.
+        env_t_started, env_t: int64[E], env steps at which the chunks start and end.
+        lookback: int64[E], stored env steps from before the start.
+        terminated, truncated: bool[E].
+        env_index: int64[E], the sub-environment; -1: unknown.
+        leftovers: Per episode, what most have not: departed agents, early rewards, custom data, …
+        observation_space, action_space: ``gym.spaces.Dict`` (or dict) by agent id, or None.
+        agent_to_module_mapping_fn: Of the episodes; not sent over the wire.
+        meta: Plain facts about the whole batch, e.g. the runner and its weights version.
+
+    Attributes:
+        As the arguments.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[AgentRows],
+        *,
+        episode_ids: list[str],
+        env_t_started: Any,
+        env_t: Any,
+        lookback: Any,
+        terminated: Any,
+        truncated: Any,
+        env_index: Any = None,
+        leftovers: dict[int, dict[str, Any]] | None = None,
+        observation_space: Any = None,
+        action_space: Any = None,
+        agent_to_module_mapping_fn: Callable[..., str] | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        self.rows = list(rows)
+        self.episode_ids = episode_ids
+        num = len(episode_ids)
+        self.env_t_started: IntArray = np.asarray(env_t_started, np.int64)
+        self.env_t: IntArray = np.asarray(env_t, np.int64)
+        self.lookback: IntArray = np.asarray(lookback, np.int64)
+        self.terminated: NDArray[np.bool_] = np.asarray(terminated, np.bool_)
+        self.truncated: NDArray[np.bool_] = np.asarray(truncated, np.bool_)
+        self.env_index: IntArray = np.asarray([-1] * num if env_index is None else env_index, np.int64)
+        self.leftovers = {} if leftovers is None else leftovers
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
+        self.meta = {} if meta is None else meta
+        for name in EPISODE_TABLE:
+            if len(getattr(self, name)) != num:
+                raise ValueError(
+                    f"MultiAgentEpisodeBatch.{name}: expected {num} values, one per episode, got {len(getattr(self, name))}."
+                )
+
+    # -- facts --------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of multi-agent chunks."""
+        return len(self.episode_ids)
+
+    @property
+    def num_env_steps(self) -> int:
+        """Number of env steps in all chunks, lookback left out."""
+        return int((self.env_t - self.env_t_started).sum())
+
+    @property
+    def num_agent_steps(self) -> int:
+        """Number of the agents' completed steps, lookback left out."""
+        return sum(rows.batch.num_env_steps for rows in self.rows)
+
+    @property
+    def agent_batches(self) -> list[EpisodeBatch]:
+        """The agents' chunks, one batch per group of equal structure."""
+        return [rows.batch for rows in self.rows]
+
+    @property
+    def module_ids(self) -> list[str]:
+        """Ids of the modules that have steps here, sorted."""
+        ids: set[str] = set()
+        for batch in self.agent_batches:
+            if batch.module_ids is not None:
+                ids.update(mid for mid, num in zip(batch.module_ids, batch.length.tolist(), strict=True) if num)
+        return sorted(ids)
+
+    def batches_of(self, module_id: str) -> list[EpisodeBatch]:
+        """The chunks (with at least one step) of the agents that a module acts for."""
+        found = []
+        for batch in self.agent_batches:
+            mask = np.array([mid == module_id for mid in batch.module_ids or ()], np.bool_) & (batch.length > 0)
+            if mask.all() and len(mask):
+                found.append(batch)
+            elif mask.any():
+                found.append(batch.select(mask))
+        return found
+
+    def agent_steps_by(self, which: str) -> dict[Any, int]:
+        """Completed steps by agent id (``which="agent_ids"``) or module id (``"module_ids"``)."""
+        counts: dict[Any, int] = {}
+        for batch in self.agent_batches:
+            for key, num in zip(getattr(batch, which) or (), batch.length.tolist(), strict=True):
+                if num:
+                    counts[key] = counts.get(key, 0) + num
+        return counts
+
+    def get_returns(self) -> NDArray[np.float64]:
+        """float64[E], sum of all agents' rewards of completed steps, lookback left out."""
+        returns = np.zeros(len(self), np.float64)
+        for rows in self.rows:
+            np.add.at(returns, rows.episode, rows.batch.get_returns())
+        return returns
+
+    def __repr__(self) -> str:
+        return (
+            f"MultiAgentEpisodeBatch(chunks={len(self)}, env_steps={self.num_env_steps}, "
+            f"agent_steps={self.num_agent_steps}, modules={self.module_ids})"
+        )
+
+    # -- episodes -----------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, index: int) -> MultiAgentEpisode: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> MultiAgentEpisodeBatch: ...
+
+    def __getitem__(self, index: int | slice) -> MultiAgentEpisode | MultiAgentEpisodeBatch:
+        if isinstance(index, slice):
+            return self.select(np.arange(len(self), dtype=np.int64)[index])
+        return self._episode(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[MultiAgentEpisode]:
+        return (self._episode(e) for e in range(len(self)))
+
+    def _episode(self, e: int) -> MultiAgentEpisode:
+        left = self.leftovers.get(e, {})
+        episode = MultiAgentEpisode(
+            self.episode_ids[e],
+            left.get("agent_module_ids"),
+            self.agent_to_module_mapping_fn,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+        )
+        timeline = Timeline(int(self.env_t_started[e]), int(self.lookback[e]))
+        timeline.env_t = int(self.env_t[e])
+        timeline.is_terminated, timeline.is_truncated = bool(self.terminated[e]), bool(self.truncated[e])
+        timeline.departed = dict(left.get("departed", ()))
+        timeline.early_rewards = dict(left.get("early_rewards", ()))
+        found = []
+        for rows in self.rows:
+            offsets, counts = rows.offsets, rows.counts
+            for c in np.flatnonzero(rows.episode == e).tolist():
+                sae = rows.batch[c]
+                begin = int(offsets[c])
+                times = rows.obs_env_ts[begin : begin + int(counts[c])].tolist()
+                track = AgentTrack(times, terminated=sae.is_terminated, truncated=sae.is_truncated)
+                if track.is_done:
+                    track.done_env_t = times[-1]
+                if len(times) > 1:
+                    track.output_keys = frozenset(sae.extra_model_outputs)
+                for name, value in rows.tracks.get(c, {}).items():
+                    setattr(track, name, value.copy() if isinstance(value, Pending) else value)
+                if self.observation_space:
+                    sae.observation_space = self.observation_space.get(sae.agent_id)
+                if self.action_space:
+                    sae.action_space = self.action_space.get(sae.agent_id)
+                found.append((int(rows.order[c]), sae, track))
+        for _, sae, track in sorted(found, key=lambda item: item[0]):
+            timeline.tracks[sae.agent_id] = track
+            episode.agent_episodes[sae.agent_id] = sae
+            episode._agent_module_ids.setdefault(sae.agent_id, sae.module_id or episode.module_for(sae.agent_id))
+        episode._timeline = timeline
+        episode.custom_data = dict(left.get("custom_data", ()))
+        episode._duration_s = float(left.get("duration_s", 0.0))
+        return episode
+
+    @classmethod
+    def from_episodes(cls, episodes: Iterable[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
+        """A batch of episodes' chunks, copied into columns; nothing of them is lost.
+
+        Raises:
+            ValueError: An agent's data do not make columns (items of different shapes).
+        """
+        from rlzmq.episodes.multi_agent_gather import from_episodes
+
+        return from_episodes(list(episodes))
+
+    # -- cutting and joining ------------------------------------------------------------------------
+
+    def select(self, episodes: Any) -> MultiAgentEpisodeBatch:
+        """Some of the episodes, in the given order, on the same columns.
+
+        Args:
+            episodes: int [K], positions, or a bool mask [E].
+        """
+        wanted = np.asarray(episodes)
+        if wanted.dtype == np.bool_:
+            wanted = np.flatnonzero(wanted)
+        wanted = wanted.astype(np.int64, copy=False)
+        new_index = np.full(len(self), -1, np.int64)
+        new_index[wanted] = np.arange(len(wanted))
+        rows = []
+        for group in self.rows:
+            kept = group.select(np.flatnonzero(new_index[group.episode] >= 0), new_index)
+            if len(kept.batch):
+                rows.append(kept)
+        return self._like(rows, wanted)
+
+    def _like(self, rows: Sequence[AgentRows], episodes: IntArray) -> MultiAgentEpisodeBatch:
+        listed: list[int] = episodes.tolist()
+        return MultiAgentEpisodeBatch(
+            rows,
+            episode_ids=[self.episode_ids[e] for e in listed],
+            **{name: getattr(self, name)[episodes] for name in EPISODE_TABLE},
+            leftovers={i: self.leftovers[e] for i, e in enumerate(listed) if e in self.leftovers},
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            agent_to_module_mapping_fn=self.agent_to_module_mapping_fn,
+            meta=self.meta,
+        )
+
+    def split(self, num_steps: int) -> tuple[MultiAgentEpisodeBatch, MultiAgentEpisodeBatch]:
+        """The first `num_steps` env steps and the rest, on the same columns.
+
+        An episode cut in two: an agent's step belongs to the part in which it is completed, so every step
+        is in exactly one part; its first part is not done.
+
+        Raises:
+            ValueError: There are fewer env steps, or `num_steps` is negative.
+        """
+        total = self.num_env_steps
+        if num_steps == total:
+            return self[:], self[len(self) :]
+        return self.slice_steps(0, num_steps), self.slice_steps(num_steps, total)
+
+    def slice_steps(self, begin: int, end: int) -> MultiAgentEpisodeBatch:
+        """The env steps ``begin … end-1``, counted over all chunks in order, on the same columns.
+
+        Raises:
+            ValueError: Unless ``0 <= begin <= end <= num_env_steps``.
+        """
+        length = self.env_t - self.env_t_started
+        total = int(length.sum())
+        if not 0 <= begin <= end <= total:
+            raise ValueError(f"expected env steps within 0…{total}, got {begin}…{end}.")
+        if begin == end:
+            return self[len(self) :]
+        ends = np.cumsum(length)
+        first_t = self.env_t_started + np.clip(begin - (ends - length), 0, length)
+        last_t = self.env_t_started + np.clip(end - (ends - length), 0, length)
+        kept = np.flatnonzero((last_t > first_t) | ((length == 0) & (ends >= begin) & (ends < end)))
+        new_index = np.full(len(self), -1, np.int64)
+        new_index[kept] = np.arange(len(kept))
+        rows = [self._cut_rows(group, first_t, last_t, new_index) for group in self.rows]
+        part = self._like([group for group in rows if len(group.batch)], kept)
+        cut_at_end = last_t[kept] < part.env_t
+        part.lookback = part.lookback + first_t[kept] - part.env_t_started
+        part.env_t_started, part.env_t = first_t[kept], last_t[kept]
+        part.terminated, part.truncated = part.terminated & ~cut_at_end, part.truncated & ~cut_at_end
+        return part
+
+    def _cut_rows(
+        self, rows: AgentRows, first_t: IntArray, last_t: IntArray, new_index: IntArray
+    ) -> AgentRows:
+        """The chunks' steps that are completed in env steps ``(first_t, last_t]`` of their episodes."""
+        counts, offsets, batch = rows.counts, rows.offsets, rows.batch
+        chunk_of = np.repeat(np.arange(len(counts)), counts)
+        position = np.arange(len(rows.obs_env_ts)) - offsets[chunk_of]
+        episode_of = rows.episode[chunk_of]
+        # the observations that own steps of the chunk lead to
+        own = position > batch.lookback[chunk_of]
+        before = own & (rows.obs_env_ts <= first_t[episode_of])
+        within = own & ~before & (rows.obs_env_ts <= last_t[episode_of])
+        num_before = np.bincount(chunk_of[before], minlength=len(counts))
+        num_within = np.bincount(chunk_of[within], minlength=len(counts))
+        untouched = (first_t == self.env_t_started) & (last_t == self.env_t)
+        is_kept = (new_index[rows.episode] >= 0) & ((num_within > 0) | untouched[rows.episode])
+        chunks = np.flatnonzero(is_kept)
+        num_before, num_within = num_before[chunks], num_within[chunks]
+        part = rows.select(chunks, new_index)
+        new = part.batch
+        starts_later = num_before > 0
+        is_cut = num_before + num_within < new.length
+        stored = new.lookback + num_before + num_within + 1
+        part.obs_env_ts = rows.obs_env_ts[ragged_arange(offsets[chunks], stored)]
+        new.start = new.start + num_before
+        new.lookback = new.lookback + num_before
+        new.t_started = new.t_started + num_before
+        new.length = num_within.astype(np.int64)
+        new.terminated = new.terminated & ~is_cut
+        new.truncated = new.truncated & ~is_cut
+        if new.duration_s is not None:
+            new.duration_s = new.duration_s * (num_within / np.maximum(batch.length[chunks], 1))
+        if new.initial_state is not None and starts_later.any() and Columns.STATE_OUT in new.columns:
+            slots = new.start[starts_later] - 1
+
+            def take_over(states: NDArray[Any], state_out: NDArray[Any]) -> NDArray[Any]:
+                states = states.copy()
+                states[starts_later] = state_out[slots]
+                return states
+
+            new.initial_state = tree_map(take_over, new.initial_state, new.columns[Columns.STATE_OUT])
+        for c, track in list(part.tracks.items()):
+            fresh = {name: value for name, value in track.items() if name == "output_keys"} if is_cut[c] else track
+            if starts_later[c]:
+                fresh = {name: value for name, value in fresh.items() if name != "reward_before_start"}
+            part.tracks[c] = fresh
+        return part
+
+    @classmethod
+    def concat(cls, batches: Iterable[MultiAgentEpisodeBatch]) -> MultiAgentEpisodeBatch:
+        """All episodes of several batches, in order; the agents' groups stay on their own columns."""
+        listed = list(batches)
+        if not listed:
+            return cls.from_episodes([])
+        if len(listed) == 1:
+            return listed[0]
+        rows: list[AgentRows] = []
+        leftovers: dict[int, dict[str, Any]] = {}
+        num = 0
+        for batch in listed:
+            rows += [
+                AgentRows(group.batch, group.episode + num, group.order, group.obs_env_ts, group.tracks)
+                for group in batch.rows
+            ]
+            leftovers.update((e + num, left) for e, left in batch.leftovers.items())
+            num += len(batch)
+        return MultiAgentEpisodeBatch(
+            rows,
+            episode_ids=[id_ for batch in listed for id_ in batch.episode_ids],
+            **{name: np.concatenate([getattr(batch, name) for batch in listed]) for name in EPISODE_TABLE},
+            leftovers=leftovers,
+            observation_space=listed[0].observation_space,
+            action_space=listed[0].action_space,
+            agent_to_module_mapping_fn=listed[0].agent_to_module_mapping_fn,
+        )
+
+    # -- the wire -----------------------------------------------------------------------------------
+
+    def to_wire(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """A small msgpack-able header and the arrays, columns not copied (see `multi_agent_wire`)."""
+        from rlzmq.episodes.multi_agent_wire import to_wire
+
+        return to_wire(self)
+
+    @classmethod
+    def from_wire(
+        cls, header: Any, frames: Sequence[Any], *, observation_space: Any = None, action_space: Any = None
+    ) -> MultiAgentEpisodeBatch:
+        """The batch that `to_wire` was called on: views on the frames' memory, every bound checked.
+
+        Args:
+            header: What `to_wire` returned, after msgpack.
+            frames: Buffers (bytes, memoryviews, arrays) in the same order.
+            observation_space, action_space: Dicts of spaces by agent id, which the receiver knows.
+
+        Raises:
+            ProtocolError: Header and frames are not what `to_wire` makes: says what was expected where.
+        """
+        from rlzmq.episodes.multi_agent_wire import from_wire
+
+        return from_wire(header, frames, observation_space=observation_space, action_space=action_space)
+
+
+def signature(tree: Any) -> tuple[Any, ...]:
+    """Shapes and kinds of a tree's leaves: items of one signature stack to one column."""
+    return tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in tree_leaves(tree))
+
+
+def track_leftovers(track: AgentTrack, num_steps: int) -> dict[str, Any]:
+    """What of a track the columns do not tell."""
+    left: dict[str, Any] = {}
+    if track.pending is not None:
+        left["pending"] = track.pending.copy()
+    for name in ("reward", "reward_before_start"):
+        value = getattr(track, name)
+        if value != 0:
+            left[name] = value
+    if track.is_done and track.done_env_t != track.obs_env_ts[-1]:
+        left["done_env_t"] = track.done_env_t
+    if num_steps == 0 and track.output_keys is not None:
+        left["output_keys"] = track.output_keys
+    return left
+
+
+def episode_leftovers(episode: MultiAgentEpisode) -> dict[str, Any]:
+    """What of an episode the tables do not tell."""
+    timeline = episode._timeline
+    left: dict[str, Any] = {}
+    values: Mapping[str, Any] = {
+        "departed": dict(timeline.departed),
+        "early_rewards": dict(timeline.early_rewards),
+        "custom_data": dict(episode.custom_data),
+        "agent_module_ids": {
+            agent_id: module_id
+            for agent_id, module_id in episode._agent_module_ids.items()
+            if agent_id not in episode.agent_episodes
+        },
+        "duration_s": episode.get_duration_s(),
+    }
+    left.update((name, value) for name, value in values.items() if value)
+    return left

@@ -1,0 +1,96 @@
+"""MultiAgentEpisodes into columns: which agents' chunks share columns, and copying them there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import (
+    AgentRows,
+    MultiAgentEpisodeBatch,
+    episode_leftovers,
+    signature,
+    track_leftovers,
+)
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.timeline import AgentTrack
+
+__all__ = ["from_episodes"]
+
+
+class _Group:
+    """Chunks that go into the same columns."""
+
+    def __init__(self) -> None:
+        self.saes: list[SingleAgentEpisode] = []
+        self.episode: list[int] = []
+        self.order: list[int] = []
+        self.obs_env_ts: list[int] = []
+        self.tracks: dict[int, dict[str, Any]] = {}
+
+    def add(self, e: int, order: int, sae: SingleAgentEpisode, track: AgentTrack) -> None:
+        num_steps = sae.rewards.len_incl_lookback()
+        left = track_leftovers(track, num_steps)
+        if left:
+            self.tracks[len(self.saes)] = left
+        self.saes.append(sae)
+        self.episode.append(e)
+        self.order.append(order)
+        self.obs_env_ts += track.obs_env_ts
+
+
+def from_episodes(episodes: list[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
+    """See `MultiAgentEpisodeBatch.from_episodes`."""
+    groups: dict[Any, _Group] = {}
+    empty: list[tuple[Any, int, int, SingleAgentEpisode, AgentTrack]] = []
+    for e, episode in enumerate(episodes):
+        for order, (agent_id, sae) in enumerate(episode.agent_episodes.items()):
+            track = episode._timeline.tracks[agent_id]
+            kind = (sae.module_id, str(_structure(sae.observations)))
+            if sae.rewards.len_incl_lookback() == 0:
+                empty.append((kind, e, order, sae, track))
+                continue
+            outputs = sorted((name, str(_structure(column))) for name, column in sae.extra_model_outputs.items())
+            key = (kind, str(_structure(sae.actions)), str(outputs))
+            groups.setdefault(key, _Group()).add(e, order, sae, track)
+    by_kind = {key[0]: group for key, group in groups.items()}
+    for kind, e, order, sae, track in empty:  # without steps: fits any columns of its module
+        group = by_kind.get(kind)
+        if group is None:
+            group = by_kind[kind] = groups[kind] = _Group()
+        group.add(e, order, sae, track)
+    left = {e: episode_leftovers(episode) for e, episode in enumerate(episodes)}
+    first = episodes[0] if episodes else None
+    return MultiAgentEpisodeBatch(
+        [
+            AgentRows(EpisodeBatch.from_episodes(g.saes), g.episode, g.order, g.obs_env_ts, g.tracks)
+            for g in groups.values()
+        ],
+        episode_ids=[episode.id_ for episode in episodes],
+        env_t_started=[episode.env_t_started for episode in episodes],
+        env_t=[episode.env_t for episode in episodes],
+        lookback=[episode.len_lookback_buffer for episode in episodes],
+        terminated=[episode.is_terminated for episode in episodes],
+        truncated=[episode.is_truncated for episode in episodes],
+        leftovers={e: data for e, data in left.items() if data},
+        observation_space=first.observation_space if first else None,
+        action_space=first.action_space if first else None,
+        agent_to_module_mapping_fn=first.agent_to_module_mapping_fn if first else None,
+    )
+
+
+def _structure(buffer: Any) -> Any:
+    """Shapes and kinds of one item of a column, without its number of items."""
+    if not buffer.len_incl_lookback():
+        return None
+    item = buffer.get(-buffer.lookback if buffer.lookback else 0, neg_index_as_lookback=True)
+    return _keys(item), signature(item)
+
+
+def _keys(item: Any) -> Any:
+    if isinstance(item, dict):
+        return {key: _keys(item[key]) for key in sorted(item, key=str)}
+    if isinstance(item, tuple):
+        return tuple(_keys(part) for part in item)
+    return None

@@ -1,0 +1,154 @@
+"""MultiAgentEpisodeBatch: columns and wire of multi-agent episodes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from rlzmq.core.errors import ProtocolError
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from tests.episodes.multi_agent_model import AGENTS, Model, assert_same, assert_same_getter, random_step
+
+
+def mapping(agent_id: Any, episode: Any) -> str:
+    return f"m{agent_id}"
+
+
+def random_chunks(seed: int) -> list[tuple[MultiAgentEpisode, Model]]:
+    """Some episodes in several chunks each."""
+    rng, counter, chunks = random.Random(seed), [0], []
+    for number in range(3):
+        model = Model()
+        episode = MultiAgentEpisode(f"e{number}", agent_to_module_mapping_fn=mapping)
+        model.reset = {agent: -1 for agent in AGENTS if rng.random() < 0.6}
+        episode.add_env_reset(observations=model.reset)
+        for _ in range(rng.randrange(10)):
+            if model.is_done():
+                break
+            if rng.random() < 0.2:
+                lookback = rng.randrange(3)
+                chunks.append((episode, model))
+                episode, model = episode.cut(lookback), model.cut(lookback)
+            step = random_step(rng, model, counter)
+            step.add_to(episode)
+            model.add(step)
+        chunks.append((episode, model))
+    return chunks
+
+
+def sent(batch: MultiAgentEpisodeBatch) -> MultiAgentEpisodeBatch:
+    header, frames = batch.to_wire()
+    return MultiAgentEpisodeBatch.from_wire(msgpack.unpackb(msgpack.packb(header)), [f.tobytes() for f in frames])
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_episodes_come_out_of_columns_and_wire_as_they_went_in(part: int) -> None:
+    for seed in range(part * 100, part * 100 + 100):
+        rng = random.Random(seed)
+        chunks = random_chunks(seed)
+        batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in chunks])
+        assert batch.num_env_steps == sum(len(episode) for episode, _ in chunks)
+        assert batch.num_agent_steps == sum(episode.agent_steps() for episode, _ in chunks)
+        assert batch.get_returns().tolist() == [episode.get_return() for episode, _ in chunks]
+        for form in (batch, sent(batch)):
+            for episode, (_, model) in zip(form, chunks, strict=True):
+                assert_same(episode, model)
+                assert_same_getter(rng, episode, model)
+
+
+def test_split_puts_every_agent_step_into_exactly_one_part() -> None:
+    for seed in range(150):
+        rng = random.Random(seed)
+        batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in random_chunks(seed)])
+        total = batch.num_env_steps
+        cut = rng.randrange(total + 1)
+        head, tail = batch.split(cut)
+        assert (head.num_env_steps, tail.num_env_steps) == (cut, total - cut)
+        assert head.num_agent_steps + tail.num_agent_steps == batch.num_agent_steps
+        assert steps_of(head) + steps_of(tail) == steps_of(batch)
+        for part in (head, tail, sent(head), sent(tail)):
+            for episode in part:
+                episode.validate()
+
+
+def steps_of(batch: MultiAgentEpisodeBatch) -> Any:
+    """All agents' steps, sorted."""
+    import collections
+
+    steps: Any = collections.Counter()
+    for group in batch.agent_batches:
+        slots, chunks = group.step_slots(), group.step_chunks()
+        for slot, chunk in zip(slots.tolist(), chunks.tolist(), strict=True):
+            assert group.agent_ids is not None
+            agent_t = int(group.t_started[chunk] + slot - group.start[chunk])
+            action, reward = group.columns["actions"][slot], group.columns["rewards"][slot]
+            steps[group.episode_ids[chunk], str(group.agent_ids[chunk]), agent_t, int(action), float(reward)] += 1
+    return steps
+
+
+def test_batches_of_a_module_hold_its_agents_steps_only() -> None:
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, _: "p" if agent in (0, 1) else "q")
+    episode.add_env_reset(observations={0: np.zeros(2), 1: np.ones(2), 2: np.zeros(3)})
+    actions, rewards = {0: 1, 1: 0, 2: 1}, {0: 1.0, 1: 2.0, 2: 3.0}
+    episode.add_env_step({0: np.zeros(2), 1: np.ones(2), 2: np.zeros(3)}, actions, rewards)
+    batch = MultiAgentEpisodeBatch.from_episodes([episode])
+    assert batch.module_ids == ["p", "q"]
+    assert [b.agent_ids for b in batch.batches_of("p")] == [[0, 1]]
+    assert [b.columns["obs"].shape[1:] for b in batch.batches_of("q")] == [(3,)]
+    assert batch.agent_steps_by("module_ids") == {"p": 2, "q": 1}
+
+
+def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
+    batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
+    header, frames = batch.to_wire()
+    raw = [frame.tobytes() for frame in frames]
+    MultiAgentEpisodeBatch.from_wire(header, raw)
+    rng = random.Random(0)
+    num_refused = 0
+    for _ in range(400):
+        damaged = [bytearray(frame) for frame in raw]
+        kind = rng.randrange(4)
+        if kind == 0:
+            damaged.pop(rng.randrange(len(damaged)))
+        elif kind == 1:
+            damaged.append(bytearray(8))
+        else:
+            frame = damaged[rng.choice([0, 1, 2, 3])]
+            if frame:
+                frame[rng.randrange(len(frame))] = rng.randrange(256)
+                if kind == 3:
+                    del frame[rng.randrange(len(frame)) :]
+        try:
+            received = MultiAgentEpisodeBatch.from_wire(header, [bytes(frame) for frame in damaged])
+            for episode in received:
+                episode.get_observations()
+        except ProtocolError:
+            num_refused += 1
+        except ValueError as error:
+            assert "agent_to_module" in str(error) or "env steps" in str(error), error
+    assert num_refused > 200
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda h: h.pop("groups"), "fields"),
+        (lambda h: h.update(num_episodes=-1), "count"),
+        (lambda h: h.update(num_episodes=10**15), "bytes"),
+        (lambda h: h.update(meta=[]), "meta"),
+        (lambda h: h["groups"].append({"batch": {}, "num_frames": 0}), "tracks"),
+        (lambda h: h["groups"][0].update(num_frames=10**9), "frames"),
+    ],
+)
+def test_false_headers_are_refused(change: Any, text: str) -> None:
+    batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
+    header, frames = batch.to_wire()
+    header = msgpack.unpackb(msgpack.packb(header))
+    change(header)
+    with pytest.raises(ProtocolError, match=text):
+        MultiAgentEpisodeBatch.from_wire(header, frames)
