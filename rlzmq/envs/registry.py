@@ -247,11 +247,10 @@ def _resolve_name(name: str) -> EnvEntry:
         return EnvEntry(label=name, gym_id=name)
     if ":" in name:
         return _resolve_module_name(name)
-    try:
-        gym.spec(name)  # also finds an id without its version
-    except gym.error.Error as error:
-        raise _unknown_name(name) from error
-    return EnvEntry(label=name, gym_id=name)
+    versions = [env_id for env_id in gym.registry if env_id.rpartition("-v")[0] == name]
+    if not versions:
+        raise _unknown_name(name)
+    return EnvEntry(label=name, gym_id=max(versions, key=lambda env_id: int(env_id.rpartition("-v")[2])))
 
 
 def _resolve_module_name(name: str) -> EnvEntry:

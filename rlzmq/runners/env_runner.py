@@ -252,8 +252,8 @@ class EnvRunner(abc.ABC):
         place = (
             f"{which} of env runner {self.worker_index} raised {type(error).__name__} in {where}(): {error} "
             f"(env_config {dict(getattr(self.config, 'env_config', None) or {})}, run seed {self.seed}, "
-            f"env seed {self.env_seed()}, incarnation {self.incarnation}, vector env number {self._num_envs_made}, "
-            f"{self.num_env_steps_sampled} env steps before)."
+            f"env seed {self.env_seed()}, incarnation {self.incarnation}, "
+            f"vector env number {self._num_envs_made}, {self.num_env_steps_sampled} env steps before)."
         )
         if not getattr(self.config, "restart_failed_sub_environments", False):
             raise EnvironmentError_(

@@ -119,7 +119,7 @@ class EpisodeSampler:
             actions, actions_for_env, extras = (
                 self._random_actions() if request.random_actions else self._act(t)
             )
-            result = runner.stepper.step(actions_for_env)
+            result = runner.stepper.source.step_sparse(actions_for_env)
             num_env_steps += self._add_step(result, actions, extras)
             num_vector_steps += 1
             self._after_step()
@@ -203,8 +203,8 @@ class EpisodeSampler:
                     continue
                 if len(episode):
                     raise ValueError(
-                        f"Episode {episode.id_!r}: the extra model output {name!r} came at step {len(episode)} "
-                        "of a chunk; each output must be there at every step or never."
+                        f"Episode {episode.id_!r}: the extra model output {name!r} came at step "
+                        f"{len(episode)} of a chunk; each output must be there at every step or never."
                     )
                 zeros = tree_map(np.zeros_like, row[name])
                 episode.extra_model_outputs[name] = InfiniteLookbackBuffer(
@@ -217,13 +217,13 @@ class EpisodeSampler:
         observations, rewards, terminated, truncated, infos = result
         items = self._items(observations)
         self._stepped = ~self._needs_reset
-        for index in self.runner.stepper.failed:
+        for index in self.runner.stepper.source.failed:
             self._restart_failed(index)
         reward_list, terminated_list = np.asarray(rewards, np.float64).tolist(), terminated.tolist()
-        truncated_list, no_info = truncated.tolist(), {}
+        truncated_list = truncated.tolist()
         self._starting = set()
         for index, episode in enumerate(self._episodes):
-            info = infos.get(index, no_info) if infos else {}
+            info = infos.get(index, {})
             if not episode.is_reset:
                 episode.add_env_reset(items[index], info)
                 self._starting.add(index)

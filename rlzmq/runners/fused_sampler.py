@@ -55,6 +55,7 @@ class FusedSampler:
         self._plan = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
         self._normalize = module_to_env.normalize
+        self._module_observations: Any = None
 
     # -- between fragments ---------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class FusedSampler:
     def _advance(self, block: ColumnBlock, num_steps: int, request: SampleRequest) -> None:
         """The hot loop: ``num_steps`` vector steps, fewer if the request is fulfilled before."""
         runner, num_envs = self.runner, self.num_envs
-        stepper, normalize, has_pieces = runner.stepper, self._normalize, self._has_pieces
+        source, normalize, has_pieces = runner.stepper.source, self._normalize, self._has_pieces
         module_step, state, observations = self._module_step, self._state, self._module_observations
         random_actions = request.random_actions
         write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
@@ -163,12 +164,13 @@ class FusedSampler:
             for name, values in outputs.items():
                 writers[name](slot, values)
 
-            raw, rewards, terminated, truncated, infos = stepper.step(actions_for_env)
+            raw, rewards, terminated, truncated, infos = source.step_sparse(actions_for_env)
 
             write_reward(slot, rewards)
-            terminated_rows[step] = terminated
-            truncated_rows[step] = truncated
-            if stepper.failed:
+            terminated_row, truncated_row = terminated_rows[step], truncated_rows[step]
+            terminated_row[:] = terminated
+            truncated_row[:] = truncated
+            if source.failed:
                 needs_reset = self._mark_failures(step, needs_reset)
                 num_resetting = int(np.count_nonzero(needs_reset))
             num_env_steps += num_envs - num_resetting
@@ -183,8 +185,8 @@ class FusedSampler:
                 observations = raw
             if num_resetting and state is not None:
                 state = module_step.reset_rows(state, np.flatnonzero(needs_reset))
-            needs_reset = terminated_rows[step] | truncated_rows[step]
-            num_resetting = int(np.count_nonzero(needs_reset))
+            needs_reset = terminated_row | truncated_row
+            num_resetting = needs_reset.tobytes().count(1)
             if num_resetting:
                 runner.forget_env_failures()
                 self._num_ends += num_resetting
@@ -267,8 +269,8 @@ class FusedSampler:
             for leaf in tree_leaves(values):
                 if leaf.shape[:1] != (self.num_envs,):
                     raise ValueError(
-                        f"Model output {name!r} of {type(self.runner.module).__name__} has shape {leaf.shape}, "
-                        f"expected its first dimension to be the batch of {self.num_envs} environments."
+                        f"Model output {name!r} of {type(self.runner.module).__name__} has shape "
+                        f"{leaf.shape}, expected its first dimension to be the {self.num_envs} environments."
                     )
             if name not in block.columns:
                 block.add(name, values)
@@ -284,9 +286,9 @@ class FusedSampler:
     def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer], step: int) -> ValueError:
         odd = sorted(set(outputs) ^ set(writers))
         return ValueError(
-            f"{type(self.runner.module).__name__} returned the columns {sorted(outputs)} at vector step {step} "
-            f"of a fragment, but {sorted(writers)} before: {', '.join(map(repr, odd))} must be there at every "
-            "step or never."
+            f"{type(self.runner.module).__name__} returned the columns {sorted(outputs)} at vector step "
+            f"{step} of a fragment, but {sorted(writers)} before: {', '.join(map(repr, odd))} must be there "
+            "at every step or never."
         )
 
     def _mark_failures(self, step: int, needs_reset: BoolArray) -> BoolArray:
@@ -296,7 +298,7 @@ class FusedSampler:
             bool[N], the envs for which this step is a reset.
         """
         failed = np.zeros(self.num_envs, np.bool_)
-        failed[self.runner.stepper.failed] = True
+        failed[self.runner.stepper.source.failed] = True
         for index in np.flatnonzero(failed & ~needs_reset).tolist():
             self._num_failures += 1
             if step == 0:
@@ -318,9 +320,9 @@ class FusedSampler:
             step, index = np.argwhere(done & after)[0].tolist()
             raise EnvironmentError_(
                 f"Environment {index} of env runner {self.runner.worker_index} reported an episode's end at "
-                f"vector step {step} of this fragment, directly after another end. In NEXT_STEP autoreset that "
-                "step is the reset, with terminated and truncated False: does the vector env really autoreset "
-                "in this mode?"
+                f"vector step {step} of this fragment, directly after another end. In NEXT_STEP autoreset "
+                "that step is the reset, with terminated and truncated False: does the vector env really "
+                "autoreset in this mode?"
             )
 
     def _initial_states(self, table: ChunkTable) -> Any:

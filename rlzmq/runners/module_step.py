@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,12 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
+from rlzmq.modules.dense_chain import dense_chain, run_chain
+from rlzmq.modules.rl_module import TorchRLModule
 
 __all__ = ["ModuleStep", "to_numpy"]
 
-_MISSING_OUTPUTS = (
-    "{module}.{forward}() returned the columns {got}; expected 'action_dist_inputs' (actions are then "
-    "sampled from it) or 'actions'."
-)
+_FLOAT64 = np.dtype(np.float64)
 
 
 class ModuleStep:
@@ -36,6 +36,9 @@ class ModuleStep:
         self.module = module
         self.is_stateful: bool = bool(module.is_stateful())
         self._generator = generator
+        self._inference_mode = torch.inference_mode()
+        self._seen: Any = None
+        self._seen_tensor: Any = None
         self._device = None if device is None or str(device) == "cpu" else torch.device(device)
         self.initial_row: Any = None
         if self.is_stateful:
@@ -46,8 +49,13 @@ class ModuleStep:
         """Chooses between exploration and greedy inference for the following steps."""
         module = self.module
         self._explore = explore
-        self._forward = module.forward_exploration if explore else module.forward_inference
+        name = "forward_exploration" if explore else "forward_inference"
+        self._forward = getattr(module, name)
         self._dist_cls: Any = None
+        # What TorchRLModule's public forward adds (modes, checks) is assured here already.
+        is_plain = getattr(type(module), name, None) is getattr(TorchRLModule, name)
+        self._inner_forward = getattr(module, f"_{name}") if is_plain else self._forward
+        self._chain = dense_chain(module)
 
     def initial_state(self, num_rows: int) -> Any:
         """The module's initial state for so many rows: a tree of tensors ``[num_rows, ...]``."""
@@ -87,44 +95,63 @@ class ModuleStep:
             Columns as arrays ``[N, ...]``, actions among them; and the state to go on with.
 
         Raises:
-            ValueError: The module's outputs lack what actions are made of.
+            ValueError: The module's outputs lack what actions are made of, or a state.
         """
-        with torch.inference_mode():
-            if isinstance(observations, np.ndarray):
-                batch = {Columns.OBS: self._to_tensor(observations)}
+        guard = self._inference_mode
+        guard.__enter__()
+        try:
+            if observations is self._seen:
+                inputs = self._seen_tensor  # on the same memory
+            elif type(observations) is np.ndarray:
+                inputs = self._to_tensor(observations)
+                if self._device is None and observations.dtype is not _FLOAT64:
+                    self._seen, self._seen_tensor = observations, inputs
             else:
-                batch = {Columns.OBS: tree_map(self._to_tensor, observations)}
+                inputs = tree_map(self._to_tensor, observations)
+            if self._chain is not None and inputs.dtype is torch.float32:
+                logits = run_chain(self._chain, inputs)
+                actions, logp = self._sample(logits)
+                return {
+                    Columns.ACTION_DIST_INPUTS: logits.numpy(),
+                    Columns.ACTIONS: actions.numpy(),
+                    Columns.ACTION_LOGP: logp.numpy(),
+                }, None
             if state is not None:
-                batch[Columns.OBS] = tree_map(_add_time, batch[Columns.OBS])
-                batch[Columns.STATE_IN] = state
-            outputs = self._forward(batch, t=t) if self._explore else self._forward(batch)
-            if Columns.ACTIONS not in outputs:
-                outputs = self._with_actions(outputs)
-            columns: dict[str, Any] = {}
-            if state is None:
-                for name, value in outputs.items():
-                    columns[name] = (
-                        value.numpy() if type(value) is torch.Tensor else tree_map(to_numpy, value)
-                    )
-                return columns, None
-            state_out = outputs.get(Columns.STATE_OUT)
-            if state_out is None:
-                raise ValueError(
-                    f"{type(self.module).__name__} is stateful (get_initial_state() is not empty), but its "
-                    f"forward pass returned no 'state_out', only {sorted(outputs)}."
-                )
-            for name, value in outputs.items():
-                columns[name] = tree_map(to_numpy if name == Columns.STATE_OUT else _without_time, value)
-            return columns, state_out
+                return self._act_stateful(inputs, state, t)
+            batch = {Columns.OBS: inputs}
+            outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
+            if type(outputs) is not dict or Columns.ACTION_DIST_INPUTS not in outputs:
+                outputs = self._checked(outputs)
+            columns = {
+                name: value.numpy() if type(value) is torch.Tensor else tree_map(to_numpy, value)
+                for name, value in outputs.items()
+            }
+            if Columns.ACTIONS not in columns:
+                actions, logp = self._sample(outputs[Columns.ACTION_DIST_INPUTS])
+                columns[Columns.ACTIONS] = tree_map(to_numpy, actions)
+                if Columns.ACTION_LOGP not in columns:
+                    columns[Columns.ACTION_LOGP] = logp.numpy()
+            return columns, None
+        finally:
+            guard.__exit__(None, None, None)
 
-    def _with_actions(self, outputs: Any) -> dict[str, Any]:
-        inputs = outputs.get(Columns.ACTION_DIST_INPUTS) if isinstance(outputs, dict) else None
-        if inputs is None:
-            forward = "_forward_exploration" if self._explore else "_forward_inference"
-            got = sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__
-            raise ValueError(
-                _MISSING_OUTPUTS.format(module=type(self.module).__name__, forward=forward, got=got)
-            )
+    def _act_stateful(self, inputs: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
+        batch = {Columns.OBS: tree_map(_add_time, inputs), Columns.STATE_IN: state}
+        outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
+        outputs = dict(self._checked(outputs))
+        if Columns.ACTIONS not in outputs:
+            actions, logp = self._sample(outputs[Columns.ACTION_DIST_INPUTS])
+            outputs[Columns.ACTIONS] = actions
+            outputs.setdefault(Columns.ACTION_LOGP, logp)
+        state_out = outputs[Columns.STATE_OUT]
+        columns = {
+            name: tree_map(to_numpy if name == Columns.STATE_OUT else _without_time, value)
+            for name, value in outputs.items()
+        }
+        return columns, state_out
+
+    def _sample(self, inputs: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Actions and their log-probabilities, as GetActions draws them."""
         if self._dist_cls is None:
             module = self.module
             self._dist_cls = (
@@ -135,17 +162,30 @@ class ModuleStep:
         dist = self._dist_cls.from_logits(inputs)
         if not self._explore:
             dist = dist.to_deterministic()
-        actions, logp = dist.sample_and_logp(generator=self._generator)
-        outputs = dict(outputs)
-        outputs[Columns.ACTIONS] = actions
-        if Columns.ACTION_LOGP not in outputs:
-            outputs[Columns.ACTION_LOGP] = logp
+        result: tuple[Any, torch.Tensor] = dist.sample_and_logp(generator=self._generator)
+        return result
+
+    def _checked(self, outputs: Any) -> Any:
+        method = "_forward_exploration" if self._explore else "_forward_inference"
+        name = f"{type(self.module).__name__}.{method}"
+        if not isinstance(outputs, Mapping):
+            raise TypeError(f"{name} must return a dict of columns, got {type(outputs).__name__}.")
+        if Columns.ACTIONS not in outputs and Columns.ACTION_DIST_INPUTS not in outputs:
+            raise ValueError(
+                f"{name} returned the columns {sorted(outputs)}; expected 'action_dist_inputs' (actions are "
+                "then sampled from it) or 'actions'."
+            )
+        if self.is_stateful and Columns.STATE_OUT not in outputs:
+            raise ValueError(
+                f"{name} returned no 'state_out', only {sorted(outputs)}, but get_initial_state() is not "
+                "empty: a stateful module returns its new state."
+            )
         return outputs
 
     def _to_tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        if array.dtype is _FLOAT64:
+            array = array.astype(np.float32)
         tensor = torch.from_numpy(array)
-        if tensor.dtype is torch.float64:
-            tensor = tensor.float()
         return tensor if self._device is None else tensor.to(self._device)
 
 

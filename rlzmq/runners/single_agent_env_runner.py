@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ class SingleAgentEnvRunner(EnvRunner):
         explore: bool | None = None,
         random_actions: bool = False,
         force_reset: bool = False,
-    ) -> Sequence[Any]:
+    ) -> Any:
         self._assert_running()
         num_timesteps, num_episodes = sample_limits(
             self.config, self.num_envs, self.worker_index, num_timesteps, num_episodes

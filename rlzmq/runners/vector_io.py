@@ -29,20 +29,20 @@ class VectorStepper:
         runner: Whose ``env`` it is; its ``count_env_failure`` decides about exceptions.
 
     Attributes:
-        failed: Indices of the environments that raised in the last ``step`` and were recreated: what
-            came back for them is a reset, their action was not used.
+        failed: Indices of the environments that raised in the last step and were recreated: what came
+            back for them is a reset, their action was not used.
     """
 
     def __init__(self, runner: EnvRunner) -> None:
         self.env = runner.env
         self.num_envs = runner.num_envs
-        self.failed: list[int] = []
         self._runner = runner
         self._lean: LeanSyncVectorEnv | None = None
         if type(self.env) is LeanSyncVectorEnv:
             self._lean = self.env
             self._lean.recover = self._recover_one
         self._was_checked = False
+        self.failed: list[int] = []
 
     def reset(self, seed: int | None = None) -> tuple[Any, SparseInfos]:
         """Resets all environments.
@@ -72,12 +72,15 @@ class VectorStepper:
             self._was_checked = True
         return observations, infos
 
-    def step(self, actions: Any) -> SparseStep:
+    @property
+    def source(self) -> Any:
+        """What has ``step_sparse`` and ``failed``: for the hot loop, which asks it directly."""
+        return self if self._lean is None else self._lean
+
+    def step_sparse(self, actions: Any) -> SparseStep:
         """One vector step: observations, rewards, terminated, truncated, infos."""
         if self._lean is not None:
-            result = self._lean.step_sparse(actions)
-            self.failed = self._lean.failed
-            return result
+            return self._lean.step_sparse(actions)
         if self.failed:
             self.failed = []
         try:

@@ -1,0 +1,229 @@
+"""Vector envs: equal to Gymnasium's, NEXT_STEP autoreset only, failures recovered, spaces checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from rlzmq.core.errors import ConfigurationError, EnvironmentError_, UnsupportedSpaceError
+from rlzmq.envs.examples import RandomEnv
+from rlzmq.envs.registry import EnvContext
+from rlzmq.envs.sync_vector import LeanSyncVectorEnv
+from rlzmq.envs.vector import make_vec, sparse_infos
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    a, b = np.asarray(a), np.asarray(b)
+    return bool(a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b))
+
+
+class InfoEnv(RandomEnv):
+    """Gives infos now and then, of several kinds."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        info = {"n": self._num_steps, "nested": {"x": 1.5}, "text": "t"} if self._num_steps % 3 == 0 else {}
+        return observation, reward, terminated, truncated, info
+
+
+OBS_SPACES = [
+    spaces.Box(-1, 1, (3,), np.float32),
+    spaces.Box(0, 255, (5, 4, 2), np.uint8),
+    spaces.Box(-1, 1, (), np.float32),
+    spaces.Discrete(5, start=2),
+    spaces.MultiDiscrete([3, 4]),
+    spaces.Dict(b=spaces.Box(-1, 1, (2,)), a=spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(4)))),
+]
+ACTION_SPACES = [
+    spaces.Discrete(4),
+    spaces.Box(-2, 2, (2,), np.float32),
+    spaces.MultiDiscrete([2, 3]),
+    spaces.Dict(x=spaces.Discrete(2), y=spaces.Tuple((spaces.Box(0, 1, (2,)),))),
+    spaces.MultiBinary(3),
+    spaces.Discrete(3, start=-1),
+]
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space"), list(zip(OBS_SPACES, ACTION_SPACES, strict=True))
+)
+def test_lean_sync_env_equals_gymnasiums_to_the_bit(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> None:
+    settings = {"observation_space": observation_space, "action_space": action_space}
+
+    def creator() -> gym.Env[Any, Any]:
+        import copy
+
+        return InfoEnv(copy.deepcopy(settings) | {"p_terminated": 0.2, "max_episode_steps": 7})
+
+    theirs = gym.vector.SyncVectorEnv([creator] * 3)
+    ours = LeanSyncVectorEnv([creator] * 3)
+    assert same(theirs.reset(seed=11), ours.reset(seed=11))
+    theirs.action_space.seed(0)
+    for _ in range(60):
+        actions = theirs.action_space.sample()
+        assert same(theirs.step(actions), ours.step(actions))
+    mask = np.array([True, False, True])
+    assert same(
+        theirs.reset(seed=[1, 2, 3], options={"reset_mask": mask}),
+        ours.reset(seed=[1, 2, 3], options={"reset_mask": mask}),
+    )
+    actions = theirs.action_space.sample()
+    assert same(theirs.step(actions), ours.step(actions))
+
+
+def test_public_step_hands_out_copies() -> None:
+    env = make_vec("CartPole-v1", num_envs=2)
+    first, _ = env.reset(seed=0)
+    kept = first.copy()
+    env.step(np.array([0, 1]))
+    assert same(first, kept)
+
+
+def test_async_env_equals_sync_and_leaves_no_process() -> None:
+    sync, asynchronous = (make_vec("CartPole-v1", num_envs=2, mode=mode) for mode in ("sync", "async"))
+    try:
+        assert same(sync.reset(seed=1), asynchronous.reset(seed=1))
+        for step in range(40):
+            actions = np.array([step % 2, 1 - step % 2])
+            assert same(sync.step(actions), asynchronous.step(actions))
+    finally:
+        asynchronous.close()
+    assert not any(process.is_alive() for process in asynchronous.processes)  # type: ignore[attr-defined]
+
+
+def test_sub_envs_know_their_vector_index() -> None:
+    seen = []
+
+    def creator(context: EnvContext) -> gym.Env[Any, Any]:
+        seen.append((context.worker_index, context.vector_index, dict(context)))
+        return RandomEnv(context)
+
+    make_vec(creator, num_envs=2, context=EnvContext({"p_terminated": 0.5}, worker_index=3))
+    assert seen == [(3, 0, {"p_terminated": 0.5}), (3, 1, {"p_terminated": 0.5})]
+
+
+def test_wrong_actions_and_modes_are_refused() -> None:
+    env = make_vec("CartPole-v1", num_envs=2)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="expected 2 actions, got 3"):
+        env.step(np.array([0, 0, 0]))
+    with pytest.raises(ConfigurationError, match="Did you mean 'sync'"):
+        make_vec("CartPole-v1", mode="synch")
+    with pytest.raises(ConfigurationError, match="no native vector env"):
+        make_vec("Pendulum-v1", mode="vector_entry_point")
+    with pytest.raises(ConfigurationError, match="int >= 1"):
+        make_vec("CartPole-v1", num_envs=0)
+
+
+def test_a_raising_env_is_named_or_recovered() -> None:
+    class Raising(RandomEnv):
+        def step(self, action: Any) -> Any:
+            if self._num_steps >= 2:
+                raise RuntimeError("boom")
+            return super().step(action)
+
+    env = LeanSyncVectorEnv([RandomEnv, Raising])
+    env.reset(seed=0)
+    for _ in range(2):
+        env.step(np.array([0, 0]))
+    with pytest.raises(EnvironmentError_, match="Environment 1 of 2 raised RuntimeError: boom") as caught:
+        env.step(np.array([0, 0]))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+    replaced = []
+
+    def recover(index: int, error: Exception) -> tuple[Any, dict[str, Any]]:
+        replaced.append((index, str(error)))
+        env.envs[index] = Raising()
+        return env.envs[index].reset(seed=5)
+
+    env = LeanSyncVectorEnv([RandomEnv, Raising, RandomEnv])
+    env.recover = recover
+    env.reset(seed=0)
+    for step in range(4):
+        observations, rewards, terminated, truncated, _ = env.step_sparse(np.zeros(3, np.int64))
+        if env.failed:
+            assert env.failed == [1]
+            assert (rewards[1], terminated[1], truncated[1]) == (0.0, False, False)
+            assert same(observations[1], Raising().reset(seed=5)[0])
+            assert step == 2
+    assert replaced == [(1, "boom")]
+
+
+class NativeEnv(gym.vector.VectorEnv[Any, Any, Any]):
+    def __init__(self, num_envs: int = 1, autoreset_mode: Any = AutoresetMode.SAME_STEP) -> None:
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": autoreset_mode}
+        self.single_observation_space = spaces.Box(-1, 1, (2,))
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+
+
+class StubbornEnv(NativeEnv):
+    def __init__(self, num_envs: int = 1) -> None:
+        super().__init__(num_envs)
+
+
+def test_native_env_is_asked_for_next_step_autoreset_or_refused() -> None:
+    gym.register("test/Native-v0", vector_entry_point=NativeEnv)
+    gym.register("test/Stubborn-v0", vector_entry_point=StubbornEnv)
+    try:
+        env = make_vec("test/Native-v0", num_envs=3, mode="vector_entry_point")
+        assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        with pytest.raises(ConfigurationError, match=r"NEXT_STEP mode.*is SAME_STEP"):
+            make_vec("test/Stubborn-v0", num_envs=3, mode="vector_entry_point")
+        with pytest.raises(ConfigurationError, match="is SAME_STEP"):
+            make_vec(StubbornEnv, num_envs=3)
+    finally:
+        del gym.registry["test/Native-v0"], gym.registry["test/Stubborn-v0"]
+
+
+def test_unsupported_spaces_are_named_with_the_way_out() -> None:
+    text = spaces.Dict(pos=spaces.Box(-1, 1, (2,)), note=spaces.Tuple((spaces.Text(5),)))
+    with pytest.raises(
+        UnsupportedSpaceError, match=r"observation_space\['note'\]\[0\] of .* is Text"
+    ) as caught:
+        make_vec(RandomEnv, context=EnvContext({"observation_space": text}))
+    assert "TransformObservation" in str(caught.value)
+    graph = spaces.Graph(spaces.Box(-1, 1, (2,)), None)
+    with pytest.raises(UnsupportedSpaceError, match="action_space of .* is Graph"):
+        make_vec(RandomEnv, context=EnvContext({"action_space": graph}))
+
+
+def test_envs_of_different_spaces_and_non_envs_are_refused() -> None:
+    def growing(context: EnvContext) -> gym.Env[Any, Any]:
+        return RandomEnv({"observation_space": spaces.Box(-1, 1, (context.vector_index + 1,))})
+
+    with pytest.raises(ConfigurationError, match="differ in their spaces"):
+        make_vec(growing, num_envs=2)
+    with pytest.raises(ConfigurationError, match=r"expected a gymnasium\.Env"):
+        make_vec(lambda: object())
+    with pytest.raises(ConfigurationError, match="vector_entry_point"):
+        make_vec(lambda: gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"))
+
+
+def test_sparse_infos_keeps_what_the_masks_say() -> None:
+    dense = {
+        "a": np.array([1, 0, 3]),
+        "_a": np.array([True, False, True]),
+        "deep": {"b": np.array([0.5, 0, 0]), "_b": np.array([True, False, False])},
+        "_deep": np.array([True, False, False]),
+        "shared": "x",
+    }
+    assert sparse_infos(dense, 3) == {
+        0: {"a": 1, "deep": {"b": 0.5}, "shared": "x"},
+        1: {"shared": "x"},
+        2: {"a": 3, "shared": "x"},
+    }
