@@ -9,7 +9,7 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module
 from rlzmq.episodes.columns import Columns
 
-__all__ = ["GetActions"]
+__all__ = ["GetActions", "draw_actions"]
 
 
 class GetActions(ConnectorV2):
@@ -58,11 +58,35 @@ def _add_actions(
             f"{sorted(outputs)}. Return one of them from "
             f"_forward_{'exploration' if explore else 'inference'}()."
         )
-    if explore:
-        distribution = module.get_exploration_action_dist_cls().from_logits(inputs)
-    else:
-        distribution = module.get_inference_action_dist_cls().from_logits(inputs).to_deterministic()
-    if Columns.ACTION_LOGP in outputs:
-        outputs[Columns.ACTIONS] = distribution.sample(generator=generator)
-        return
-    outputs[Columns.ACTIONS], outputs[Columns.ACTION_LOGP] = distribution.sample_and_logp(generator=generator)
+    dist_cls = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
+    actions, logp = draw_actions(
+        dist_cls.from_logits(inputs), explore, generator, wants_logp=Columns.ACTION_LOGP not in outputs
+    )
+    outputs[Columns.ACTIONS] = actions
+    if logp is not None:
+        outputs[Columns.ACTION_LOGP] = logp
+
+
+def draw_actions(
+    distribution: Any, explore: bool | None, generator: Any, *, wants_logp: bool = True
+) -> tuple[Any, Any]:
+    """Actions of a distribution, and their log-probabilities under it.
+
+    Args:
+        distribution: The module's action distribution.
+        explore: Sample from it, else take its most likely actions.
+        generator: torch.Generator of the samples, or None.
+        wants_logp: Whether log-probabilities are asked for.
+
+    Returns:
+        (actions, log-probabilities); the latter None where not asked for, or where a deterministic
+        distribution has none.
+    """
+    has_logp = wants_logp and getattr(distribution, "has_logp", True)
+    if not explore:
+        actions = distribution.to_deterministic().sample(generator=generator)
+        return actions, distribution.logp(actions) if has_logp else None
+    if has_logp:
+        actions, logp = distribution.sample_and_logp(generator=generator)
+        return actions, logp
+    return distribution.sample(generator=generator), None

@@ -1,0 +1,280 @@
+"""Pipelines: editing, names, spaces, states, errors, timers, explain."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from connector_fakes import ACTION_SPACE, OBS_SPACE, ValueModule, call, make_episode
+
+from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.env_to_module import FlattenObservations, FrameStackingEnvToModule, MeanStdFilter
+from rlzmq.connectors.pipelines import (
+    ConnectorPipelineV2,
+    EnvToModulePipeline,
+    LearnerConnectorPipeline,
+    ModuleToEnvPipeline,
+)
+from rlzmq.core.metrics import MetricsLogger
+
+
+class Tag(ConnectorV2):
+    """Appends its name to a list in the batch."""
+
+    def __init__(self, name: str = "tag", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.name = name
+
+    def __call__(self, *, rl_module, batch, episodes, explore=None, shared_data=None, **kwargs):  # type: ignore[no-untyped-def,override]
+        batch.setdefault("order", []).append(self.name)
+        return batch
+
+
+class OtherTag(Tag):
+    pass
+
+
+class Forgetful(ConnectorV2):
+    def __call__(self, *, rl_module, batch, episodes, explore=None, shared_data=None, **kwargs):  # type: ignore[no-untyped-def,override]
+        batch["x"] = 1
+
+
+class Failing(ConnectorV2):
+    def __call__(self, *, rl_module, batch, episodes, explore=None, shared_data=None, **kwargs):  # type: ignore[no-untyped-def,override]
+        raise RuntimeError("boom")
+
+
+def order(pipeline: ConnectorPipelineV2) -> list[str]:
+    return call(pipeline, [])["order"]  # type: ignore[no-any-return]
+
+
+def test_pieces_are_called_in_order_and_edits_take_effect() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[Tag("b")])
+    pipeline.prepend(Tag("a"))
+    pipeline.append(OtherTag("d"))
+    pipeline.insert_before("OtherTag", Tag("c"))
+    pipeline.insert_after(OtherTag, Tag("e"))
+    assert order(pipeline) == ["a", "b", "c", "d", "e"]
+    pipeline.remove("Tag_3")
+    pipeline.remove(OtherTag)
+    assert order(pipeline) == ["a", "b", "e"]
+    assert len(pipeline) == 3
+    assert pipeline.piece_names == ["Tag", "Tag_2", "Tag_3"]
+
+
+@pytest.mark.parametrize("method", ["insert_before", "insert_after"])
+def test_inserting_at_an_unknown_name_is_an_error_with_a_suggestion(method: str) -> None:
+    pipeline = ConnectorPipelineV2(connectors=[Tag("a"), MeanStdFilter()])
+    with pytest.raises(ValueError, match=r"no connector piece 'MeanStdFiltr'. Did you mean 'MeanStdFilter'"):
+        getattr(pipeline, method)("MeanStdFiltr", Tag("x"))
+    with pytest.raises(ValueError, match="no connector piece 'NumpyToTensor'"):
+        getattr(pipeline, method)(NumpyToTensor, Tag("x"))
+    assert len(pipeline) == 2
+
+
+def test_removing_an_unknown_piece_is_an_error_with_a_suggestion() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[MeanStdFilter()])
+    with pytest.raises(ValueError, match="Did you mean 'MeanStdFilter'"):
+        pipeline.remove("MeanStdFilters")
+    with pytest.raises(ValueError, match="no connector piece"):
+        pipeline.remove(NumpyToTensor)
+
+
+def test_indexing_by_position_name_slice_and_class() -> None:
+    first, second, third = Tag("a"), OtherTag("b"), MeanStdFilter()
+    pipeline = ConnectorPipelineV2(connectors=[first, second, third])
+    assert pipeline[0] is first
+    assert pipeline[-1] is third
+    assert pipeline["OtherTag"] is second
+    assert pipeline[Tag] == [first, second]
+    assert pipeline[1:] == [second, third]
+    assert "Tag" in pipeline
+    assert NumpyToTensor not in pipeline
+    with pytest.raises(ValueError, match="Did you mean 'OtherTag'"):
+        pipeline["OtherTga"]
+    with pytest.raises(IndexError):
+        pipeline[5]
+
+
+def test_something_that_is_no_piece_is_refused() -> None:
+    with pytest.raises(ValueError, match="forget the parentheses"):
+        ConnectorPipelineV2(connectors=[Tag])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="expected a ConnectorV2 piece"):
+        ConnectorPipelineV2().append(lambda batch: batch)  # type: ignore[arg-type]
+
+
+def test_a_piece_that_returns_no_dict_is_named_at_once() -> None:
+    pipeline = EnvToModulePipeline(connectors=[Tag("a"), Forgetful(), Tag("b")])
+    with pytest.raises(ValueError, match=r"'Forgetful' \(number 2 of 3 in EnvToModulePipeline\).*NoneType"):
+        call(pipeline, [])
+
+
+def test_an_error_in_a_piece_carries_a_note_that_names_it() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[ConnectorPipelineV2(connectors=[Failing()])])
+    with pytest.raises(RuntimeError, match="boom") as caught:
+        call(pipeline, [])
+    assert ["Failing" in note or "ConnectorPipelineV2" in note for note in caught.value.__notes__] == [True, True]
+
+
+def test_spaces_are_propagated_after_every_edit() -> None:
+    pipeline = EnvToModulePipeline(OBS_SPACE, ACTION_SPACE, connectors=[])
+    assert pipeline.observation_space == OBS_SPACE
+    pipeline.append(FrameStackingEnvToModule(num_frames=3))
+    assert pipeline.observation_space is not None
+    assert pipeline.observation_space.shape == (6,)
+    pipeline.prepend(FlattenObservations())
+    pipeline.input_observation_space = gym.spaces.Discrete(5)
+    assert pipeline.observation_space.shape == (15,)
+    pipeline.remove(FrameStackingEnvToModule)
+    assert pipeline.observation_space.shape == (5,)
+    assert pipeline[0].observation_space is not None
+    assert pipeline.action_space == ACTION_SPACE
+
+
+def test_a_piece_with_its_own_spaces_keeps_them_in_a_pipeline_without_any() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[FlattenObservations(gym.spaces.Discrete(4))])
+    assert pipeline.observation_space is not None
+    assert pipeline.observation_space.shape == (4,)
+
+
+def test_a_pipeline_is_a_piece_of_another() -> None:
+    inner = ConnectorPipelineV2(connectors=[Tag("b"), FrameStackingEnvToModule(num_frames=2)])
+    outer = EnvToModulePipeline(OBS_SPACE, ACTION_SPACE, connectors=[Tag("a"), inner, Tag("c")])
+    batch = call(outer, [])
+    assert batch["order"] == ["a", "b", "c"]
+    assert outer.observation_space is not None
+    assert outer.observation_space.shape == (4,)
+    assert outer.required_lookback == 1
+
+
+def filters_of(num: int) -> ConnectorPipelineV2:
+    return ConnectorPipelineV2(OBS_SPACE, ACTION_SPACE, connectors=[MeanStdFilter() for _ in range(num)])
+
+
+def test_two_pieces_of_one_class_keep_their_own_states() -> None:
+    pipeline = filters_of(2)
+    call(pipeline[1], [make_episode(0, numpy=False) for _ in range(3)])
+    state = pipeline.get_state()
+    assert list(state) == ["MeanStdFilter_2"]
+    twin = filters_of(2)
+    twin.set_state(state)
+    assert twin.get_state().keys() == state.keys()
+    assert twin[0].get_state() == {}
+
+
+def test_states_can_be_chosen_by_name() -> None:
+    pipeline = filters_of(2)
+    call(pipeline, [make_episode(0, numpy=False)])
+    assert list(pipeline.get_state("MeanStdFilter")) == ["MeanStdFilter"]
+    assert list(pipeline.get_state(not_components=["MeanStdFilter"])) == ["MeanStdFilter_2"]
+
+
+def test_a_state_of_an_unknown_piece_is_an_error() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'MeanStdFilter'"):
+        filters_of(1).set_state({"MeanStdFliter": {}})
+
+
+def test_states_are_merged_by_piece_and_not_by_position() -> None:
+    """RLlib pairs states with pieces by position: a stateless piece in front loses the filter's state."""
+
+    def pipeline() -> ConnectorPipelineV2:
+        return ConnectorPipelineV2(OBS_SPACE, ACTION_SPACE, connectors=[FlattenObservations(), MeanStdFilter()])
+
+    runners = [pipeline(), pipeline()]
+    for offset, runner in enumerate(runners):
+        call(runner, [make_episode(0, numpy=False, offset=10.0 * offset) for _ in range(4)])
+    merged = pipeline().merge_states([runner.get_state() for runner in runners])
+    base = merged["MeanStdFilter"]["default_agent"]["base"]
+    assert base["num"] == 8
+    np.testing.assert_allclose(base["means"][0], [5.0, 0.0])
+
+
+def test_reset_state_reaches_every_piece() -> None:
+    pipeline = filters_of(2)
+    call(pipeline, [make_episode(0, numpy=False)])
+    pipeline.reset_state()
+    assert pipeline.get_state() == {}
+
+
+def test_pieces_are_timed_only_on_request() -> None:
+    pipeline = ConnectorPipelineV2(connectors=[Tag("a"), Tag("b")])
+    metrics = MetricsLogger()
+    call(pipeline, [], metrics=metrics)
+    assert pipeline.piece_timers == {}
+    assert len(metrics) == 0
+    pipeline.time_pieces = True
+    call(pipeline, [], metrics=metrics)
+    call(pipeline, [], metrics=metrics)
+    assert {name: timer[0] for name, timer in pipeline.piece_timers.items()} == {"Tag": 2, "Tag_2": 2}
+    assert set(metrics.reduce()["timers"]["connectors"]) == {"Tag", "Tag_2"}
+
+
+def test_explain_shows_the_batch_after_each_piece_and_changes_nothing(capsys: Any) -> None:
+    pipeline = EnvToModulePipeline(
+        OBS_SPACE,
+        ACTION_SPACE,
+        connectors=[MeanStdFilter(), AddObservationsFromEpisodesToBatch(), BatchIndividualItems(), NumpyToTensor()],
+    )
+    episodes = [make_episode(0, numpy=False, offset=5.0), make_episode(0, numpy=False)]
+    shared_data: dict[str, Any] = {}
+    text = pipeline.explain(episodes=episodes, explore=True, shared_data=shared_data)
+    assert capsys.readouterr().out.strip() == text
+    assert [line for line in text.splitlines() if line.startswith("after")] == [
+        "after 1. MeanStdFilter:",
+        "after 2. AddObservationsFromEpisodesToBatch:",
+        "after 3. BatchIndividualItems:",
+        "after 4. NumpyToTensor:",
+    ]
+    assert "obs: ndarray [2, 2] float32" in text
+    assert "obs: tensor [2, 2] float32" in text
+    assert pipeline.get_state() == {}
+    assert episodes[0].get_observations(-1)[0] == 5.0
+    assert shared_data == {}
+
+
+def test_pipelines_can_be_copied_and_pickled() -> None:
+    pipeline = ConnectorPipelineV2(OBS_SPACE, ACTION_SPACE, connectors=[MeanStdFilter(), FlattenObservations()])
+    call(pipeline, [make_episode(0, numpy=False)])
+    for twin in (copy.deepcopy(pipeline), pickle.loads(pickle.dumps(pipeline))):
+        assert twin.piece_names == pipeline.piece_names
+        assert twin.get_state()["MeanStdFilter"]["default_agent"]["delta"]["num"] == 1
+
+
+def test_repr_is_a_tree() -> None:
+    inner = ConnectorPipelineV2(connectors=[Tag("b")])
+    text = repr(EnvToModulePipeline(connectors=[Tag("a"), inner]))
+    assert text.splitlines() == [
+        "EnvToModulePipeline(",
+        "  Tag()",
+        "  ConnectorPipelineV2(",
+        "    Tag()",
+        "  )",
+        ")",
+    ]
+
+
+def test_the_learner_pipeline_leaves_the_callers_episodes_alone() -> None:
+    from rlzmq.connectors.learner import AddOneTsToEpisodesAndTruncate
+
+    class Negate(ConnectorV2):
+        def __call__(self, *, rl_module, batch, episodes, explore=None, shared_data=None, **kwargs):  # type: ignore[no-untyped-def,override]
+            for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+                episode.set_rewards(new_data=-episode.get_rewards())
+            return batch
+
+    episode = make_episode(3)
+    pipeline = LearnerConnectorPipeline(connectors=[AddOneTsToEpisodesAndTruncate(), Negate()])
+    pipeline(rl_module=ValueModule(), episodes=[episode])
+    pipeline(rl_module=ValueModule(), episodes=[episode])
+    assert (len(episode), episode.is_truncated) == (3, False)
+    assert episode.get_rewards().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_empty_pipelines_give_the_batch_back() -> None:
+    for cls in (EnvToModulePipeline, ModuleToEnvPipeline, LearnerConnectorPipeline):
+        assert cls()(episodes=[]) == {}
