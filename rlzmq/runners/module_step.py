@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlzmq.connectors.module_to_env.get_actions import draw_actions
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.dense_chain import dense_chain, run_chain
@@ -127,10 +128,12 @@ class ModuleStep:
                 for name, value in outputs.items()
             }
             if Columns.ACTIONS not in columns:
-                actions, logp = self._sample(outputs[Columns.ACTION_DIST_INPUTS])
+                actions, logp = self._sample(
+                    outputs[Columns.ACTION_DIST_INPUTS], Columns.ACTION_LOGP not in columns
+                )
                 columns[Columns.ACTIONS] = tree_map(to_numpy, actions)
-                if Columns.ACTION_LOGP not in columns:
-                    columns[Columns.ACTION_LOGP] = logp.numpy()
+                if logp is not None:
+                    columns[Columns.ACTION_LOGP] = to_numpy(logp)
             return columns, None
         finally:
             guard.__exit__(None, None, None)
@@ -140,9 +143,12 @@ class ModuleStep:
         outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
         outputs = dict(self._checked(outputs))
         if Columns.ACTIONS not in outputs:
-            actions, logp = self._sample(outputs[Columns.ACTION_DIST_INPUTS])
+            actions, logp = self._sample(
+                outputs[Columns.ACTION_DIST_INPUTS], Columns.ACTION_LOGP not in outputs
+            )
             outputs[Columns.ACTIONS] = actions
-            outputs.setdefault(Columns.ACTION_LOGP, logp)
+            if logp is not None:
+                outputs[Columns.ACTION_LOGP] = logp
         state_out = outputs[Columns.STATE_OUT]
         columns = {
             name: tree_map(to_numpy if name == Columns.STATE_OUT else _without_time, value)
@@ -150,8 +156,8 @@ class ModuleStep:
         }
         return columns, state_out
 
-    def _sample(self, inputs: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """Actions and their log-probabilities, as GetActions draws them."""
+    def _sample(self, inputs: torch.Tensor, wants_logp: bool = True) -> tuple[Any, Any]:
+        """Actions and their log-probabilities (or None), as GetActions draws them."""
         if self._dist_cls is None:
             module = self.module
             self._dist_cls = (
@@ -159,10 +165,10 @@ class ModuleStep:
                 if self._explore
                 else module.get_inference_action_dist_cls()
             )
-        dist = self._dist_cls.from_logits(inputs)
-        if not self._explore:
-            dist = dist.to_deterministic()
-        result: tuple[Any, torch.Tensor] = dist.sample_and_logp(generator=self._generator)
+        distribution = self._dist_cls.from_logits(inputs)
+        result: tuple[Any, Any] = draw_actions(
+            distribution, self._explore, self._generator, wants_logp=wants_logp
+        )
         return result
 
     def _checked(self, outputs: Any) -> Any:

@@ -29,6 +29,9 @@ class Distribution(ABC):
 
     __slots__ = ()
 
+    #: Whether :meth:`logp` is defined.
+    has_logp: ClassVar[bool] = True
+
     #: Settings that :meth:`get_partial_dist_cls` bound to this class.
     partial_kwargs: ClassVar[dict[str, Any]] = {}
 

@@ -19,6 +19,8 @@ class TorchDeterministic(Distribution):
 
     __slots__ = ("loc",)
 
+    has_logp = False
+
     def __init__(self, loc: Tensor) -> None:
         self.loc = loc
 
