@@ -1,1 +1,1 @@
-
+"""The actor system: any class in its own process, its methods awaited from here."""

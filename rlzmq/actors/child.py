@@ -1,0 +1,237 @@
+"""An actor's own process, from the fork on: settings, instance, calls, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlzmq.actors import by_value, private_pipe
+from rlzmq.actors.event_loop import new_event_loop
+from rlzmq.actors.host import ActorHost
+from rlzmq.actors.messages import (
+    STREAM_WINDOW,
+    ActorMessage,
+    Call,
+    Cancel,
+    Credit,
+    Failure,
+    Item,
+    Result,
+    Stop,
+    StreamEnd,
+    decode_message,
+    encode_message,
+    pack,
+)
+from rlzmq.actors.remote_errors import pack_error
+from rlzmq.core.errors import ProtocolError
+from rlzmq.net.context import Context
+from rlzmq.net.options import CONTROL
+from rlzmq.net.socket import DrainSocket
+
+__all__ = ["CONSTRUCT_CALL_ID", "local_options", "run_child"]
+
+CONSTRUCT_CALL_ID = 0
+_FLUSH_MS = 2000
+
+
+def local_options(max_message_bytes: int) -> Any:
+    """Socket options between a system and its own children.
+
+    No heartbeats: the system learns of a child's end from the fork server, and a disconnect because one
+    of them was stopped in a debugger would lose calls. No send limit: what is under way is bounded by
+    the calls outstanding and the streams' windows.
+    """
+    return replace(
+        CONTROL,
+        max_message_bytes=max_message_bytes,
+        send_high_water_mark=0,
+        receive_high_water_mark=0,
+        heartbeat_interval_ms=0,
+        linger_ms=_FLUSH_MS,
+    )
+
+
+def run_child(channel: socket.socket, role: str) -> int:
+    """Runs in the forked process; returns its exit code.
+
+    Args:
+        channel: The private socket to the parent.
+        role: The actor's name.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks of a process that hangs
+    random.seed()
+    np.random.seed()  # the parent's state came along with the fork: do not repeat it in every child
+    settings = private_pipe.receive_blocking(channel)
+    if settings is None:
+        return 0  # the parent gave up
+    boot = json.loads(settings)
+    sys.path[:] = boot["sys_path"]
+    os.environ.clear()
+    os.environ.update(boot["environ"])
+    with contextlib.suppress(OSError):
+        os.chdir(boot["cwd"])
+    channel.setblocking(False)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        code = runner.run(_Child(channel, role, boot).run())
+    logging.shutdown()
+    return code
+
+
+class _Child:
+    def __init__(self, channel: socket.socket, role: str, boot: dict[str, Any]) -> None:
+        self._channel = channel
+        self._role = role
+        self._boot = boot
+        self._host = ActorHost(role)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._credits: dict[int, asyncio.Semaphore] = {}
+        self._over = asyncio.Event()
+        self._stop_call_id: int | None = None
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._over.set)
+        with Context() as context:
+            self._socket = DrainSocket(
+                context,
+                "DEALER",
+                self._on_message,
+                options=local_options(self._boot["max_message_bytes"]),
+                routing_id=self._boot["routing_id"].encode(),
+                name=f"actor {self._role}",
+            )
+            self._socket.connect(self._boot["address"])
+            reader = asyncio.create_task(self._read_private_pipe(), name="private pipe")
+            await self._over.wait()
+            reader.cancel()
+            await self._finish()
+        return self._exit_code
+
+    async def _finish(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        if self._exit_code == 0 and self._host.instance is not None:
+            try:
+                await self._host.stop()
+            except Exception as error:
+                if self._stop_call_id is not None:
+                    self._send(Failure(self._stop_call_id, pack_error(error, self._role)))
+                    self._stop_call_id = None
+                self._exit_code = 1
+        if self._stop_call_id is not None:
+            self._send(Result(self._stop_call_id), pack(None, "stop"))
+
+    async def _read_private_pipe(self) -> None:
+        """The constructor first, then functions to apply; the parent's end is ours."""
+        while (data := await private_pipe.receive(self._channel)) is not None:
+            call_id = int.from_bytes(data[:8], "little")
+            if call_id == CONSTRUCT_CALL_ID:
+                self._start(call_id, self._construct(data[8:]))
+            else:
+                self._start(call_id, self._apply(call_id, data[8:]))
+        self._over.set()
+
+    async def _construct(self, data: bytes) -> None:
+        def make() -> Any:
+            actor_class, args, kwargs = by_value.loads(data)
+            return actor_class(*args, **kwargs)
+
+        try:
+            await self._host.construct(make)
+        except BaseException as error:
+            self._exit_code = 1
+            self._send(Failure(CONSTRUCT_CALL_ID, pack_error(error, self._role)))
+            self._over.set()
+            return
+        self._send(Result(CONSTRUCT_CALL_ID), pack(None, "constructor"))
+
+    async def _apply(self, call_id: int, data: bytes) -> None:
+        def run() -> Any:
+            function, args, kwargs = by_value.loads(data)
+            return function(self._host.instance, *args, **kwargs)
+
+        value = await self._host.apply(run, (), {}, lambda result: _pack_snapshot(result, "apply"))
+        self._send(Result(call_id), value)
+
+    async def _call(self, call: Call, args: Any, kwargs: Any) -> None:
+        value = await self._host.call(
+            call.method, args, kwargs, lambda result: _pack_snapshot(result, f"{call.method}() result")
+        )
+        self._send(Result(call.call_id), value)
+
+    async def _stream(self, call: Call, args: Any, kwargs: Any) -> None:
+        window = self._credits[call.call_id]
+        async with contextlib.aclosing(self._host.stream(call.method, args, kwargs)) as items:  # type: ignore[type-var]
+            async for item in items:
+                await window.acquire()
+                self._send(Item(call.call_id), _pack_snapshot(item, f"{call.method}() item"))
+        self._send(StreamEnd(call.call_id))
+
+    def _on_message(self, frames: list[Any]) -> None:
+        message, value = decode_message(frames)
+        if isinstance(message, Call):
+            args, kwargs = value
+            if message.is_stream:
+                self._credits[message.call_id] = asyncio.Semaphore(STREAM_WINDOW)
+                self._start(message.call_id, self._stream(message, args, kwargs))
+            else:
+                self._start(message.call_id, self._call(message, args, kwargs))
+        elif isinstance(message, Cancel):
+            if (task := self._tasks.get(message.call_id)) is not None:
+                task.cancel()
+        elif isinstance(message, Credit):
+            if (window := self._credits.get(message.call_id)) is not None:
+                for _ in range(message.num_items):
+                    window.release()
+        elif isinstance(message, Stop):
+            self._stop_call_id = message.call_id
+            self._over.set()
+        else:
+            raise ProtocolError(f"{type(message).__name__} is not for an actor")
+
+    def _start(self, call_id: int, work: Any) -> None:
+        task = asyncio.create_task(self._guard(call_id, work), name=f"call {call_id}")
+        self._tasks[call_id] = task
+        task.add_done_callback(lambda _: self._forget(call_id))
+
+    def _forget(self, call_id: int) -> None:
+        del self._tasks[call_id]
+        self._credits.pop(call_id, None)
+
+    async def _guard(self, call_id: int, work: Any) -> None:
+        """The root of one call: whatever it raises goes to the caller."""
+        try:
+            await work
+        except asyncio.CancelledError as error:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                return  # the caller cancelled: nobody listens
+            self._send(Failure(call_id, pack_error(error, self._role)))
+        except BaseException as error:
+            self._send(Failure(call_id, pack_error(error, self._role)))
+
+    def _send(self, message: ActorMessage, value: Any = ()) -> None:
+        try:
+            self._socket.send(encode_message(message, value))
+        except ProtocolError as error:  # larger than the channel carries
+            self._socket.send(encode_message(Failure(message.call_id, pack_error(error, self._role))))
+
+
+def _pack_snapshot(value: Any, what: str) -> list[Any]:
+    """A value packed so that the actor's later work cannot change it while it is being sent."""
+    tree, small, *large = pack(value, what)  # the first two are the packer's own
+    return [tree, small, *(array.copy() for array in large)]

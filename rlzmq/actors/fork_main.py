@@ -1,0 +1,256 @@
+"""The fork server's process: imports what actors need once, then forks one child per request.
+
+It has a single thread, no event loop and no zmq context, and never runs a torch operation, so its
+forks are safe. It speaks to the process that started it (the *driver*) over inherited sockets only:
+
+* control socket: requests ``spawn``, ``own`` (a directory to remove when the driver dies), ``disown``;
+* one status socket per child: to the driver ``{"pid"}`` then ``{"exit", "stderr"}``; from the driver
+  ``{"signal"}``; when the driver closes it, the child is killed.
+
+When the driver ends, however it ends, every child is killed and owned directories are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlzmq.actors.stderr_tail import StderrTail
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+_MAX_REQUEST_BYTES = 64 * 1024
+
+
+def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[str]) -> None:
+    """Runs until the driver ends.
+
+    Args:
+        control_fd: The server's end of the control socket.
+        lifeline_fd: Read end of a pipe that the driver never writes to.
+        driver_pid: The process that this one serves.
+        preload: Modules to import before the first fork; the missing ones are skipped.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # While imports keep this process busy, the kernel ends it (SIGIO) as soon as the driver is gone.
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
+    driver_fd = os.pidfd_open(driver_pid)
+    if os.getppid() != driver_pid:
+        return
+    _import_all(preload)
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, 0)
+    os.close(lifeline_fd)
+    _Server(socket.socket(fileno=control_fd), driver_fd).serve()
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue  # an optional part; an actor that needs it fails with its own, better error
+        except Exception:
+            sys.stderr.write(f"rlzmq fork server: importing {name} failed\n{traceback.format_exc()}")
+        if name == "torch":
+            # An inherited pool of threads would hang the child's first operation: never have one.
+            sys.modules["torch"].set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # children share these pages as long as no collection touches them
+
+
+class _Child:
+    """A forked process as the server sees it."""
+
+    def __init__(self, pid: int, role: str, status: socket.socket, tail: StderrTail) -> None:
+        self.pid = pid
+        self.role = role
+        self.status: socket.socket | None = status
+        self.tail = tail
+
+    def report(self, message: dict[str, Any]) -> None:
+        if self.status is not None:
+            with contextlib.suppress(OSError):
+                self.status.send(json.dumps(message).encode())
+
+    def signal(self, number: int) -> None:
+        # A kill takes the child's own children with it: each child leads a process group.
+        with contextlib.suppress(ProcessLookupError):
+            if number == signal.SIGKILL:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+
+
+class _Server:
+    def __init__(self, control: socket.socket, driver_fd: int) -> None:
+        self._pid = os.getpid()
+        self._control = control
+        self._driver_fd = driver_fd
+        self._children: dict[int, _Child] = {}
+        self._directories: set[str] = set()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._watch(control, self._on_request)
+        self._watch(driver_fd, self._end)
+        self._watch(self._wake_read, self._reap)
+
+    def serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def _watch(self, file: Any, handler: Callable[[], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, handler)
+
+    def _on_request(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _MAX_REQUEST_BYTES, 2)
+        except ConnectionError:
+            data, fds = b"", []
+        if not data:
+            self._end()
+        request = json.loads(data)
+        if request["op"] == "spawn":
+            status, channel = (socket.socket(fileno=fd) for fd in fds)
+            self._spawn(request["role"], request["log_path"], status, channel)
+        elif request["op"] == "own":
+            self._directories.add(request["path"])
+        elif request["op"] == "disown":
+            self._directories.discard(request["path"])
+
+    def _spawn(self, role: str, log_path: str | None, status: socket.socket, channel: socket.socket) -> None:
+        tail = StderrTail(role, log_path)
+        try:
+            pid = os.fork()
+        except OSError as error:  # out of processes or memory
+            status.send(json.dumps({"failed": error.strerror}).encode())
+            status.close()
+            channel.close()
+            tail.close()
+            return
+        if pid == 0:
+            self._become_child(role, status, channel, tail)
+        with contextlib.suppress(OSError):  # both sides do it: whoever comes first
+            os.setpgid(pid, pid)
+        channel.close()
+        tail.close_write_end()
+        status.setblocking(False)
+        child = _Child(pid, role, status, tail)
+        self._children[pid] = child
+        child.report({"pid": pid})
+        self._watch(status, lambda: self._on_status(child))
+        if tail.fd is not None:
+            self._watch(tail.fd, lambda: self._on_stderr(child))
+
+    def _become_child(
+        self, role: str, status: socket.socket, channel: socket.socket, tail: StderrTail
+    ) -> None:
+        """Never returns."""
+        code = 70
+        try:
+            os.setpgid(0, 0)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self._pid:  # it died before the line above
+                os._exit(code)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            status.close()
+            self._close_inherited()
+            tail.become_stderr()
+            from rlzmq.actors.child import run_child
+
+            code = run_child(channel, role)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _close_inherited(self) -> None:
+        self._selector.close()
+        self._control.close()
+        for fd in (self._driver_fd, self._wake_read, self._wake_write):
+            os.close(fd)
+        for child in self._children.values():
+            child.tail.close()
+            if child.status is not None:
+                child.status.close()
+
+    def _on_status(self, child: _Child) -> None:
+        if child.status is None:
+            return
+        try:
+            data = child.status.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            child.signal(json.loads(data)["signal"])
+            return
+        self._selector.unregister(child.status)
+        child.status.close()
+        child.status = None
+        child.signal(signal.SIGKILL)
+
+    def _on_stderr(self, child: _Child) -> None:
+        fd = child.tail.fd
+        if fd is not None and not child.tail.forward():
+            self._selector.unregister(fd)
+            child.tail.close()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None:
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(info.si_pid, signal.SIGKILL)  # what the child left behind; its id is still its own
+            _, status = os.waitpid(info.si_pid, 0)
+            child = self._children.pop(info.si_pid, None)
+            if child is not None:
+                self._report_exit(child, os.waitstatus_to_exitcode(status))
+
+    def _report_exit(self, child: _Child, code: int) -> None:
+        if child.tail.fd is not None:
+            self._selector.unregister(child.tail.fd)
+        child.tail.drain()
+        child.report({"exit": code, "stderr": child.tail.lines()})
+        child.tail.close()
+        if child.status is not None:
+            self._selector.unregister(child.status)
+            child.status.close()
+            child.status = None
+
+    def _end(self) -> None:
+        """The driver is gone: leave nothing behind. Never returns."""
+        for child in self._children.values():
+            child.signal(signal.SIGKILL)
+        for path in self._directories:
+            shutil.rmtree(path, ignore_errors=True)
+        os._exit(0)

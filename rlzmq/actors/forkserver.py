@@ -1,0 +1,248 @@
+"""The driver's side of the fork server: one warm server per process, children on request.
+
+Importing this module is cheap and :func:`prestart` returns at once, so that the server imports torch
+while the driver still does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlzmq.actors.exit_status import ExitStatus
+from rlzmq.core.errors import PeerLostError
+
+__all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "prestart", "shutdown"]
+
+PRELOAD = (
+    "torch",
+    "numpy",
+    "gymnasium",
+    "gymnasium.vector",
+    "gymnasium.envs.classic_control",
+    "cloudpickle",
+    "uvloop",
+    "rlzmq.actors.child",
+    "rlzmq.runtime.runner",
+    "rlzmq.runtime.learner",
+)
+"""What children find imported. Names, because an actor system knows nothing of what runs on it."""
+
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[4]); from rlzmq.actors.fork_main import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:])"
+)
+_SHUTDOWN_WAIT_S = 2.0
+
+
+class ForkedChild:
+    """A process that the fork server made for one owner.
+
+    It is killed when its owner closes it or dies. Belongs to the loop it was made on.
+
+    Attributes:
+        pid: Its process id.
+        channel: The private, non-blocking socket to it.
+        exited: Done when the process has ended, with its :class:`ExitStatus`.
+    """
+
+    def __init__(self, status: socket.socket, channel: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._status: socket.socket | None = status
+        self.channel = channel
+        self.pid = 0
+        self.started: asyncio.Future[int] = self._loop.create_future()
+        self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
+        for each in (status, channel):
+            each.setblocking(False)
+        self._loop.add_reader(status, self._on_status)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal; SIGKILL goes to its whole process group. Nothing happens when it has ended."""
+        if self._status is not None:
+            with contextlib.suppress(OSError):
+                self._status.send(json.dumps({"signal": int(number)}).encode())
+
+    def kill(self) -> None:
+        """Ends it now."""
+        self.signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Lets go of it: it is killed if it still runs. Idempotent."""
+        self.channel.close()
+        self._close_status()
+
+    def _on_status(self) -> None:
+        assert self._status is not None
+        try:
+            data = self._status.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end(ExitStatus(None))
+            return
+        message = json.loads(data)
+        if "pid" in message:
+            self.pid = message["pid"]
+            if not self.started.done():
+                self.started.set_result(self.pid)
+        elif "exit" in message:
+            self._end(ExitStatus.from_return_code(message["exit"], tuple(message["stderr"])))
+        elif not self.started.done():
+            self.started.set_exception(PeerLostError(f"the fork server cannot fork: {message['failed']}"))
+
+    def _end(self, status: ExitStatus) -> None:
+        self._close_status()
+        if not self.started.done():
+            self.started.set_exception(PeerLostError("the fork server ended before it made the process"))
+        if not self.exited.done():
+            self.exited.set_result(status)
+
+    def _close_status(self) -> None:
+        if self._status is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._status)
+            self._status.close()
+            self._status = None
+
+
+class ForkServer:
+    """Starts the server process; returns before it is warm. Thread-safe.
+
+    Args:
+        preload: Modules it imports first; missing ones are skipped.
+    """
+
+    def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
+        import rlzmq
+
+        self._owner_pid = os.getpid()
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lifeline_read, self._lifeline_write = os.pipe()
+        root = str(Path(rlzmq.__file__).parent.parent)
+        fds = (theirs.fileno(), lifeline_read)
+        # One thread everywhere by default: children take the driver's own settings over later.
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, *map(str, fds), str(os.getpid()), root, *preload],
+                stdin=subprocess.DEVNULL,
+                pass_fds=fds,
+                env={**os.environ, **one_thread},
+                start_new_session=True,  # the terminal's Ctrl-C is the driver's business
+            )
+        finally:
+            theirs.close()
+            os.close(lifeline_read)
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it runs and belongs to this process (not to the one this was forked from)."""
+        return self._owner_pid == os.getpid() and self._process.poll() is None
+
+    def spawn(self, role: str, *, log_path: str | None = None) -> ForkedChild:
+        """Asks for a child that runs :func:`rlzmq.actors.child.run_child`. Call it on a running loop.
+
+        Args:
+            role: Its name: in front of its stderr lines and in error texts.
+            log_path: File for its stdout and stderr; None leaves stdout as it is and passes stderr on.
+
+        Returns:
+            The child; await its ``started`` to know that the fork succeeded.
+
+        Raises:
+            PeerLostError: The server has died.
+        """
+        status, their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel, their_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        child = ForkedChild(status, channel)
+        try:
+            self._request(
+                {"op": "spawn", "role": role, "log_path": log_path},
+                (their_status.fileno(), their_channel.fileno()),
+            )
+        except BaseException:
+            child.close()
+            raise
+        finally:
+            their_status.close()
+            their_channel.close()
+        return child
+
+    def own_directory(self, path: str | os.PathLike[str]) -> None:
+        """Has the directory removed when this process dies without cleaning up."""
+        self._request({"op": "own", "path": os.fspath(path)})
+
+    def disown_directory(self, path: str | os.PathLike[str]) -> None:
+        """Takes :meth:`own_directory` back."""
+        with contextlib.suppress(PeerLostError):
+            self._request({"op": "disown", "path": os.fspath(path)})
+
+    def close(self) -> None:
+        """Ends the server and all its children. Idempotent; does nothing in a fork of the owner."""
+        with self._lock:
+            if self._owner_pid != os.getpid() or self._control.fileno() < 0:
+                return
+            self._control.close()
+            os.close(self._lifeline_write)
+        try:
+            self._process.wait(_SHUTDOWN_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _request(self, message: dict[str, str | None], fds: Sequence[int] = ()) -> None:
+        try:
+            with self._lock:
+                socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+        except OSError as error:
+            raise PeerLostError(f"the fork server (pid {self.pid}) is gone: {error.strerror}") from error
+
+
+_server: ForkServer | None = None
+_server_lock = threading.Lock()
+
+
+def get_fork_server() -> ForkServer:
+    """This process's fork server, started now if need be (again, if it has died)."""
+    global _server
+    with _server_lock:
+        if _server is None or not _server.is_usable:
+            if _server is None:
+                atexit.register(shutdown)
+            else:
+                _server.close()
+            _server = ForkServer()
+        return _server
+
+
+def prestart() -> None:
+    """Starts the fork server and returns at once: call it before importing torch yourself."""
+    get_fork_server()
+
+
+def shutdown() -> None:
+    """Ends this process's fork server and all its children; the next use starts a new one."""
+    global _server
+    with _server_lock:
+        server, _server = _server, None
+    if server is not None:
+        server.close()

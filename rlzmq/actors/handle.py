@@ -1,0 +1,210 @@
+"""ActorHandle: an actor's methods, awaitable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import signal
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any
+
+from rlzmq.actors.exit_status import ExitStatus
+from rlzmq.actors.links import ActorLink
+from rlzmq.core.errors import DeadlineError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["ActorHandle", "Exited"]
+
+
+class Exited:
+    """An actor's end: await it for the :class:`ExitStatus`, any number of times, from any task."""
+
+    def __init__(self, future: asyncio.Future[ExitStatus]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether the actor has ended."""
+        return self._future.done()
+
+    def result(self) -> ExitStatus:
+        """How it ended.
+
+        Raises:
+            asyncio.InvalidStateError: It has not.
+        """
+        return self._future.result()
+
+    def __await__(self) -> Generator[Any, None, ExitStatus]:
+        return asyncio.shield(self._future).__await__()
+
+    def __repr__(self) -> str:
+        return f"<Exited: {self._future.result() if self.done() else 'running'}>"
+
+
+class ActorHandle:
+    """Calls the methods of one actor: ``await handle.method(*args, **kwargs)``.
+
+    Made by :meth:`ActorSystem.spawn`. A call runs when it is awaited. Guarantees:
+
+    * Order: blocking methods run one at a time in the order in which their calls were awaited; ``async
+      def`` methods run at once, beside them.
+    * Cancellation: cancelling the awaiting task cancels an ``async def`` method; a blocking method that
+      has not begun never runs, one that has goes on and its result is dropped.
+    * Loss: a call whose actor ends gets :class:`~rlzmq.actors.exit_status.ActorLostError` (a
+      PeerLostError) with exit status, pid, name and last stderr lines, at most 0.1 s after the end.
+    * Errors: an exception of the method arrives as the same builtin or rlzmq type, a RemoteError
+      otherwise, with the remote traceback as a note and ``remote_origin`` set.
+    * Generator methods, async or not, are iterated: ``async for item in handle.method(...)``; the actor
+      runs at most 16 items ahead.
+
+    Arguments and results are what ``rlzmq.protocol.values`` carries: plain values, arrays, tensors,
+    episodes, spaces. Functions go through :meth:`apply`.
+
+    Example:
+        >>> runner = await system.spawn(SingleAgentEnvRunner, config=config)  # doctest: +SKIP
+        >>> episodes = await runner.sample(num_episodes=3)  # doctest: +SKIP
+    """
+
+    def __init__(self, link: ActorLink, actor_class: type, call_deadline_s: float | None) -> None:
+        self._link = link
+        self._class = actor_class
+        self._call_deadline_s = call_deadline_s
+        self._exited = Exited(link.exited)
+
+    @property
+    def name(self) -> str:
+        """The actor's name within its system."""
+        return self._link.role
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._link.pid
+
+    @property
+    def exited(self) -> Exited:
+        """Its end: ``await handle.exited`` gives the exit status, ``handle.exited.done()`` asks."""
+        return self._exited
+
+    async def call(self, method: str, /, *args: Any, deadline_s: float | None = None, **kwargs: Any) -> Any:
+        """As ``await handle.method(*args, **kwargs)``, with a deadline.
+
+        Args:
+            method: The method's name.
+            args, kwargs: Its arguments.
+            deadline_s: Seconds after which DeadlineError is raised and the call is cancelled; the
+                system's ``call_deadline_s`` if None.
+
+        Raises:
+            AttributeError: The class has no such public method (found before anything is sent).
+            TypeError: An argument that does not travel.
+            DeadlineError: No answer in time.
+            PeerLostError: The actor ended.
+        """
+        self._check_method(method)
+        deadline_s = self._call_deadline_s if deadline_s is None else deadline_s
+        return await self._within(deadline_s, method, self._link.call(method, args, kwargs))
+
+    async def stream(
+        self, method: str, /, *args: Any, deadline_s: float | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """As ``async for item in handle.method(*args, **kwargs)``, with a deadline for each item.
+
+        Raises:
+            As :meth:`call`.
+        """
+        self._check_method(method)
+        async with contextlib.aclosing(self._link.stream(method, args, kwargs)) as items:  # type: ignore[type-var]
+            while True:
+                try:
+                    yield await self._within(deadline_s, method, anext(items))
+                except StopAsyncIteration:
+                    return
+
+    async def apply(
+        self, function: Callable[..., Any], /, *args: Any, deadline_s: float | None = None, **kwargs: Any
+    ) -> Any:
+        """Runs ``function(instance, *args, **kwargs)`` in the actor, among its blocking methods.
+
+        The function and its arguments travel by value from this process to its own child; the result
+        comes back like a method's.
+
+        Raises:
+            TypeError: The function refers to something that cannot be sent.
+            As :meth:`call` otherwise.
+        """
+        name = getattr(function, "__name__", "apply")
+        return await self._within(deadline_s, name, self._link.apply(function, args, kwargs))
+
+    async def stop(self, timeout_s: float = 5.0) -> ExitStatus:
+        """Ends the actor: outstanding calls are cancelled, its own ``stop()`` is run if it has one.
+
+        An actor that takes longer than ``timeout_s`` is killed. Idempotent.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            Exception: What the actor's own ``stop()`` raised; it has ended all the same.
+        """
+        return await self._link.stop(timeout_s)
+
+    def kill(self) -> None:
+        """Ends the actor's process and the processes it started, at once. Idempotent."""
+        self._link.kill()
+
+    def dump_stacks(self) -> None:
+        """Has the actor's process write the stacks of all its threads to its stderr, even if it hangs."""
+        self._link.signal(signal.SIGUSR1)
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the actor's process; nothing happens when it has ended."""
+        self._link.signal(number)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._check_method(name)
+        function = inspect.getattr_static(self._class, name, None)
+        function = getattr(function, "__func__", function)
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            return functools.partial(self.stream, name)
+        return functools.partial(self.call, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *_public_methods(self._class)})
+
+    def __repr__(self) -> str:
+        return f"<ActorHandle {self.name!r}: {self._class.__name__}, pid {self.pid}, {self._exited!r}>"
+
+    async def _within(self, deadline_s: float | None, method: str, work: Any) -> Any:
+        if deadline_s is None:
+            return await work
+        try:
+            async with asyncio.timeout(deadline_s) as scope:
+                return await work
+        except TimeoutError as error:
+            if not scope.expired():
+                raise  # the method's own
+            raise DeadlineError(
+                f"actor {self.name!r} ({self._class.__name__}, pid {self.pid}) gave no answer to {method}() "
+                f"within {deadline_s:g} s; a blocking method goes on there until it ends by itself"
+            ) from error
+
+    def _check_method(self, name: str) -> None:
+        found = inspect.getattr_static(self._class, name, None)
+        if found is None and hasattr(self._class, "__getattr__"):
+            return  # a class that makes methods up: the actor decides
+        if name.startswith("_") or not callable(getattr(self._class, name, None)):
+            if isinstance(found, property) or (found is not None and not callable(found)):
+                hint = f" It is not a method: await handle.apply(lambda actor: actor.{name})."
+            else:
+                hint = did_you_mean(name, _public_methods(self._class))
+            raise AttributeError(f"actor class {self._class.__name__} has no method {name!r}.{hint}")
+
+
+def _public_methods(actor_class: type) -> list[str]:
+    public = (name for name in dir(actor_class) if not name.startswith("_"))
+    return [name for name in public if callable(getattr(actor_class, name, None))]

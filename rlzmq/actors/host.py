@@ -1,0 +1,183 @@
+"""Runs one actor's methods: blocking ones on the actor's own thread, coroutines on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from rlzmq.core.errors import ClosedError
+
+__all__ = ["ActorHost", "ActorThread"]
+
+_END = object()  # a sync generator's end: StopIteration must not pass through a future
+
+
+class ActorThread:
+    """One daemon thread that runs functions one at a time, in the order they were given.
+
+    A function that is cancelled before its turn never runs; one that runs is not interrupted, its
+    result is dropped.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """``function()`` on the thread.
+
+        Raises:
+            ClosedError: The thread was closed.
+            BaseException: Whatever the function raised; StopIteration as RuntimeError.
+        """
+        if self._is_closed:
+            raise ClosedError("the actor has stopped")
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._jobs.put((future, function))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Ends the thread after the job that runs now; those that wait are cancelled. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                job[0].cancel()
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the thread's end; False when it still runs."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, function = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = function()
+            except StopIteration as error:
+                future.set_exception(RuntimeError(f"the method raised StopIteration({error.value!r})"))
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del job, future, function  # a result must not live until the next call
+
+
+class ActorHost:
+    """One instance and its thread, within one event loop.
+
+    Blocking methods run one at a time on the thread; ``async def`` methods run on the loop, any number
+    at a time, also while a blocking one runs.
+
+    Args:
+        role: Names the thread.
+    """
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.instance: Any = None
+        self._thread = ActorThread(role)
+
+    async def construct(self, make: Callable[[], Any]) -> None:
+        """Makes the instance on the actor's thread."""
+        self.instance = await self._thread.run(make)
+
+    async def call(
+        self, method: str, args: Any, kwargs: Any, convert: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Runs a method.
+
+        Args:
+            method: Its name; dotted names and names with a leading underscore are refused.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            convert: Applied to the result, on the thread for blocking methods.
+        """
+        return await self.apply(self._method(method), args, kwargs, convert)
+
+    async def apply(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        convert: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Runs any function as if it were a method."""
+        if inspect.iscoroutinefunction(function):
+            result = await function(*args, **kwargs)
+            return result if convert is None else convert(result)
+
+        def run() -> Any:
+            result = function(*args, **kwargs)
+            return result if convert is None or inspect.isawaitable(result) else convert(result)
+
+        result = await self._thread.run(run)
+        if inspect.isawaitable(result):  # a plain function that returns a coroutine
+            result = await result
+            return result if convert is None else convert(result)
+        return result
+
+    async def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
+        """Runs a generator method, async or not; closing this iterator closes it."""
+        function = self._method(method)
+        if not inspect.isasyncgenfunction(function):
+            iterator: Iterator[Any] = await self._thread.run(lambda: iter(function(*args, **kwargs)))
+            try:
+                while (item := await self._thread.run(lambda: next(iterator, _END))) is not _END:
+                    yield item
+            finally:
+                close = getattr(iterator, "close", None)
+                if close is not None:
+                    await self._thread.run(close)
+            return
+        generator = function(*args, **kwargs)
+        try:
+            async for item in generator:
+                yield item
+        finally:
+            await generator.aclose()
+
+    async def stop(self) -> None:
+        """Calls the instance's ``stop()`` if it has one (without required arguments)."""
+        function = getattr(self.instance, "stop", None)
+        if callable(function) and _needs_no_arguments(function):
+            await self.apply(function, (), {})
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent."""
+        self._thread.close()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the thread's end; False when a method still runs."""
+        return self._thread.join(timeout_s)
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        function = None if name.startswith("_") else getattr(self.instance, name)
+        if not callable(function):
+            raise AttributeError(f"{type(self.instance).__name__}.{name} is not a public method")
+        return function  # type: ignore[no-any-return]
+
+
+def _needs_no_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,328 @@
+"""What a handle stands on: the way to an actor, in a process of its own or in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from rlzmq.actors import by_value, private_pipe
+from rlzmq.actors.exit_status import ActorLostError, ExitStatus
+from rlzmq.actors.forkserver import ForkedChild
+from rlzmq.actors.host import ActorHost
+from rlzmq.actors.messages import (
+    STREAM_WINDOW,
+    ActorMessage,
+    Call,
+    Cancel,
+    Credit,
+    Failure,
+    Item,
+    Result,
+    Stop,
+    StreamEnd,
+    encode_message,
+    pack,
+)
+from rlzmq.actors.remote_errors import unpack_error
+from rlzmq.core.errors import PeerLostError, ProtocolError
+
+__all__ = ["ActorLink", "LocalLink", "ProcessLink"]
+
+# A child's last answers may still be in the socket when its end is reported: calls fail this much later.
+_LAST_ANSWERS_S = 0.02
+
+
+class ActorLink(Protocol):
+    """One actor, as its handle sees it. Every method belongs to the system's loop."""
+
+    role: str
+    class_name: str
+    exited: asyncio.Future[ExitStatus]
+
+    @property
+    def pid(self) -> int: ...
+
+    async def call(self, method: str, args: Any, kwargs: Any) -> Any: ...
+
+    def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]: ...
+
+    async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+
+    async def stop(self, timeout_s: float) -> ExitStatus: ...
+
+    def kill(self) -> None: ...
+
+    def signal(self, number: int) -> None: ...
+
+
+class _Pending:
+    """An outstanding call: its answers in order (a plain call has one)."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.answers: asyncio.Queue[tuple[ActorMessage, Any] | BaseException] = asyncio.Queue()
+
+    async def next(self) -> tuple[ActorMessage, Any]:
+        answer = await self.answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        message, value = answer
+        if isinstance(message, Failure):
+            raise unpack_error(message.error)
+        return message, value
+
+
+class ProcessLink:
+    """An actor in a forked process: calls over the system's ROUTER, functions over the private pipe.
+
+    Args:
+        child: The process.
+        role: The actor's name.
+        class_name: Its class, for texts.
+        routing_id: Its address on the system's ROUTER.
+        send: Sends frames to it; raises PeerLostError when it is not connected.
+    """
+
+    def __init__(
+        self,
+        child: ForkedChild,
+        role: str,
+        class_name: str,
+        routing_id: str,
+        send: Callable[[list[Any]], None],
+    ) -> None:
+        self.role = role
+        self.routing_id = routing_id
+        self.class_name = class_name
+        self.exited = child.exited
+        self._child = child
+        self._send = send
+        self._call_ids = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._pipe_lock = asyncio.Lock()
+        self._is_lost = False
+        self.exited.add_done_callback(self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def construct(self, settings: bytes, payload: bytes) -> None:
+        """Hands settings, class and arguments over and waits for the constructor."""
+        await self._child.started
+        with self._expect(0, "its constructor") as pending:
+            async with self._pipe_lock:
+                with contextlib.suppress(OSError):  # it died: its exit status says more
+                    await private_pipe.send(self._child.channel, settings)
+                    await private_pipe.send(self._child.channel, bytes(8) + payload)
+            await pending.next()
+
+    async def call(self, method: str, args: Any, kwargs: Any) -> Any:
+        frames = pack((args, kwargs), f"argument of {method}()")
+        call_id = next(self._call_ids)
+        with self._expect(call_id, method) as pending:
+            self._send_to_actor(Call(call_id, method, False), frames)
+            _, value = await self._answer(call_id, pending)
+        return value
+
+    async def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
+        frames = pack((args, kwargs), f"argument of {method}()")
+        call_id = next(self._call_ids)
+        is_over = False
+        with self._expect(call_id, method) as pending:
+            self._send_to_actor(Call(call_id, method, True), frames)
+            try:
+                for num_items in itertools.count(1):
+                    try:
+                        message, value = await pending.next()
+                    except Exception:
+                        is_over = True
+                        raise
+                    if isinstance(message, StreamEnd):
+                        is_over = True
+                        return
+                    yield value
+                    if num_items % (STREAM_WINDOW // 2) == 0:
+                        self._send_to_actor(Credit(call_id, STREAM_WINDOW // 2))
+            finally:
+                if not is_over:
+                    self._cancel(call_id)
+
+    async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        data = by_value.dumps((function, args, kwargs), f"the function for {self.role}")
+        call_id = next(self._call_ids)
+        with self._expect(call_id, getattr(function, "__name__", "apply")) as pending:
+            async with self._pipe_lock:
+                with contextlib.suppress(OSError):
+                    # Shielded: a message cut short by a cancellation would garble the next one.
+                    sending = private_pipe.send(self._child.channel, call_id.to_bytes(8, "little") + data)
+                    await asyncio.shield(asyncio.ensure_future(sending))
+            _, value = await self._answer(call_id, pending)
+        return value
+
+    async def stop(self, timeout_s: float) -> ExitStatus:
+        if self.exited.done():
+            return self.exited.result()
+        failure: BaseException | None = None
+        call_id = next(self._call_ids)
+        try:
+            async with asyncio.timeout(timeout_s):
+                with self._expect(call_id, "stop") as pending:
+                    self._send_to_actor(Stop(call_id))
+                    try:
+                        await pending.next()
+                    except ActorLostError:
+                        pass
+                    except Exception as error:
+                        failure = error
+                await asyncio.shield(self.exited)
+        except (TimeoutError, PeerLostError):
+            pass
+        finally:
+            self.kill()
+        status = await asyncio.shield(self.exited)
+        if failure is not None:
+            raise failure
+        return status
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def signal(self, number: int) -> None:
+        self._child.signal(number)
+
+    def close(self) -> None:
+        """Kills the process if it still runs and lets go of its sockets. Idempotent."""
+        self._child.close()
+        if not self.exited.done():
+            self.exited.set_result(ExitStatus(None))
+
+    def on_message(self, message: ActorMessage, value: Any) -> None:
+        """Takes an answer; one that nobody waits for any more is dropped."""
+        if not isinstance(message, Result | Item | StreamEnd | Failure):
+            raise ProtocolError(f"{type(message).__name__} is not for an actor system")
+        pending = self._pending.get(message.call_id)
+        if pending is not None:
+            pending.answers.put_nowait((message, value))
+
+    @contextlib.contextmanager
+    def _expect(self, call_id: int, method: str) -> Any:
+        if self._is_lost:
+            raise self._lost_error(f"a time before {method}() was called")
+        pending = self._pending[call_id] = _Pending(method)
+        try:
+            yield pending
+        finally:
+            del self._pending[call_id]
+
+    async def _answer(self, call_id: int, pending: _Pending) -> tuple[ActorMessage, Any]:
+        try:
+            return await pending.next()
+        except asyncio.CancelledError:
+            self._cancel(call_id)
+            raise
+
+    def _send_to_actor(self, message: ActorMessage, value: Any = ()) -> None:
+        try:
+            self._send(encode_message(message, value))
+        except PeerLostError:
+            # Disconnected but not yet reported dead: the exit status is on its way to the pending call.
+            if self.exited.done():
+                raise
+
+    def _cancel(self, call_id: int) -> None:
+        if not self.exited.done():
+            self._send_to_actor(Cancel(call_id))
+
+    def _on_exit(self, exited: asyncio.Future[ExitStatus]) -> None:
+        self._child.close()
+        exited.get_loop().call_later(_LAST_ANSWERS_S, self._fail_pending)
+
+    def _fail_pending(self) -> None:
+        self._is_lost = True
+        for pending in self._pending.values():
+            call = pending.method if pending.method.startswith("its ") else f"a call of {pending.method}()"
+            pending.answers.put_nowait(self._lost_error(call))
+
+    def _lost_error(self, during: str) -> ActorLostError:
+        return ActorLostError.describe(self.role, self.class_name, self.pid, self.exited.result(), during)
+
+
+class LocalLink:
+    """An actor in this process, on a thread of its own: for debugging and for sharing objects.
+
+    Arguments and results are the same objects, not copies. Killing it only abandons its thread.
+    """
+
+    def __init__(self, role: str, class_name: str) -> None:
+        self.role = role
+        self.class_name = class_name
+        self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
+        self._host = ActorHost(role)
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def construct(self, make: Callable[[], Any]) -> None:
+        """Makes the instance on the actor's thread."""
+        try:
+            await self._host.construct(make)
+        except BaseException:
+            self.kill()
+            raise
+
+    async def call(self, method: str, args: Any, kwargs: Any) -> Any:
+        return await self._unless_exited(self._host.call(method, args, kwargs), method)
+
+    async def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(self._host.stream(method, args, kwargs)) as items:  # type: ignore[type-var]
+            while True:
+                try:
+                    yield await self._unless_exited(anext(items), method)
+                except StopAsyncIteration:
+                    return
+
+    async def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        work = self._host.apply(function, (self._host.instance, *args), kwargs)
+        return await self._unless_exited(work, getattr(function, "__name__", "apply"))
+
+    async def stop(self, timeout_s: float) -> ExitStatus:
+        if not self.exited.done():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._host.stop()
+            except TimeoutError:
+                self.kill()
+            finally:
+                self._host.close()
+                if not self.exited.done():
+                    self.exited.set_result(ExitStatus(0))
+        return self.exited.result()
+
+    def kill(self) -> None:
+        self._host.close()
+        if not self.exited.done():
+            self.exited.set_result(ExitStatus(None, 9))
+
+    def signal(self, number: int) -> None:
+        raise NotImplementedError("an actor in this process has no process of its own to signal")
+
+    def close(self) -> None:
+        """Abandons the thread. Idempotent."""
+        self.kill()
+
+    async def _unless_exited(self, work: Any, method: str) -> Any:
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self.exited), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            task.cancel()
+        status = self.exited.result()
+        raise ActorLostError.describe(self.role, self.class_name, self.pid, status, f"a call of {method}()")

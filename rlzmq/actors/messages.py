@@ -1,0 +1,140 @@
+"""What an actor system and its actors say to each other: typed headers, values as arrays.
+
+The channel is a ROUTER at the system and a DEALER per actor. Between two live processes of one machine
+it neither loses nor reorders nor duplicates; when one of them ends, its calls fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlzmq.core.errors import ProtocolError
+from rlzmq.protocol.codec import decode, encode
+from rlzmq.protocol.schema import from_header, to_header
+from rlzmq.protocol.values import pack_value, unpack_value
+
+__all__ = [
+    "STREAM_WINDOW",
+    "ActorMessage",
+    "Call",
+    "Cancel",
+    "Credit",
+    "Failure",
+    "Item",
+    "Result",
+    "Stop",
+    "StreamEnd",
+    "decode_message",
+    "encode_message",
+    "pack",
+]
+
+STREAM_WINDOW = 16
+"""Items that a stream may be ahead of its consumer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorMessage:
+    """Base of the messages; ``call_id`` is the caller's number of the call it belongs to."""
+
+    call_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call(ActorMessage):
+    """To the actor: run ``method``; carries (args, kwargs)."""
+
+    method: str
+    is_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(ActorMessage):
+    """To the actor: nobody waits for this call any more. No answer follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credit(ActorMessage):
+    """To the actor: the stream may send ``num_items`` more."""
+
+    num_items: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(ActorMessage):
+    """To the actor: finish and exit; answered by a Result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result(ActorMessage):
+    """From the actor: the call returned; carries the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item(ActorMessage):
+    """From the actor: the next item of a stream; carries it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd(ActorMessage):
+    """From the actor: the stream ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(ActorMessage):
+    """From the actor: the call (or stream) raised; see remote_errors."""
+
+    error: dict[str, Any]
+
+
+# Numbers from 128 up: below are the data plane's, so a message on the wrong channel is refused.
+_KINDS: dict[int, type[ActorMessage]] = {
+    128: Call,
+    129: Cancel,
+    130: Credit,
+    131: Stop,
+    132: Result,
+    133: Item,
+    134: StreamEnd,
+    135: Failure,
+}
+_NUMBERS = {kind: number for number, kind in _KINDS.items()}
+_WITH_VALUE = (Call, Result, Item)
+
+
+def encode_message(message: ActorMessage, value: Sequence[Any] = ()) -> list[Any]:
+    """The frames of a message.
+
+    Args:
+        message: The header.
+        value: Arrays of ``pack_value`` for the kinds that carry a value.
+    """
+    return encode(_NUMBERS[type(message)], to_header(message), value)
+
+
+def decode_message(frames: Sequence[Any]) -> tuple[ActorMessage, Any]:
+    """The message and the value it carries (None if none).
+
+    Raises:
+        ProtocolError: It is not one.
+    """
+    message = decode(frames)
+    kind = _KINDS.get(message.kind)
+    if kind is None:
+        raise ProtocolError(f"message kind {message.kind} does not belong on an actor's channel")
+    value = unpack_value(message.arrays) if kind in _WITH_VALUE else None
+    return from_header(kind, message.header), value
+
+
+def pack(value: Any, what: str) -> list[Any]:
+    """``pack_value`` with a text that says whose value it was.
+
+    Raises:
+        TypeError, ValueError: A type that does not travel, or a value too large or too deep.
+    """
+    try:
+        return list(pack_value(value))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: {error}") from None

@@ -1,0 +1,151 @@
+"""Exceptions over the wire: type by a static table, arguments if they are plain, traceback as text."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import socket
+import traceback
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rlzmq.core import errors
+from rlzmq.core.errors import RemoteError
+
+__all__ = ["RemoteOrigin", "pack_error", "unpack_error"]
+
+_MAX_TRACEBACK_CHARS = 24_000
+_MAX_TEXT_CHARS = 4_000
+_MAX_ARGS = 8
+
+# Neither can be raised out of an awaited call: both mean something else there.
+_NOT_RAISABLE = {"StopIteration", "StopAsyncIteration"}
+
+_KNOWN: dict[str, type[Exception]] = {
+    name: kind
+    for module in (builtins, errors)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type)
+    and issubclass(kind, Exception)
+    and name == kind.__name__
+    and name not in _NOT_RAISABLE
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOrigin:
+    """Where a remote exception was raised; its ``remote_origin`` attribute.
+
+    Attributes:
+        host, pid, role: The process.
+        traceback_text: The original traceback, formatted there.
+    """
+
+    host: str
+    pid: int
+    role: str
+    traceback_text: str
+
+
+def pack_error(error: BaseException, role: str) -> dict[str, Any]:
+    """An exception as plain values.
+
+    Args:
+        error: What was raised.
+        role: The name of the process that raised it.
+    """
+    kind = type(error)
+    is_known = _KNOWN.get(kind.__name__) is kind
+    try:
+        text = str(error)
+    except Exception:
+        text = "(the exception's own __str__ raised)"
+    arguments = list(error.args)
+    is_plain = len(arguments) <= _MAX_ARGS and all(_is_plain(argument) for argument in arguments)
+    return {
+        "type": kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+        "known_as": kind.__name__ if is_known else _known_base(kind),
+        "is_known": is_known,
+        "text": text[:_MAX_TEXT_CHARS],
+        "args": arguments if is_plain else None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "role": role,
+        "traceback": _format(error)[-_MAX_TRACEBACK_CHARS:],
+    }
+
+
+def unpack_error(packed: dict[str, Any]) -> Exception:
+    """The exception to raise here: the same builtin or rlzmq type, else a RemoteError.
+
+    A type unknown here that derives from a builtin or rlzmq type arrives as a RemoteError that is also
+    of that type, so ``except ValueError`` catches a remote subclass of ValueError.
+    """
+    origin = RemoteOrigin(
+        str(packed["host"]), int(packed["pid"]), str(packed["role"]), str(packed["traceback"])
+    )
+    text = str(packed["text"])
+    known = _KNOWN.get(str(packed["known_as"]))
+    error = _rebuild(known, packed["args"], text) if packed["is_known"] and known is not None else None
+    if error is None:
+        error = _remote_error_type(known)(
+            f"{packed['type']}: {text}" if text else str(packed["type"]),
+            remote_type=str(packed["type"]),
+            host=origin.host,
+            pid=origin.pid,
+            role=origin.role,
+            traceback_text=origin.traceback_text,
+        )
+    cast(Any, error).remote_origin = origin
+    error.add_note(
+        f"raised in actor {origin.role!r} (pid {origin.pid} on {origin.host}):\n{origin.traceback_text}"
+    )
+    return error
+
+
+def _rebuild(kind: type[Exception], arguments: Any, text: str) -> Exception | None:
+    try:
+        return kind(*arguments) if isinstance(arguments, list) else kind(text)
+    except Exception:  # a constructor of its own: the RemoteError that comes instead has all facts
+        return None
+
+
+def _remote_error_type(base: type[Exception] | None) -> type[RemoteError]:
+    if base is None or base in (Exception, errors.RlzmqError) or issubclass(base, RemoteError):
+        return RemoteError
+    kind = _combined.get(base)
+    if kind is None:
+        try:
+            kind = type(f"Remote{base.__name__}", (RemoteError, base), {"__module__": RemoteError.__module__})
+        except TypeError:  # the two have incompatible layouts
+            kind = RemoteError
+        _combined[base] = kind
+    return kind
+
+
+_combined: dict[type[Exception], type[RemoteError]] = {}
+
+
+def _known_base(kind: type[BaseException]) -> str:
+    for base in kind.__mro__:
+        if base is not Exception and _KNOWN.get(base.__name__) is base:
+            return base.__name__
+    return ""
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is str:
+        return len(value) <= _MAX_TEXT_CHARS
+    return value is None or (type(value) in (bool, float)) or (type(value) is int and abs(value) < 2**63)
+
+
+def _format(error: BaseException) -> str:
+    trace = error.__traceback__
+    # The frames of the machinery that called the user's method say nothing: start at the method.
+    while (
+        trace is not None
+        and trace.tb_next is not None
+        and trace.tb_frame.f_globals.get("__package__") in ("rlzmq.actors", "concurrent.futures")
+    ):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

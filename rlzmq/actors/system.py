@@ -1,0 +1,277 @@
+"""ActorSystem: runs any class in a process of its own and awaits its methods."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlzmq.actors import by_value
+from rlzmq.actors.child import local_options
+from rlzmq.actors.forkserver import ForkServer, get_fork_server
+from rlzmq.actors.handle import ActorHandle
+from rlzmq.actors.links import LocalLink, ProcessLink
+from rlzmq.actors.messages import decode_message
+from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
+from rlzmq.net.context import Context
+from rlzmq.net.run_directory import RunDirectory
+from rlzmq.net.socket import DrainSocket
+
+__all__ = ["ActorHandle", "ActorSystem"]
+
+_FORGET_AFTER_S = 1.0
+_MAX_MESSAGE_BYTES = 512 * 1024 * 1024  # peers are this process's own children: room for large weights
+
+
+class ActorSystem:
+    """Spawns actors and ends them all with itself; an async context manager.
+
+    Processes are forks of a server that has torch, numpy and gymnasium imported (a few hundredths of a
+    second each once it is warm). They die with this process, however it ends. User classes may be
+    defined anywhere, ``__main__`` and notebooks included, without an ``if __name__`` guard.
+
+    Belongs to the event loop on which it is started; methods and handles are used there.
+
+    Args:
+        call_deadline_s: Default deadline of calls. None, because what ``sample`` or ``update`` takes has
+            no natural bound and a dead actor is noticed by itself; give one to notice hanging actors.
+        spawn_deadline_s: Bound of one spawn: process, imports, constructor.
+        stop_timeout_s: How long actors may take to stop before they are killed.
+        max_message_bytes: Largest single array of an argument or result.
+        log_dir: Directory for one ``<name>.log`` per actor, with its stdout and stderr. Without it
+            stdout is shared with this process, and stderr lines are passed on with the name in front.
+
+    Example:
+        >>> async with ActorSystem() as system:  # doctest: +SKIP
+        ...     runners = [await system.spawn(SingleAgentEnvRunner, config=config) for _ in range(2)]
+        ...     batches = await asyncio.gather(*(r.sample(num_episodes=3) for r in runners))
+    """
+
+    def __init__(
+        self,
+        *,
+        call_deadline_s: float | None = None,
+        spawn_deadline_s: float = 120.0,
+        stop_timeout_s: float = 5.0,
+        max_message_bytes: int = _MAX_MESSAGE_BYTES,
+        log_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._call_deadline_s = call_deadline_s
+        self._spawn_deadline_s = spawn_deadline_s
+        self._stop_timeout_s = stop_timeout_s
+        self._max_message_bytes = max_message_bytes
+        self._log_dir = None if log_dir is None else Path(log_dir)
+        self._links: dict[str, ProcessLink] = {}  # by routing id
+        self._local_links: list[LocalLink] = []
+        self._routing_ids = itertools.count(1)
+        self._name_counts: dict[str, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._context: Context | None = None
+        self._directory: RunDirectory | None = None
+        self._router: DrainSocket | None = None
+        self._server: ForkServer | None = None
+        self._address = ""
+        self._stopping: asyncio.Task[None] | None = None
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def start(self) -> ActorSystem:
+        """Ties the system to the running loop and starts warming the fork server. Idempotent.
+
+        Raises:
+            ClosedError: It was stopped.
+            ConfigurationError: There is no place for its sockets.
+        """
+        if self._stopping is not None:
+            raise ClosedError("this actor system was stopped: make a new one")
+        if self._loop is not None:
+            return self
+        self._loop = asyncio.get_running_loop()
+        server = get_fork_server()
+        self._context = Context()
+        self._directory = RunDirectory()
+        self._own_directory(server)
+        self._router = DrainSocket(
+            self._context,
+            "ROUTER",
+            self._on_message,
+            options=local_options(self._max_message_bytes),
+            name="actor system",
+        )
+        self._address = self._router.bind(self._directory.address("actors"))
+        return self
+
+    async def stop(self) -> None:
+        """Stops all actors, at the same time, and removes every process, socket and file. Idempotent.
+
+        Raises:
+            Exception: The first that an actor's own ``stop()`` raised; everything has ended all the same.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name="stop actor system")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        links: list[ProcessLink | LocalLink] = [*self._links.values(), *self._local_links]
+        try:
+            results = await asyncio.gather(
+                *(link.stop(self._stop_timeout_s) for link in links), return_exceptions=True
+            )
+        finally:
+            for link in links:
+                link.close()
+            if self._router is not None:
+                self._router.close(linger_ms=0)
+            if self._context is not None:
+                self._context.close()
+            if self._directory is not None:
+                self._directory.close()
+                if self._server is not None and self._server.is_usable:
+                    self._server.disown_directory(self._directory.path)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def __aenter__(self) -> ActorSystem:
+        return await self.start()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.stop()
+        except Exception as stop_error:
+            if error is None:
+                raise
+            error.add_note(f"stopping the actors also failed: {stop_error!r}")  # the first failure counts
+
+    @property
+    def run_directory(self) -> RunDirectory:
+        """The system's private directory; it goes with the system.
+
+        Raises:
+            ClosedError: The system has not been started.
+        """
+        if self._directory is None:
+            raise ClosedError("the actor system has not been started")
+        return self._directory
+
+    # -- actors ----------------------------------------------------------------------------------------
+
+    async def spawn(
+        self, actor_class: type, *args: Any, name: str | None = None, in_process: bool = False, **kwargs: Any
+    ) -> ActorHandle:
+        """Runs ``actor_class(*args, **kwargs)`` in a process of its own.
+
+        Args:
+            actor_class: Any class. Class and arguments travel by value, from this process to its own
+                child only.
+            args, kwargs: The constructor's arguments.
+            name: Shown in error texts, in front of stderr lines and as the thread's name; made from the
+                class's name if None. Must be unique among the actors that run.
+            in_process: Run it in this process, on a thread of its own, with the same handle: for
+                debugging. Arguments and results are then shared objects, not copies.
+
+        Returns:
+            The handle, once the constructor has returned.
+
+        Raises:
+            Exception: What the constructor raised (see ActorHandle for how).
+            PeerLostError: The process ended in the constructor.
+            DeadlineError: It took longer than ``spawn_deadline_s``.
+            TypeError: ``actor_class`` is no class, or an argument cannot be sent to another process.
+        """
+        if not isinstance(actor_class, type):
+            raise TypeError(f"spawn needs a class, got {actor_class!r}: spawn(MyClass, arguments…)")
+        await self.start()
+        role = self._take_name(actor_class, name)
+        if in_process:
+            local = LocalLink(role, actor_class.__name__)
+            self._local_links.append(local)
+            local.exited.add_done_callback(lambda _: self._local_links.remove(local))
+            await local.construct(lambda: actor_class(*args, **kwargs))
+            return ActorHandle(local, actor_class, self._call_deadline_s)
+        payload = by_value.dumps((actor_class, args, kwargs), f"{actor_class.__name__} or its arguments")
+        link = self._fork(role, actor_class)
+        try:
+            async with asyncio.timeout(self._spawn_deadline_s) as scope:
+                await link.construct(self._settings(link), payload)
+        except BaseException as error:
+            link.kill()
+            if isinstance(error, TimeoutError) and scope.expired():
+                raise DeadlineError(
+                    f"actor {role!r} ({actor_class.__name__}, pid {link.pid}) was not ready within "
+                    f"{self._spawn_deadline_s:g} s and was killed"
+                ) from error
+            if not isinstance(error, asyncio.CancelledError):
+                await asyncio.shield(link.exited)
+            raise
+        return ActorHandle(link, actor_class, self._call_deadline_s)
+
+    def _fork(self, role: str, actor_class: type) -> ProcessLink:
+        server = get_fork_server()
+        if server is not self._server:  # the former one died
+            self._own_directory(server)
+        routing_id = f"{role}#{next(self._routing_ids)}"
+        log_path = None if self._log_dir is None else str(self._log_dir.absolute() / f"{role}.log")
+        child = server.spawn(role, log_path=log_path)
+        router = self._router
+        assert router is not None
+
+        def send(frames: list[Any]) -> None:
+            router.send([routing_id.encode(), *frames])
+
+        link = ProcessLink(child, role, actor_class.__name__, routing_id, send)
+        self._links[routing_id] = link
+        link.exited.add_done_callback(
+            lambda _: self._loop and self._loop.call_later(1.0, self._forget, routing_id)
+        )
+        return link
+
+    def _forget(self, routing_id: str) -> None:
+        self._links.pop(routing_id, None)
+
+    def _own_directory(self, server: ForkServer) -> None:
+        assert self._directory is not None
+        server.own_directory(self._directory.path)
+        self._server = server
+
+    def _settings(self, link: ProcessLink) -> bytes:
+        """What a child takes over from this process, now: it was forked from another one."""
+        settings = {
+            "sys_path": sys.path,
+            "cwd": os.getcwd(),
+            "environ": dict(os.environ),
+            "address": self._address,
+            "routing_id": link.routing_id,
+            "max_message_bytes": self._max_message_bytes,
+        }
+        return json.dumps(settings).encode()
+
+    def _take_name(self, actor_class: type, name: str | None) -> str:
+        if name is None:
+            base = actor_class.__name__
+            number = self._name_counts.get(base, 0)
+            self._name_counts[base] = number + 1
+            return f"{base}-{number}"
+        if not name or "/" in name or len(name) > 100 or not name.isprintable():
+            raise ConfigurationError(
+                f"{name!r} cannot name an actor: expected 1 to 100 printable characters, no '/'"
+            )
+        links: list[ProcessLink | LocalLink] = [*self._links.values(), *self._local_links]
+        if any(link.role == name and not link.exited.done() for link in links):
+            raise ConfigurationError(f"an actor named {name!r} runs already: choose another name")
+        return name
+
+    def _on_message(self, frames: list[Any]) -> None:
+        link = self._links.get(bytes(frames[0]).decode("utf-8", "replace"))
+        if link is not None:  # else the last words of a process that was given up
+            link.on_message(*decode_message(frames[1:]))
