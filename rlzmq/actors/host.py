@@ -96,8 +96,16 @@ class ActorHost:
         self._thread = ActorThread(role)
 
     async def construct(self, make: Callable[[], Any]) -> None:
-        """Makes the instance on the actor's thread."""
+        """Makes the instance on the actor's thread.
+
+        An instance with a method ``use_actor_thread(run)`` is given ``run(function)``, an awaitable that
+        runs a function on the actor's thread, between its blocking methods: for ``async def`` methods
+        that have blocking work to do.
+        """
         self.instance = await self._thread.run(make)
+        use_thread = getattr(self.instance, "use_actor_thread", None)
+        if use_thread is not None:
+            use_thread(self._thread.run)
 
     async def call(
         self, method: str, args: Any, kwargs: Any, convert: Callable[[Any], Any] | None = None

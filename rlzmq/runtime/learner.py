@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 __all__ = ["LearnerRole", "make_learner"]
@@ -45,6 +46,7 @@ class LearnerRole:
         self.learner = make_learner(config, module_spec, rank, num_ranks)
         self._layout: Any = None
         self._link: Any = None
+        self._run_blocking: Any = None
 
     # -- on the actor's thread ------------------------------------------------------------------
 
@@ -68,10 +70,6 @@ class LearnerRole:
             generation=generation,
         )
 
-    def leave_group(self) -> None:
-        """Leave the process group."""
-        self.learner.close_distributed()
-
     def update(self, **kwargs: Any) -> dict[str, Any]:
         """See Learner.update."""
         return self.learner.update(**kwargs)  # type: ignore[no-any-return]
@@ -92,7 +90,15 @@ class LearnerRole:
             self._layout = WeightsLayout.of(self.learner.module, inference_only=True)
         return self._layout.snapshot(self.learner.module), self.learner.weights_seq_no
 
+    def close(self) -> None:
+        """Leave the process group, if there is one."""
+        self.learner.leave_distributed()
+
     # -- on the event loop ----------------------------------------------------------------------
+
+    def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
+        """Called by the actor's host: what runs a function on the actor's thread."""
+        self._run_blocking = lambda function: asyncio.ensure_future(run(function))
 
     async def connect(self, link: Mapping[str, Any], rank: int, num_ranks: int, generation: int) -> None:
         """Begin to take shards from the broker.
@@ -104,7 +110,7 @@ class LearnerRole:
         from rlzmq.runtime.learner_link import LearnerLink
 
         self._link = LearnerLink(
-            self.learner, run_blocking, is_multi_agent=self.config.is_multi_agent, **link
+            self.learner, self._run_blocking, is_multi_agent=self.config.is_multi_agent, **link
         )
         await self._link.start()
         self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
@@ -124,3 +130,8 @@ class LearnerRole:
         if self._link is not None:
             link, self._link = self._link, None
             await link.stop()
+
+    async def stop(self) -> None:
+        """Called when the actor ends: leave the broker, then release what the process holds."""
+        await self.disconnect()
+        await self._run_blocking(self.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -168,8 +167,6 @@ class AsyncLearnerGroup:
         """End the learners."""
         self.local_learner = None
         handles, self.handles = self.handles, []
-        with contextlib.suppress(Exception):  # a rank that died has left its group already
-            await asyncio_gather(handles, lambda handle: handle.leave_group())
         await asyncio_gather(handles, lambda handle: handle.stop())
         if self._rendezvous is not None:
             shutil.rmtree(self._rendezvous, ignore_errors=True)

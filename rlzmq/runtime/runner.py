@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
@@ -44,6 +45,7 @@ class EnvRunnerRole:
         self.config = config
         self.env_runner = make_env_runner(config, worker_index, incarnation)
         self._link: Any = None
+        self._run_blocking: Any = None
 
     # -- on the actor's thread ------------------------------------------------------------------
 
@@ -85,6 +87,10 @@ class EnvRunnerRole:
 
     # -- on the event loop ----------------------------------------------------------------------
 
+    def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
+        """Called by the actor's host: what runs a function on the actor's thread."""
+        self._run_blocking = lambda function: asyncio.ensure_future(run(function))
+
     async def connect(self, link: Mapping[str, Any]) -> None:
         """Begin to take leases from the broker.
 
@@ -93,7 +99,7 @@ class EnvRunnerRole:
         """
         from rlzmq.runtime.runner_link import RunnerLink
 
-        self._link = RunnerLink(self.env_runner, run_blocking, **link)
+        self._link = RunnerLink(self.env_runner, self._run_blocking, **link)
         await self._link.start()
 
     async def run_until_failure(self) -> None:
@@ -106,3 +112,8 @@ class EnvRunnerRole:
         if self._link is not None:
             link, self._link = self._link, None
             await link.stop()
+
+    async def stop(self) -> None:
+        """Called when the actor ends: leave the broker, then release what the process holds."""
+        await self.disconnect()
+        await self._run_blocking(self.close)
