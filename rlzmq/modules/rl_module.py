@@ -133,11 +133,11 @@ class RLModule:
         Raises:
             ValueError: A required column is missing; names the module and the column.
         """
-        return self._checked(self._forward_inference(batch, **kwargs), "_forward_inference")
+        return self.check_outputs(self._forward_inference(batch, **kwargs), "_forward_inference")
 
     def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Acting while data is collected, without gradients. As :meth:`forward_inference`."""
-        return self._checked(self._forward_exploration(batch, **kwargs), "_forward_exploration")
+        return self.check_outputs(self._forward_exploration(batch, **kwargs), "_forward_exploration")
 
     def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """What the loss needs, with gradients.
@@ -152,7 +152,20 @@ class RLModule:
             )
         return self._forward_train(batch, **kwargs)
 
-    def _checked(self, outputs: dict[str, Any], method: str) -> dict[str, Any]:
+    def check_outputs(self, outputs: dict[str, Any], method: str) -> dict[str, Any]:
+        """The outputs of an acting forward pass, if they hold what acting needs.
+
+        ``forward_inference`` and ``forward_exploration`` do this on their own; it is for callers of the
+        ``_forward*`` methods. A module without action space may return any columns.
+
+        Args:
+            outputs: What ``method`` returned.
+            method: ``"_forward_inference"`` or ``"_forward_exploration"``, for the error text.
+
+        Raises:
+            TypeError: It is no dict.
+            ValueError: Actions (or the state of a stateful module) are missing.
+        """
         if type(outputs) is not dict and not isinstance(outputs, Mapping):
             raise TypeError(
                 f"{self.describe()}: {method} must return a dict of columns, got {type(outputs).__name__}"
@@ -298,12 +311,12 @@ class TorchRLModule(nn.Module, RLModule):
     def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         if self.training or torch.is_grad_enabled():
             return self._act_switched(self._forward_inference, "_forward_inference", batch, kwargs)
-        return self._checked(self._forward_inference(batch, **kwargs), "_forward_inference")
+        return self.check_outputs(self._forward_inference(batch, **kwargs), "_forward_inference")
 
     def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         if self.training or torch.is_grad_enabled():
             return self._act_switched(self._forward_exploration, "_forward_exploration", batch, kwargs)
-        return self._checked(self._forward_exploration(batch, **kwargs), "_forward_exploration")
+        return self.check_outputs(self._forward_exploration(batch, **kwargs), "_forward_exploration")
 
     def _act_switched(self, forward: Any, method: str, batch: Any, kwargs: Any) -> dict[str, Any]:
         was_training = self.training
@@ -311,7 +324,7 @@ class TorchRLModule(nn.Module, RLModule):
             self.eval()
         try:
             with torch.no_grad():
-                return self._checked(forward(batch, **kwargs), method)
+                return self.check_outputs(forward(batch, **kwargs), method)
         finally:
             if was_training:
                 self.train()

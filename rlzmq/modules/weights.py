@@ -85,7 +85,7 @@ class WeightsLayout:
             ValueError: The module has another layout, or ``out`` another size or dtype.
         """
         if out is None:
-            out = np.zeros(self.num_bytes, np.uint8)
+            out = _aligned_zeros(self.num_bytes)
         elif out.dtype != np.uint8 or out.shape != (self.num_bytes,):
             raise ValueError(
                 f"snapshot: expected out to be uint8 of shape ({self.num_bytes},), "
@@ -93,8 +93,12 @@ class WeightsLayout:
             )
         if not self._slots:
             return out
+        tensors = self._tensors(module)
+        if not out.flags.aligned or out.ctypes.data % _ALIGNMENT:
+            out[:] = self.snapshot(module)
+            return out
         with torch.no_grad():
-            torch._foreach_copy_(self._views(torch.from_numpy(out)), self._tensors(module))
+            torch._foreach_copy_(self._views(torch.from_numpy(out)), tensors)
         return out
 
     def load(self, module: Any, buffer: Any) -> None:
@@ -119,7 +123,9 @@ class WeightsLayout:
             # torch warns about read-only memory, though it is only read here
             block = np.asarray(_ClaimsWritable(block))
         if block.ctypes.data % _ALIGNMENT:
-            block = block.copy()
+            aligned = _aligned_zeros(block.size)
+            aligned[:] = block
+            block = aligned
         with torch.no_grad():
             torch._foreach_copy_(self._tensors(module), self._views(torch.from_numpy(block)))
 
@@ -162,6 +168,12 @@ def _named_tensors(module: Any, inference_only: bool) -> Iterator[tuple[str, Ten
         pairs += [(f"{module_id}/{name}", tensor.detach()) for name, tensor in tensors.items()]
     pairs.sort(key=lambda pair: pair[0])
     return iter(pairs)
+
+
+def _aligned_zeros(num_bytes: int) -> np.ndarray:
+    block = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + num_bytes]
 
 
 class _ClaimsWritable:

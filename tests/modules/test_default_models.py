@@ -398,6 +398,38 @@ def test_unsupported_observations_are_named_with_a_way_out(space: gym.Space[Any]
     assert "RLModuleSpec(module_class" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("space", "obs", "text"),
+    [
+        (VECTOR, torch.zeros(5, 3), r"obs is of shape \(5, 3\), expected \[batch, 4\]"),
+        (VECTOR, np.zeros((2, 4)), "obs is a ndarray, expected a tensor"),
+        (
+            OBSERVATIONS["image"],
+            torch.zeros(2, 12, 10, 4),
+            r"obs is of shape \(2, 12, 10, 4\), expected \[batch, 12, 10, 3\]",
+        ),
+        (OBSERVATIONS["dict"], {"b": torch.zeros(2, 4)}, r"obs\['a'\] is missing.*Discrete\(3\)"),
+        (OBSERVATIONS["dict"], torch.zeros(2, 4), r"obs\['a'\] is missing"),
+    ],
+)
+def test_observations_that_do_not_fit_are_errors_at_the_call(space: Any, obs: Any, text: str) -> None:
+    module = build(space)
+    for forward in (module.forward_exploration, module.forward_train):
+        with pytest.raises(ValueError, match=r"\(DefaultActorCriticModule\): " + text):
+            forward({Columns.OBS: obs})
+
+
+def test_a_stateful_module_says_what_the_batch_lacks() -> None:
+    module = build(VECTOR, use_lstm=True)
+    with pytest.raises(ValueError, match=r"no column 'state_in', only \['obs'\]"):
+        module.forward_exploration({Columns.OBS: torch.zeros(2, 1, 4)})
+    with pytest.raises(ValueError, match="no column 'obs'"):
+        module.forward_train({})
+    state = expand(module.get_initial_state(), 2)
+    with pytest.raises(ValueError, match=r"with a time dimension.*AddTimeDimToBatchAndZeroPad"):
+        module.forward_exploration({Columns.OBS: torch.zeros(2, 4), Columns.STATE_IN: state})
+
+
 def test_previous_actions_need_the_piece_that_provides_them() -> None:
     with pytest.raises(ConfigurationError, match=r"lstm_use_prev_action.*PrevActionsPrevRewards"):
         build(VECTOR, use_lstm=True, lstm_use_prev_action=True)

@@ -96,6 +96,8 @@ def test_a_snapshot_is_a_copy_and_can_reuse_memory() -> None:
     out = np.full(layout.num_bytes, 255, np.uint8)
     first = layout.snapshot(module)
     assert layout.snapshot(module, out) is out
+    odd = np.zeros(layout.num_bytes + 1, np.uint8)[1:]  # e.g. behind the header of a frame
+    assert np.array_equal(layout.snapshot(module, odd), first)
     tail = slice(0, 4)
     randomize(module)
     assert np.array_equal(first[tail], out[tail])

@@ -13,7 +13,7 @@ from rlzmq.modules.apis import InferenceOnlyAPI, ValueFunctionAPI
 from rlzmq.modules.default_models.heads import ACTION_MASK, PolicyHead, apply_action_mask, split_action_mask
 from rlzmq.modules.default_models.mlp import MLP
 from rlzmq.modules.default_models.recurrent import RecurrentEncoder
-from rlzmq.modules.default_models.streams import build_encoder
+from rlzmq.modules.default_models.streams import build_encoder, mismatch
 from rlzmq.modules.model_config import DefaultModelConfig
 from rlzmq.modules.rl_module import TorchRLModule
 
@@ -84,15 +84,35 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
     # -- forward passes ------------------------------------------------------------------------
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        if self._plain:
-            return {Columns.ACTION_DIST_INPUTS: self.pi(self.encoder(batch[Columns.OBS]))}
-        outputs, _ = self._act(batch, critic_features=False)
+        try:
+            if self._plain:
+                return {Columns.ACTION_DIST_INPUTS: self.pi(self.encoder(batch[Columns.OBS]))}
+            outputs, _ = self._act(batch, critic_features=False)
+        except Exception as error:
+            self._explain(batch, error)
+            raise
         return outputs
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        outputs, features = self._act(batch, critic_features=True)
+        try:
+            outputs, features = self._act(batch, critic_features=True)
+        except Exception as error:
+            self._explain(batch, error)
+            raise
         outputs[Columns.EMBEDDINGS] = features
         return outputs
+
+    def _explain(self, batch: dict[str, Any], error: Exception) -> None:
+        """Raises what is wrong with the batch, if that is why a forward pass failed."""
+        for column in (Columns.OBS, Columns.STATE_IN)[: 1 + self._recurrent]:
+            if column not in batch:
+                raise ValueError(
+                    f"{self.describe()}: the batch has no column {column!r}, only {sorted(batch)}"
+                ) from error
+        assert self.observation_space is not None
+        problem = mismatch(batch[Columns.OBS], self.observation_space)
+        if problem is not None:
+            raise ValueError(f"{self.describe()}: {problem}") from error
 
     def _act(self, batch: dict[str, Any], *, critic_features: bool) -> tuple[dict[str, Any], Any]:
         """The outputs, and the features that the value head takes."""

@@ -41,6 +41,11 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, obs: Any, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         tokens = self.tokenizer(obs)
+        if tokens.dim() != 3:
+            raise ValueError(
+                "an LSTM takes observations with a time dimension, [B, T, ...], got a batch whose encoding "
+                f"is of shape {tuple(tokens.shape)}; the piece AddTimeDimToBatchAndZeroPad adds it"
+            )
         if tokens.shape[1] == 1 and tokens.shape[0] * self.output_dim <= _CELL_MAX_UNITS:
             weights: dict[str, Any] = self.lstm._parameters
             h, c = torch.lstm_cell(

@@ -14,7 +14,7 @@ from rlzmq.modules.default_models.cnn import ImageEncoder, is_image
 from rlzmq.modules.default_models.mlp import MLP
 from rlzmq.modules.model_config import DefaultModelConfig
 
-__all__ = ["MultiStreamEncoder", "build_encoder"]
+__all__ = ["MultiStreamEncoder", "build_encoder", "mismatch"]
 
 # Keys and positions from an observation to one of its parts.
 Path = tuple[Any, ...]
@@ -115,6 +115,28 @@ class MultiStreamEncoder(nn.Module):
             streams.append(image(_part(obs, path)))
         fused: Tensor = self.fusion(streams[0] if len(streams) == 1 else torch.cat(streams, -1))
         return fused
+
+
+def mismatch(obs: Any, space: gym.Space[Any]) -> str | None:
+    """What of a batch of observations does not fit its space, in words; None if everything does.
+
+    Args:
+        obs: A tree like the space, each leaf ``[..., *leaf shape]``.
+        space: The observation space.
+    """
+    for path, leaf in _leaves(space, ()):
+        name = "obs" + "".join(f"[{key!r}]" for key in path)
+        try:
+            part = _part(obs, path)
+        except (KeyError, IndexError, TypeError):
+            return f"{name} is missing, but the observation space has it as {leaf}"
+        shape = tuple(leaf.shape or ())
+        if not isinstance(part, Tensor):
+            return f"{name} is a {type(part).__name__}, expected a tensor [..., {leaf}]"
+        actual = tuple(part.shape)
+        if len(actual) <= len(shape) or actual[len(actual) - len(shape) :] != shape:
+            return f"{name} is of shape {actual}, expected [batch, {', '.join(map(str, shape))}] for {leaf}"
+    return None
 
 
 def _part(obs: Any, path: Path) -> Any:
