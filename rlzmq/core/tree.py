@@ -135,6 +135,9 @@ def _stack_leaves(items: Sequence[Any]) -> np.ndarray:
             if dtype.hasobject:
                 raise ValueError("items are arrays of Python objects (dtype object): no column for these.")
             return np.concatenate(items).reshape((len(items), *shape))
+    if hasattr(first, "__array__") and not isinstance(first, (np.ndarray, np.generic)):
+        # Tensors: numpy would take them apart element by element.
+        items = [np.asarray(item) for item in items]
     try:
         stacked = np.array(items)
     except (ValueError, TypeError, RuntimeError):

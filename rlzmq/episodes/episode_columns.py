@@ -271,26 +271,31 @@ class EpisodeColumns:
         return kind(f"Episode {self.id_!r}, column {column!r}: {error}")
 
     def _check_lengths(self) -> None:
-        num_steps, lookback = len(self.rewards), self.rewards.lookback
-        num_observations = len(self.observations)
-        if num_observations != num_steps + 1 and not (
-            num_steps == 0 and self.observations.len_incl_lookback() == 0
-        ):
+        num_steps, lookback = self.rewards.len_incl_lookback(), self.rewards.lookback
+        num_observations = self.observations.len_incl_lookback()
+        where = f"Episode {self.id_!r}"
+        counted = f"({lookback} of them lookback)"
+        if num_observations != num_steps + 1 and (num_observations or num_steps):
             raise ValueError(
-                f"Episode {self.id_!r}: expected one observation more than rewards, got {num_observations} "
-                f"observations and {num_steps} rewards (lookback of {lookback} left out)."
+                f"{where}: expected one observation more than rewards, got {num_observations} observations "
+                f"and {num_steps} rewards {counted}."
+            )
+        if self.observations.lookback != lookback:
+            raise ValueError(
+                f"{where}, column 'observations': expected a lookback of {lookback}, like the rewards, got "
+                f"{self.observations.lookback}."
             )
         # Infos not made yet are as many as observations by construction.
-        if self._infos is not None and len(self._infos) != num_observations:
+        if self._infos is not None and self._infos.len_incl_lookback() != num_observations:
             raise ValueError(
-                f"Episode {self.id_!r}: expected as many infos as observations ({num_observations}), got "
-                f"{len(self._infos)} (lookback of {lookback} left out)."
+                f"{where}: expected as many infos as observations, {num_observations} {counted}, got "
+                f"{self._infos.len_incl_lookback()}."
             )
         for name, buffer in self._step_columns():
-            if len(buffer) != num_steps or buffer.lookback != lookback:
+            if buffer.len_incl_lookback() != num_steps or buffer.lookback != lookback:
                 raise ValueError(
-                    f"Episode {self.id_!r}, column {name!r}: expected {num_steps} items after a lookback of "
-                    f"{lookback}, like the rewards, got {len(buffer)} after {buffer.lookback}."
+                    f"{where}, column {name!r}: expected {num_steps} items {counted}, like the rewards, got "
+                    f"{buffer.len_incl_lookback()} ({buffer.lookback} of them lookback)."
                 )
 
     def _extra_keys_error(self, given: Mapping[str, Any]) -> ValueError:

@@ -18,8 +18,7 @@ What is received is believed in nothing: each size is checked against the frame'
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -30,23 +29,28 @@ from rlzmq.core.errors import ProtocolError
 from rlzmq.core.plain import checked_dtype, from_plain, to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_state import plain_infos
+from rlzmq.episodes.frame_reader import (
+    MAX_ARRAYS,
+    MAX_COUNT,
+    MAX_DEPTH,
+    MAX_NAME,
+    FrameReader,
+    checked_count,
+    checked_fields,
+    checked_list,
+    checked_pair,
+)
 
 if TYPE_CHECKING:
     from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["FrameReader", "from_wire", "to_wire", "tree_spec"]
+__all__ = ["from_wire", "to_wire", "tree_spec"]
 
-_MAX_ARRAYS = 1024
-_MAX_DEPTH = 16
-_MAX_DIMS = 32
-_MAX_NAME = 256
 _FIELDS = frozenset({"num_slots", "num_chunks", "columns", "initial_state", "meta"})
 _TEXT_FIELDS = frozenset(
     {"episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids", "infos", "custom_data"}
 )
 _NUM_ROWS = 7
-# Far above any real count, and small enough for sums of two to stay within int64.
-_MAX_COUNT = 2**61
 
 
 # -- out ----------------------------------------------------------------------------------------------
@@ -70,8 +74,8 @@ def to_wire(batch: EpisodeBatch) -> tuple[dict[str, Any], list[np.ndarray]]:
         "initial_state": None if batch.initial_state is None else tree_spec(batch.initial_state, frames),
         "meta": meta,
     }
-    if len(frames) > _MAX_ARRAYS:
-        raise ValueError(f"expected at most {_MAX_ARRAYS} arrays in a batch to send, got {len(frames)}.")
+    if len(frames) > MAX_ARRAYS:
+        raise ValueError(f"expected at most {MAX_ARRAYS} arrays in a batch to send, got {len(frames)}.")
     return header, frames
 
 
@@ -139,8 +143,8 @@ def tree_spec(tree: Any, frames: list[np.ndarray], slots: slice = slice(None)) -
 
 
 def _spec(tree: Any, frames: list[np.ndarray], slots: slice, depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"expected trees nested at most {_MAX_DEPTH} deep to send.")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"expected trees nested at most {MAX_DEPTH} deep to send.")
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree):
             raise ValueError(f"expected keys of type str in a tree to send, got {list(tree)}.")
@@ -167,20 +171,19 @@ def from_wire(
     """See `EpisodeBatch.from_wire`."""
     from rlzmq.episodes.episode_batch import EpisodeBatch
 
-    fields = _fields(header, _FIELDS, "header")
-    num_slots = _count(fields["num_slots"], "num_slots")
-    num_chunks = _count(fields["num_chunks"], "num_chunks")
+    fields = checked_fields(header, _FIELDS, "header")
+    num_slots = checked_count(fields["num_slots"], "num_slots")
+    num_chunks = checked_count(fields["num_chunks"], "num_chunks")
     reader = FrameReader(frames)
     table = reader.array(np.dtype(np.int64), (_NUM_ROWS, num_chunks), "chunk table")
     _check_table(table, num_slots)
     text = _decode_text(reader.buffer("text"), num_chunks, num_slots)
     columns: dict[str, Any] = {}
-    for entry in _list(fields["columns"], "columns"):
-        name, spec = _pair(entry, "columns")
-        if not isinstance(name, str) or len(name) > _MAX_NAME or name in columns:
+    for entry in checked_list(fields["columns"], "columns"):
+        name, spec = checked_pair(entry, "columns")
+        if not isinstance(name, str) or len(name) > MAX_NAME or name in columns:
             raise ProtocolError(
-                f"columns: expected different names of at most {_MAX_NAME} characters, got "
-                f"{str(name)[:80]!r}."
+                f"columns: expected different names of at most {MAX_NAME} characters, got {str(name)[:80]!r}."
             )
         columns[name] = reader.tree(spec, num_slots, f"column {name!r}")
     for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS):
@@ -209,129 +212,6 @@ def from_wire(
     )
 
 
-class FrameReader:
-    """Takes frames one by one as arrays of an expected dtype and shape, without copying.
-
-    A frame at an address that its dtype can't be read from is copied (small frames inside of a receive
-    buffer); all others are viewed in place.
-
-    Args:
-        frames: Buffers: bytes, memoryviews, arrays.
-
-    Raises:
-        ProtocolError: When there are too many, and by every method when a frame is not as expected.
-    """
-
-    def __init__(self, frames: Sequence[Any]) -> None:
-        if len(frames) > _MAX_ARRAYS:
-            raise ProtocolError(f"expected at most {_MAX_ARRAYS} frames, got {len(frames)}.")
-        self._frames: Iterator[Any] = iter(frames)
-        self._num = len(frames)
-        self._num_read = 0
-
-    def buffer(self, where: str) -> memoryview:
-        """The next frame's bytes."""
-        try:
-            frame = next(self._frames)
-        except StopIteration:
-            raise ProtocolError(f"{where}: expected another frame, got only {self._num}.") from None
-        self._num_read += 1
-        try:
-            view = memoryview(frame)
-            return view if view.nbytes == 0 else view.cast("B")
-        except (TypeError, ValueError) as error:
-            raise ProtocolError(
-                f"{where}: expected contiguous bytes, got {type(frame).__name__}: {error}."
-            ) from None
-
-    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> np.ndarray:
-        """The next frame as an array ``shape`` of ``dtype``."""
-        view = self.buffer(where)
-        expected = math.prod(shape) * dtype.itemsize
-        if view.nbytes != expected:
-            raise ProtocolError(
-                f"{where}: expected {expected} bytes for shape {shape} of {dtype}, got {view.nbytes}."
-            )
-        if expected == 0:
-            if max(shape, default=0) > _MAX_COUNT:
-                raise ProtocolError(f"{where}: expected a shape within bounds, got {shape}.")
-            try:
-                return np.empty(shape, dtype)
-            except ValueError as error:
-                raise ProtocolError(f"{where}: expected a possible shape, got {shape}: {error}.") from None
-        if dtype.kind == "b" and np.frombuffer(view, np.uint8).max() > 1:
-            raise ProtocolError(
-                f"{where}: expected bools of 0 or 1, got {np.frombuffer(view, np.uint8).max()}."
-            )
-        array = np.frombuffer(view, dtype).reshape(shape)
-        return array if array.flags.aligned else array.copy()
-
-    def tree(self, spec: Any, lead: int, where: str, depth: int = 0) -> Any:
-        """The next frames as the tree of a `tree_spec`, leaves ``[lead, *item_shape]``."""
-        if depth > _MAX_DEPTH:
-            raise ProtocolError(f"{where}: expected a tree at most {_MAX_DEPTH} deep.")
-        if isinstance(spec, dict):
-            if spec.keys() == {"tuple"}:
-                parts = _list(spec["tuple"], where)
-                return tuple(
-                    self.tree(part, lead, f"{where}[{i}]", depth + 1) for i, part in enumerate(parts)
-                )
-            if spec.keys() != {"dict"}:
-                raise ProtocolError(
-                    f"{where}: expected a dict or tuple node, got {sorted(map(str, spec))[:8]}."
-                )
-            tree: dict[str, Any] = {}
-            for entry in _list(spec["dict"], where):
-                key, part = _pair(entry, where)
-                if not isinstance(key, str) or len(key) > _MAX_NAME or key in tree:
-                    raise ProtocolError(
-                        f"{where}: expected different keys of type str, got {str(key)[:80]!r}."
-                    )
-                tree[key] = self.tree(part, lead, f"{where}[{key!r}]", depth + 1)
-            return tree
-        text, shape = _pair(spec, where)
-        shape = _list(shape, where)
-        if len(shape) > _MAX_DIMS - 1:
-            raise ProtocolError(f"{where}: expected at most {_MAX_DIMS} dimensions, got {len(shape) + 1}.")
-        try:
-            dtype = checked_dtype(text)
-        except ValueError as error:
-            raise ProtocolError(f"{where}: {error}") from None
-        return self.array(dtype, (lead, *(_count(size, where) for size in shape)), where)
-
-    def finish(self) -> None:
-        """Check that no frame is left."""
-        if self._num_read != self._num:
-            raise ProtocolError(f"expected {self._num_read} frames, got {self._num}.")
-
-
-def _fields(value: Any, names: frozenset[str], where: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or value.keys() != names:
-        actual = sorted(map(str, value))[:16] if isinstance(value, dict) else type(value).__name__
-        raise ProtocolError(f"{where}: expected the fields {sorted(names)}, got {actual}.")
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)):
-        raise ProtocolError(f"{where}: expected a list, got {type(value).__name__}.")
-    return list(value)
-
-
-def _pair(value: Any, where: str) -> tuple[Any, Any]:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise ProtocolError(f"{where}: expected a pair, got {str(value)[:80]}.")
-    return value[0], value[1]
-
-
-def _count(value: Any, where: str) -> int:
-    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
-        raise ProtocolError(
-            f"{where}: expected a count from 0, got {str(value)[:40]} ({type(value).__name__})."
-        )
-    return value
-
-
 def _check_table(table: np.ndarray, num_slots: int) -> None:
     if table.shape[1] == 0:
         return
@@ -349,9 +229,9 @@ def _check_table(table: np.ndarray, num_slots: int) -> None:
     counts = table[:3]
     check(((counts >= 0) & (counts <= num_slots)).all(axis=0), f"counts within 0…{num_slots}")
     check((start >= lookback) & (start + length < num_slots), f"slots within 0…{num_slots - 1}")
-    check((t_started >= 0) & (t_started <= _MAX_COUNT), "a t_started from 0")
+    check((t_started >= 0) & (t_started <= MAX_COUNT), "a t_started from 0")
     check((flags >= 0) & (flags <= 3), "flags within 0…3")
-    check((env_index >= -1) & (env_index <= _MAX_COUNT), "an env index from -1")
+    check((env_index >= -1) & (env_index <= MAX_COUNT), "an env index from -1")
     seconds = durations.view(np.float64)
     check(np.isfinite(seconds) & (seconds >= 0), "a finite duration from 0")
     # Sums in Python ints: hostile counts must not wrap around, nor make anyone allocate more than came.
@@ -370,13 +250,13 @@ def _decode_text(data: memoryview, num_chunks: int, num_slots: int) -> dict[str,
         raise ProtocolError(
             f"text: expected msgpack, got {len(data)} bytes that are none: {error!r}."
         ) from None
-    text = _fields(text, _TEXT_FIELDS, "text")
+    text = checked_fields(text, _TEXT_FIELDS, "text")
     ids: dict[str, Any] = {}
     for name in ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids"):
         if text[name] is None and name != "episode_ids":
             ids[name] = None
             continue
-        values = [_plain(value, name) for value in _list(text[name], name)]
+        values = [_plain(value, name) for value in checked_list(text[name], name)]
         if len(values) != num_chunks:
             raise ProtocolError(f"{name}: expected {num_chunks}, got {len(values)}.")
         ids[name] = values
@@ -391,8 +271,8 @@ def _decode_text(data: memoryview, num_chunks: int, num_slots: int) -> dict[str,
 
 def _sparse(value: Any, size: int, where: str) -> dict[int, dict[str, Any]]:
     sparse: dict[int, dict[str, Any]] = {}
-    for entry in _list(value, where):
-        place, plain = _pair(entry, where)
+    for entry in checked_list(value, where):
+        place, plain = checked_pair(entry, where)
         data = _plain(plain, where)
         if not isinstance(data, dict) or type(place) is not int or not 0 <= place < size:
             raise ProtocolError(

@@ -11,23 +11,14 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.plain import from_plain, to_plain
-from rlzmq.core.tree import (
-    check_same_structure,
-    is_nested,
-    num_items,
-    one_hot,
-    space_filler,
-    tree_leaves,
-    tree_map,
-    tree_stack,
-    tree_unstack,
-)
+from rlzmq.core.tree import one_hot, space_filler, tree_leaves, tree_map
+from rlzmq.episodes.column_store import ColumnStore, same_items
 from rlzmq.episodes.lookback_index import index_list, resolve_int, resolve_slice
 
 __all__ = ["InfiniteLookbackBuffer"]
 
 
-class InfiniteLookbackBuffer:
+class InfiniteLookbackBuffer(ColumnStore):
     """A growing sequence with a lookback part in front, held as a list or as a tree of arrays.
 
     Index 0 is the first item after the lookback part; ``len`` counts from there. Negative indices count from
@@ -55,7 +46,7 @@ class InfiniteLookbackBuffer:
         space: The space of one item, or None.
     """
 
-    __slots__ = ("_arrays", "_items", "_num", "_owned", "_shared", "lookback", "space")
+    __slots__ = ("lookback",)
 
     # A buffer whose items are opaque (infos) gets the bare fill value as filler.
     _opaque = False
@@ -63,22 +54,7 @@ class InfiniteLookbackBuffer:
     def __init__(self, data: Any = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
         if isinstance(data, InfiniteLookbackBuffer):
             data = data.data
-        self._items: list[Any] | None = None
-        self._arrays: Any = None
-        self._num = 0
-        # Owned: nobody else writes to these arrays. Shared: others read the items that are there now.
-        self._owned = False
-        self._shared = False
-        if data is None:
-            self._items = []
-            num = 0
-        elif isinstance(data, (np.ndarray, dict, tuple)):
-            self._arrays = tree_map(np.asarray, data)
-            self._num = num = num_items(self._arrays)
-        else:
-            self._items = list(data)
-            num = len(self._items)
-        self.lookback = min(operator.index(lookback), num)
+        self.lookback = min(operator.index(lookback), self._hold(data))
         if self.lookback < 0:
             raise ValueError(f"expected a lookback of at least 0, got {lookback}.")
         self.space = space
@@ -124,30 +100,7 @@ class InfiniteLookbackBuffer:
             arrays = tree_map(lambda array: array[begin:end], self._arrays)
         return self._of_view(arrays, end - begin, lookback, self.space)
 
-    def _truncate(self, num: int) -> None:
-        """Drop all but the first ``num`` items (lookback part included)."""
-        if self._items is not None:
-            del self._items[num:]
-        elif num < self._num:
-            self._num = num
-            self._owned = self._owned and not self._shared
-
     # -- facts ----------------------------------------------------------------------------------------
-
-    @property
-    def data(self) -> Any:
-        """All items, lookback part included: the list itself, or arrays (views) ``[num_items, ...]``."""
-        if self._items is not None:
-            return self._items
-        num = self._num
-        if isinstance(self._arrays, np.ndarray):
-            return self._arrays if len(self._arrays) == num else self._arrays[:num]
-        return tree_map(lambda array: array[:num], self._arrays)
-
-    @property
-    def finalized(self) -> bool:
-        """Whether the items are held as arrays."""
-        return self._items is None
 
     def len_incl_lookback(self) -> int:
         """Number of items, the lookback part included."""
@@ -175,6 +128,9 @@ class InfiniteLookbackBuffer:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _after_lookback(self) -> Any:
+        return self.get()
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -208,6 +164,8 @@ class InfiniteLookbackBuffer:
         """
         if one_hot_discrete and self.space is None:
             raise ValueError("one_hot_discrete=True needs the column's space, which is None.")
+        if type(indices) is int:
+            return self._get_int(indices, neg_index_as_lookback, fill, one_hot_discrete)
         if indices is None:
             indices = slice(None)
         if isinstance(indices, slice):
@@ -219,13 +177,6 @@ class InfiniteLookbackBuffer:
 
     def __getitem__(self, indices: int | slice | Sequence[int]) -> Any:
         return self.get(indices)
-
-    def _at(self, position: int) -> Any:
-        if self._items is not None:
-            return self._items[position]
-        if isinstance(self._arrays, np.ndarray):
-            return self._arrays[position]
-        return tree_map(lambda array: array[position], self._arrays)
 
     def _get_int(self, index: int, neg: bool, fill: Any, hot: bool) -> Any:
         total = self.len_incl_lookback()
@@ -358,150 +309,7 @@ class InfiniteLookbackBuffer:
     def __setitem__(self, indices: int | slice | Sequence[int], new_data: Any) -> None:
         self.set(new_data, at_indices=indices)
 
-    def _write(self, where: slice | list[int], new_data: Any, num: int) -> None:
-        batch = self._as_batch(new_data)
-        given = len(batch) if isinstance(batch, list) else num_items(batch)
-        if given != num:
-            raise IndexError(
-                f"expected new data for {num} items, got {given}: setting never changes the length."
-            )
-        if self._items is None:
-            if num == 0:
-                return
-            new = tree_stack(batch) if isinstance(batch, list) else batch
-            if isinstance(where, slice) and num == self._num and (where.step or 1) == 1:
-                # All items at once may take another structure, shape and dtype.
-                self._arrays = tree_map(np.array, new)
-                self._owned, self._shared = True, False
-            else:
-                self._write_arrays(where, new, (num,))
-            return
-        items = batch if isinstance(batch, list) else tree_unstack(batch)
-        if isinstance(where, slice):
-            self._items[where] = items
-        else:
-            for position, item in zip(where, items, strict=True):
-                self._items[position] = item
-
-    def _as_batch(self, new_data: Any) -> Any:
-        """New items as a list of items or as a tree of arrays."""
-        if isinstance(new_data, InfiniteLookbackBuffer):
-            return new_data.get()
-        if isinstance(new_data, tuple) and not isinstance(self._structure(), tuple):
-            return list(new_data)
-        if isinstance(new_data, (dict, tuple)):
-            return tree_map(np.asarray, new_data)
-        if isinstance(new_data, (list, np.ndarray)):
-            return new_data
-        return list(new_data) if isinstance(new_data, Iterator) else np.asarray(new_data)
-
-    def _structure(self) -> Any:
-        if self._items is None:
-            return self._arrays
-        return self._items[-1] if self._items else None
-
-    def _write_arrays(self, where: Any, new_data: Any, lead: tuple[int, ...]) -> None:
-        """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``, widening a column's dtype if need be."""
-        check_same_structure(self._arrays, new_data)
-        new_data = tree_map(np.asarray, new_data)
-        self._check_shapes(new_data, lead)
-        self._own(new_data)
-
-        def write(array: np.ndarray, new: np.ndarray) -> None:
-            array[where] = new
-
-        tree_map(write, self._arrays, new_data)
-
-    def _has_structure_of(self, new_data: Any, lead: tuple[int, ...]) -> bool:
-        try:
-            check_same_structure(self._arrays, new_data)
-            self._check_shapes(new_data, lead)
-        except (ValueError, TypeError):
-            return False
-        return True
-
-    def _check_shapes(self, new_data: Any, lead: tuple[int, ...]) -> None:
-        def check(array: np.ndarray, new: np.ndarray) -> None:
-            if new.shape != (*lead, *array.shape[1:]):
-                raise ValueError(
-                    f"expected items of shape {array.shape[1:]}, got {new.shape[len(lead) :]} (only setting "
-                    "all items at once, the lookback part included, may change their shape)."
-                )
-
-        tree_map(check, self._arrays, new_data)
-
-    def _own(self, new_data: Any, num_free: int = 0) -> None:
-        """Make the arrays private, wide enough for ``new_data``'s dtype, with room for more items."""
-        num = self._num
-        # Items added behind the shared ones are seen by nobody else.
-        keep = self._owned and (num_free > 0 or not self._shared)
-
-        def own(array: np.ndarray, new: np.ndarray) -> np.ndarray:
-            dtype = array.dtype
-            if new.dtype != dtype and not _fits(new, dtype):
-                dtype = np.result_type(dtype, new.dtype)
-            if keep and dtype == array.dtype and len(array) >= num + num_free:
-                return array
-            capacity = num + num_free if num_free == 0 else max(16, 2 * (num + num_free))
-            owned = np.empty((capacity, *array.shape[1:]), dtype)
-            owned[:num] = array[:num]
-            return owned
-
-        self._arrays = tree_map(own, self._arrays, new_data)
-        if not keep:
-            self._shared = False
-        self._owned = True
-
     # -- growing and shrinking ------------------------------------------------------------------------
-
-    def append(self, item: Any) -> None:
-        """Add one item at the end.
-
-        Raises:
-            ValueError: Array-backed, when the item's structure or shape differs from the column's.
-        """
-        if self._items is not None:
-            self._items.append(item)
-            return
-        new = tree_map(np.asarray, item)
-        if self._num == 0 and not self._has_structure_of(new, ()):
-            self._arrays = tree_map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), new)
-        check_same_structure(self._arrays, new)
-        self._check_shapes(new, ())
-        self._own(new, 1)
-
-        def write(array: np.ndarray, leaf: np.ndarray) -> None:
-            array[self._num] = leaf
-
-        tree_map(write, self._arrays, new)
-        self._num += 1
-
-    def extend(self, items: Any) -> None:
-        """Add several items at the end: a list of items, a tree of arrays, or another buffer's items.
-
-        Raises:
-            ValueError: Array-backed, when a structure or shape differs from the column's.
-        """
-        batch = self._as_batch(items)
-        num = len(batch) if isinstance(batch, list) else num_items(batch)
-        if num == 0:
-            return
-        if self._items is not None:
-            self._items.extend(batch if isinstance(batch, list) else tree_unstack(batch))
-            return
-        new = tree_stack(batch) if isinstance(batch, list) else batch
-        if self._num == 0 and not self._has_structure_of(new, (num,)):
-            self._arrays = tree_map(lambda leaf: leaf[:0], new)
-        check_same_structure(self._arrays, new)
-        self._check_shapes(new, (num,))
-        self._own(new, num)
-        begin, end = self._num, self._num + num
-
-        def write(array: np.ndarray, leaf: np.ndarray) -> None:
-            array[begin:end] = leaf
-
-        tree_map(write, self._arrays, new)
-        self._num = end
 
     def concat(self, other: InfiniteLookbackBuffer) -> None:
         """Add the other buffer's items, without its lookback part, at the end."""
@@ -529,26 +337,6 @@ class InfiniteLookbackBuffer:
             self._num -= 1
         self.lookback -= position < self.lookback
         return item
-
-    def finalize(self) -> None:
-        """Turn the list of items into arrays, in place; nothing happens if that was done before.
-
-        Raises:
-            ValueError: When items differ in structure or shape, naming the first item that does (position
-                counted from the lookback part's first item).
-        """
-        if self._items is None:
-            return
-        if self._items:
-            self._arrays = tree_stack(self._items)
-        elif self.space is not None:
-            self._arrays = space_filler(self.space, 0, lead=(0,))
-        else:
-            # Shape unknown: the first item appended gives it.
-            self._arrays = np.zeros((0, 0), np.float32)
-        self._num = len(self._items)
-        self._items = None
-        self._owned, self._shared = True, False
 
     def __add__(self, other: Any) -> InfiniteLookbackBuffer:
         """A new buffer: this one's items (lookback part included) and the other's (without its own)."""
@@ -592,25 +380,6 @@ class InfiniteLookbackBuffer:
         self._owned = self._items is None
 
 
-def same_items(left: Any, right: Any) -> bool:
-    """Whether two items, or two batches of them, are equal in structure, shape and value (NaN == NaN)."""
-    if type(left) is list and type(right) is list:
-        return len(left) == len(right) and all(map(same_items, left, right))
-    if is_nested(left) or is_nested(right):
-        try:
-            check_same_structure(left, right)
-        except (ValueError, TypeError):
-            return False
-        return all(map(same_items, tree_leaves(left), tree_leaves(right)))
-    try:
-        a, b = np.asarray(left), np.asarray(right)
-    except ValueError:
-        return bool(left == right)
-    if a.shape != b.shape:
-        return False
-    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
-
-
 def _as_index(index: Any) -> int:
     try:
         return operator.index(index)
@@ -619,14 +388,6 @@ def _as_index(index: Any) -> int:
             f"expected an index that is None, an int, a list of ints or a slice, got {type(index).__name__} "
             f"{index!r}."
         ) from None
-
-
-def _fits(new: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Whether values of ``new`` may be written into ``dtype`` without changing their kind."""
-    if new.dtype.kind in "iu" and dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return new.size == 0 or bool(info.min <= new.min() and new.max() <= info.max)
-    return np.can_cast(new.dtype, dtype, "safe" if dtype.kind in "SU" else "same_kind")
 
 
 def _spread(found: np.ndarray, size: int, where: Any, fill: Any) -> np.ndarray:

@@ -1,0 +1,295 @@
+"""How one column's items are held: a list, or arrays that may be shared until they are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq.core.tree import (
+    check_same_structure,
+    is_nested,
+    num_items,
+    space_filler,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+    tree_unstack,
+)
+
+__all__ = ["ColumnStore", "same_items"]
+
+
+class ColumnStore:
+    """Base of `InfiniteLookbackBuffer`: items in a list, or in a tree of arrays ``[num_items, ...]``.
+
+    Arrays are written to in place only where nobody else reads: they are *owned* when no other store writes
+    to the same memory, and *shared* when others read the items that are there now. Appending behind shared
+    items is fine, changing them is not: then this store's items are copied first. Arrays grow by doubling.
+
+    Attributes:
+        space: The space of one item, or None; gives empty arrays their shape.
+    """
+
+    __slots__ = ("_arrays", "_items", "_num", "_owned", "_shared", "space")
+
+    _items: list[Any] | None
+    _arrays: Any
+    _num: int
+    _owned: bool
+    _shared: bool
+    space: gym.Space[Any] | None
+
+    def _hold(self, data: Any) -> int:
+        """Hold ``data`` (see `InfiniteLookbackBuffer`); a list is copied, arrays are not yet.
+
+        Returns:
+            The number of items.
+        """
+        self._items = None
+        self._arrays = None
+        self._num = 0
+        self._owned = False
+        self._shared = False
+        if data is None:
+            self._items = []
+            return 0
+        if isinstance(data, (np.ndarray, dict, tuple)):
+            self._arrays = tree_map(np.asarray, data)
+            self._num = num_items(self._arrays)
+            return self._num
+        self._items = list(data)
+        return len(self._items)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> Any:
+        """All items, lookback part included: the list itself, or arrays (views) ``[num_items, ...]``."""
+        if self._items is not None:
+            return self._items
+        num = self._num
+        if isinstance(self._arrays, np.ndarray):
+            return self._arrays if len(self._arrays) == num else self._arrays[:num]
+        return tree_map(lambda array: array[:num], self._arrays)
+
+    @property
+    def finalized(self) -> bool:
+        """Whether the items are held as arrays."""
+        return self._items is None
+
+    def _at(self, position: int) -> Any:
+        if self._items is not None:
+            return self._items[position]
+        if isinstance(self._arrays, np.ndarray):
+            return self._arrays[position]
+        return tree_map(lambda array: array[position], self._arrays)
+
+    def _after_lookback(self) -> Any:
+        """The items that this store counts as its own when it is added to another one."""
+        return self.data
+
+    def _truncate(self, num: int) -> None:
+        """Drop all but the first ``num`` items (lookback part included)."""
+        if self._items is not None:
+            del self._items[num:]
+        elif num < self._num:
+            self._num = num
+            self._owned = self._owned and not self._shared
+
+    # -- growing and shrinking ------------------------------------------------------------------------
+
+    def append(self, item: Any) -> None:
+        """Add one item at the end.
+
+        Raises:
+            ValueError: Array-backed, when the item's structure or shape differs from the column's.
+        """
+        if self._items is not None:
+            self._items.append(item)
+            return
+        new = tree_map(np.asarray, item)
+        if self._num == 0 and not self._has_structure_of(new, ()):
+            self._arrays = tree_map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), new)
+        check_same_structure(self._arrays, new)
+        self._check_shapes(new, ())
+        self._own(new, 1)
+
+        def write(array: np.ndarray, leaf: np.ndarray) -> None:
+            array[self._num] = leaf
+
+        tree_map(write, self._arrays, new)
+        self._num += 1
+
+    def extend(self, items: Any) -> None:
+        """Add several items at the end: a list of items, a tree of arrays, or another buffer's items.
+
+        Raises:
+            ValueError: Array-backed, when a structure or shape differs from the column's.
+        """
+        batch = self._as_batch(items)
+        num = len(batch) if isinstance(batch, list) else num_items(batch)
+        if num == 0:
+            return
+        if self._items is not None:
+            self._items.extend(batch if isinstance(batch, list) else tree_unstack(batch))
+            return
+        new = tree_stack(batch) if isinstance(batch, list) else batch
+        if self._num == 0 and not self._has_structure_of(new, (num,)):
+            self._arrays = tree_map(lambda leaf: leaf[:0], new)
+        check_same_structure(self._arrays, new)
+        self._check_shapes(new, (num,))
+        self._own(new, num)
+        begin, end = self._num, self._num + num
+
+        def write(array: np.ndarray, leaf: np.ndarray) -> None:
+            array[begin:end] = leaf
+
+        tree_map(write, self._arrays, new)
+        self._num = end
+
+    def finalize(self) -> None:
+        """Turn the list of items into arrays, in place; nothing happens if that was done before.
+
+        Raises:
+            ValueError: When items differ in structure or shape, naming the first item that does (position
+                counted from the lookback part's first item).
+        """
+        if self._items is None:
+            return
+        if self._items:
+            self._arrays = tree_stack(self._items)
+        elif self.space is not None:
+            self._arrays = space_filler(self.space, 0, lead=(0,))
+        else:
+            # Shape unknown: the first item appended gives it.
+            self._arrays = np.zeros((0, 0), np.float32)
+        self._num = len(self._items)
+        self._items = None
+        self._owned, self._shared = True, False
+
+    # -- overwriting ----------------------------------------------------------------------------------
+
+    def _as_batch(self, new_data: Any) -> Any:
+        """New items as a list of items or as a tree of arrays."""
+        if isinstance(new_data, ColumnStore):
+            return new_data._after_lookback()
+        if isinstance(new_data, tuple) and not isinstance(self._structure(), tuple):
+            return list(new_data)
+        if isinstance(new_data, (dict, tuple)):
+            return tree_map(np.asarray, new_data)
+        if isinstance(new_data, (list, np.ndarray)):
+            return new_data
+        return list(new_data) if isinstance(new_data, Iterator) else np.asarray(new_data)
+
+    def _structure(self) -> Any:
+        if self._items is None:
+            return self._arrays
+        return self._items[-1] if self._items else None
+
+    def _write(self, where: slice | list[int], new_data: Any, num: int) -> None:
+        batch = self._as_batch(new_data)
+        given = len(batch) if isinstance(batch, list) else num_items(batch)
+        if given != num:
+            raise IndexError(
+                f"expected new data for {num} items, got {given}: setting never changes the length."
+            )
+        if self._items is None:
+            if num == 0:
+                return
+            new = tree_stack(batch) if isinstance(batch, list) else batch
+            everything = isinstance(where, slice) and num == self._num and (where.step or 1) == 1
+            if everything and not self._has_structure_of(new, (num,)):
+                # All items at once may take another structure and shape.
+                self._arrays = tree_map(np.array, new)
+                self._owned, self._shared = True, False
+            else:
+                self._write_arrays(where, new, (num,))
+            return
+        items = batch if isinstance(batch, list) else tree_unstack(batch)
+        if isinstance(where, slice):
+            self._items[where] = items
+        else:
+            for position, item in zip(where, items, strict=True):
+                self._items[position] = item
+
+    def _write_arrays(self, where: Any, new_data: Any, lead: tuple[int, ...]) -> None:
+        """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``, widening a column's dtype if need be."""
+        check_same_structure(self._arrays, new_data)
+        new_data = tree_map(np.asarray, new_data)
+        self._check_shapes(new_data, lead)
+        self._own(new_data)
+
+        def write(array: np.ndarray, new: np.ndarray) -> None:
+            array[where] = new
+
+        tree_map(write, self._arrays, new_data)
+
+    def _has_structure_of(self, new_data: Any, lead: tuple[int, ...]) -> bool:
+        try:
+            check_same_structure(self._arrays, new_data)
+            self._check_shapes(new_data, lead)
+        except (ValueError, TypeError):
+            return False
+        return True
+
+    def _check_shapes(self, new_data: Any, lead: tuple[int, ...]) -> None:
+        def check(array: np.ndarray, new: np.ndarray) -> None:
+            if new.shape != (*lead, *array.shape[1:]):
+                raise ValueError(
+                    f"expected items of shape {array.shape[1:]}, got {new.shape[len(lead) :]} (only setting "
+                    "all items at once, the lookback part included, may change their shape)."
+                )
+
+        tree_map(check, self._arrays, new_data)
+
+    def _own(self, new_data: Any, num_free: int = 0) -> None:
+        """Make the arrays private, wide enough for ``new_data``'s dtype, with room for more items."""
+        num = self._num
+        # Items added behind the shared ones are seen by nobody else.
+        keep = self._owned and (num_free > 0 or not self._shared)
+
+        def own(array: np.ndarray, new: np.ndarray) -> np.ndarray:
+            dtype = array.dtype
+            if new.dtype != dtype and not _fits(new, dtype):
+                dtype = np.result_type(dtype, new.dtype)
+            if keep and dtype == array.dtype and len(array) >= num + num_free:
+                return array
+            capacity = num + num_free if num_free == 0 else max(16, 2 * (num + num_free))
+            owned = np.empty((capacity, *array.shape[1:]), dtype)
+            owned[:num] = array[:num]
+            return owned
+
+        self._arrays = tree_map(own, self._arrays, new_data)
+        if not keep:
+            self._shared = False
+        self._owned = True
+
+
+def same_items(left: Any, right: Any) -> bool:
+    """Whether two items, or two batches of them, are equal in structure, shape and value (NaN == NaN)."""
+    if type(left) is list and type(right) is list:
+        return len(left) == len(right) and all(map(same_items, left, right))
+    if is_nested(left) or is_nested(right):
+        try:
+            check_same_structure(left, right)
+        except (ValueError, TypeError):
+            return False
+        return all(map(same_items, tree_leaves(left), tree_leaves(right)))
+    try:
+        a, b = np.asarray(left), np.asarray(right)
+    except ValueError:
+        return bool(left == right)
+    if a.shape != b.shape:
+        return False
+    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
+
+
+def _fits(new: np.ndarray, dtype: np.dtype[Any]) -> bool:
+    """Whether values of ``new`` may be written into ``dtype`` without changing their kind."""
+    if new.dtype.kind in "iu" and dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return new.size == 0 or bool(info.min <= new.min() and new.max() <= info.max)
+    return np.can_cast(new.dtype, dtype, "safe" if dtype.kind in "SU" else "same_kind")

@@ -1,0 +1,307 @@
+"""Lookback buffers: what every kind of index means, fillers, one-hots, setting, growing, sharing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import msgpack
+import numpy as np
+import pytest
+
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+
+DATA = [10, 11, 12, 13, 14]
+
+
+@pytest.fixture(params=["list", "array", "view"])
+def make(request: pytest.FixtureRequest) -> Any:
+    """Builds a buffer on each backing; a view lies in the middle of a larger array."""
+
+    def build(
+        data: list[Any], lookback: int = 0, space: gym.Space[Any] | None = None
+    ) -> InfiniteLookbackBuffer:
+        if request.param == "list":
+            return InfiniteLookbackBuffer(data, lookback, space)
+        if request.param == "array":
+            return InfiniteLookbackBuffer(np.array(data), lookback, space)
+        column = np.array([*data[:1], *data, *data[:1]])
+        return InfiniteLookbackBuffer._of_view(column[1:-1], len(data), lookback, space)
+
+    return build
+
+
+def plain(found: Any) -> Any:
+    return np.asarray(found).tolist()
+
+
+def test_indices_count_from_the_end_of_the_lookback_part_and_negative_ones_from_the_end(make: Any) -> None:
+    buffer = make(DATA, 2)
+    assert len(buffer) == 3
+    assert buffer.len_incl_lookback() == 5
+    assert [buffer.get(i) for i in (0, 1, 2)] == [12, 13, 14]
+    assert [buffer.get(i) for i in (-1, -3, -4, -5)] == [14, 12, 11, 10]
+    assert [buffer.get(i, neg_index_as_lookback=True) for i in (-1, -2, 0)] == [11, 10, 12]
+    assert buffer[np.int32(1)] == 13
+    for index in (3, -6):
+        with pytest.raises(IndexError, match=f"index {index} is out of range: expected -5…2"):
+            buffer.get(index)
+
+
+def test_regression_neg_index_as_lookback_does_not_wrap_around_in_array_buffers(make: Any) -> None:
+    """RLlib returns the last item (14) for index -3 of an array-backed buffer with lookback 2."""
+    buffer = make(DATA, 2)
+    with pytest.raises(IndexError, match="expected -2…2"):
+        buffer.get(-3, neg_index_as_lookback=True)
+    with pytest.raises(IndexError):
+        buffer.get([-1, -3], neg_index_as_lookback=True)
+
+
+def test_regression_two_sided_fill_pads_both_sides(make: Any) -> None:
+    """RLlib loses the right padding."""
+    assert plain(make([0, 1, 2]).get(slice(-5, 10), fill=9)) == [9, 9, 0, 1, 2] + 7 * [9]
+
+
+def test_slices_with_none_bounds_leave_the_lookback_part_out(make: Any) -> None:
+    buffer = make(DATA, 2)
+    assert plain(buffer.get()) == plain(buffer[:]) == [12, 13, 14]
+    assert plain(buffer[1:]) == [13, 14]
+    assert plain(buffer[:-1]) == [12, 13]
+    assert plain(buffer[-4:]) == [11, 12, 13, 14]
+    assert plain(buffer.get(slice(-2, None), neg_index_as_lookback=True)) == DATA
+    assert plain(buffer.get(slice(None, -1), neg_index_as_lookback=True)) == []
+    assert plain(buffer[2:0]) == plain(buffer[::-1]) == []
+    assert plain(buffer[2:0:-1]) == [14, 13]
+    assert plain(buffer.get(slice(2, -9, -2))) == [14, 12, 10]
+    # Bound -4 is position 1: every third from there, of which only existing ones are kept.
+    assert plain(buffer[-4:99:3]) == [11, 14]
+    assert plain(buffer[-7:99:3]) == [11, 14]
+    assert plain(buffer[100:200]) == []
+    with pytest.raises(ValueError, match="step other than 0"):
+        buffer[::0]
+
+
+def test_slices_wholly_outside_are_fillers_even_when_reversed(make: Any) -> None:
+    buffer = make([0, 1, 2])
+    assert plain(buffer.get(slice(5, 8), fill=7)) == plain(buffer.get(slice(8, 5), fill=7)) == [7, 7, 7]
+    assert plain(buffer.get(slice(-9, -5), fill=7)) == [7, 7, 7, 7]
+    assert plain(buffer.get(slice(-5, 3, 2), fill=7)) == [7, 0, 2]
+    assert plain(buffer.get(slice(1, 7, 2), fill=7)) == [1, 7, 7]
+    assert plain(buffer.get(slice(4, -5, -1), fill=7)) == [7, 7, 2, 1, 0, 7]
+
+
+def test_lists_of_indices_give_their_items_in_order(make: Any) -> None:
+    buffer = make(DATA, 2)
+    assert plain(buffer.get([2, 0, -5])) == [14, 12, 10]
+    assert plain(buffer.get(np.array([0, 1]))) == [12, 13]
+    assert plain(buffer.get([-1, -9, 9], neg_index_as_lookback=True, fill=0)) == [11, 0, 0]
+    assert plain(buffer.get([])) == []
+    with pytest.raises(IndexError, match="index 9"):
+        buffer.get([0, 9])
+    for index in ("0", 1.0, [0.5], {"a": 1}, np.array([True])):
+        with pytest.raises(TypeError, match="expected an index"):
+            buffer.get(index)
+
+
+def test_fillers_have_the_space_s_structure_shape_and_dtype() -> None:
+    space = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2,), np.float32), "b": gym.spaces.Discrete(3)})
+    items = [{"a": np.zeros(2, np.float32), "b": 1}]
+    buffer = InfiniteLookbackBuffer(items, space=space)
+    for _ in range(2):
+        filler = buffer.get(5, fill=4)
+        assert filler["a"].dtype == np.float32
+        assert filler["a"].tolist() == [4, 4]
+        assert filler["b"].shape == ()
+        assert filler["b"].dtype == np.int64
+        hot = buffer.get(5, fill=4, one_hot_discrete=True)
+        assert hot["b"].tolist() == [4, 4, 4]
+        assert hot["b"].dtype == np.float32
+        buffer.finalize()
+    padded = buffer.get([-5, 0], fill=7, one_hot_discrete=True)
+    assert padded["b"].tolist() == [[7, 7, 7], [0, 1, 0]]
+    assert padded["a"].tolist() == [[7, 7], [0, 0]]
+
+
+def test_fillers_without_a_space_take_after_the_data() -> None:
+    assert InfiniteLookbackBuffer([1, 2]).get(7, fill=3) == 3
+    assert InfiniteLookbackBuffer().get(7, fill=3) == 3
+    assert InfiniteLookbackBuffer([np.zeros(2, np.uint8)]).get(7, fill=3).tolist() == [3, 3]
+    column = InfiniteLookbackBuffer(np.zeros((2, 3), np.int16)).get(slice(1, 4), fill=3)
+    assert column.dtype == np.int16
+    assert column.tolist() == [[0] * 3, [3] * 3, [3] * 3]
+
+
+def test_one_hots_need_a_space_and_honour_start_and_multi_discrete(make: Any) -> None:
+    with pytest.raises(ValueError, match="needs the column's space"):
+        make([1]).get(0, one_hot_discrete=True)
+    buffer = make([3, 2], 0, gym.spaces.Discrete(3, start=2))
+    assert plain(buffer.get(one_hot_discrete=True)) == [[0, 1, 0], [1, 0, 0]]
+    assert buffer.get(0, one_hot_discrete=True).dtype == np.float32
+    buffer = make([[1, 2], [0, 0]], 0, gym.spaces.MultiDiscrete([2, 3]))
+    assert plain(buffer.get(one_hot_discrete=True)) == [[0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]
+    with pytest.raises(ValueError, match=r"expected values in 0…1.*got 2…2"):
+        make([2], 0, gym.spaces.Discrete(2)).get(0, one_hot_discrete=True)
+
+
+def test_setting_keeps_the_length(make: Any) -> None:
+    buffer = make(DATA, 2)
+    buffer[0] = 5
+    buffer.set(6, at_indices=-1, neg_index_as_lookback=True)
+    assert plain(buffer.data) == [10, 6, 5, 13, 14]
+    buffer.set([1, 2, 3])
+    assert plain(buffer.data) == [10, 6, 1, 2, 3]
+    buffer[[2, 0]] = np.array([8, 9])
+    assert plain(buffer.data) == [10, 6, 9, 2, 8]
+    buffer[2:0:-1] = [20, 21]
+    assert plain(buffer.data) == [10, 6, 9, 21, 20]
+    buffer.set((7, 7), at_indices=slice(-2, 0), neg_index_as_lookback=True)
+    assert plain(buffer.data) == [7, 7, 9, 21, 20]
+    for new, indices in ([[1, 2], None], [[1, 2], slice(0, 1)], [[1], [0, 1]]):
+        with pytest.raises(IndexError, match="expected new data for"):
+            buffer.set(new, at_indices=indices)
+    for indices in (3, -6, [0, 3]):
+        with pytest.raises(IndexError, match="out of range"):
+            buffer.set([1, 2] if isinstance(indices, list) else 1, at_indices=indices)
+    assert plain(buffer.data) == [7, 7, 9, 21, 20]
+
+
+def test_array_buffers_check_shapes_and_widen_dtypes_when_written_to() -> None:
+    buffer = InfiniteLookbackBuffer(np.zeros((3, 2), np.uint8))
+    buffer[0] = np.array([300, 1])
+    assert buffer.get(0).tolist() == [300, 1]
+    buffer.append(np.array([0.5, 0.5], np.float32))
+    assert buffer.get(-1).tolist() == [0.5, 0.5]
+    assert buffer.get(0).tolist() == [300, 1]
+    for item in (np.zeros(3), 1.0, {"a": np.zeros(2)}):
+        with pytest.raises(ValueError, match="expected"):
+            buffer.append(item)
+        with pytest.raises(ValueError, match="expected"):
+            buffer[0] = item
+    assert len(buffer) == 4
+    rewards = InfiniteLookbackBuffer(np.zeros(2, np.float32))
+    rewards.append(1)
+    rewards[:] = [1, 2, 3]
+    assert rewards.data.dtype == np.float32
+
+
+def test_all_items_at_once_may_change_shape_and_are_copied() -> None:
+    buffer = InfiniteLookbackBuffer(np.zeros((2, 3)), lookback=0)
+    new = np.ones((2, 5))
+    buffer.set(new)
+    assert buffer.get(0).shape == (5,)
+    buffer[0] = np.zeros(5)
+    assert new.all()
+
+
+def test_nothing_written_to_a_buffer_shows_in_the_arrays_it_was_made_of_or_in_its_parts() -> None:
+    column = np.arange(5)
+    buffer = InfiniteLookbackBuffer(column, 1)
+    buffer[0] = 100
+    buffer.append(5)
+    assert column.tolist() == [0, 1, 2, 3, 4]
+    part = buffer._part(0, 3, 0)
+    buffer[0] = 200
+    assert part.data.tolist() == [0, 100, 2]
+    part[0] = -1
+    assert buffer.data.tolist() == [0, 200, 2, 3, 4, 5]
+    whole = buffer._part(0, 6, 1)
+    buffer.pop()
+    buffer.append(55)
+    assert whole.data.tolist() == [0, 200, 2, 3, 4, 5]
+    assert buffer.data.tolist() == [0, 200, 2, 3, 4, 55]
+    total = buffer + InfiniteLookbackBuffer()
+    buffer[0] = 0
+    assert total.get(0) == 200
+
+
+def test_list_buffers_keep_their_own_list() -> None:
+    items = [1, 2]
+    InfiniteLookbackBuffer(items).append(3)
+    assert items == [1, 2]
+
+
+def test_growing_popping_and_adding(make: Any) -> None:
+    buffer = make(DATA, 2)
+    buffer.append(15)
+    buffer.extend([16, 17])
+    buffer.extend(np.array([18]))
+    buffer.concat(make([1, 19], 1))
+    assert plain(buffer.data) == [*DATA, 15, 16, 17, 18, 19]
+    assert buffer.pop() == 19
+    assert buffer.pop(0) == 12
+    assert (buffer.pop(-8), buffer.lookback) == (10, 1)
+    assert plain(buffer.data) == [11, 13, 14, 15, 16, 17, 18]
+    total = buffer + make([0, 99], 1)
+    assert plain(total.data) == [11, 13, 14, 15, 16, 17, 18, 99]
+    assert (total.lookback, plain(total)) == (1, [13, 14, 15, 16, 17, 18, 99])
+    assert plain(buffer.data) == [11, 13, 14, 15, 16, 17, 18]
+    with pytest.raises(IndexError):
+        buffer.pop(50)
+    with pytest.raises(IndexError):
+        InfiniteLookbackBuffer().pop()
+
+
+def test_appending_to_arrays_takes_constant_time_on_average() -> None:
+    buffer = InfiniteLookbackBuffer(np.zeros(1))
+    addresses = set()
+    for i in range(1000):
+        buffer.append(i)
+        addresses.add(buffer._arrays.ctypes.data)
+    assert len(addresses) < 12
+    assert buffer.get(-1) == 999
+
+
+def test_an_empty_array_buffer_takes_the_shape_of_its_first_item() -> None:
+    buffer = InfiniteLookbackBuffer()
+    buffer.finalize()
+    buffer.append(np.ones(3, np.int8))
+    assert buffer.data.dtype == np.int8
+    assert buffer.data.shape == (1, 3)
+    empty = InfiniteLookbackBuffer(np.zeros((0, 2), np.float32))
+    empty.extend([{"a": 1}, {"a": 2}])
+    assert plain(empty.data["a"]) == [1, 2]
+    spaced = InfiniteLookbackBuffer(space=gym.spaces.Box(0, 1, (4,)))
+    spaced.finalize()
+    assert spaced.data.shape == (0, 4)
+
+
+def test_finalize_names_the_first_item_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"item 2 has shape \(3,\), expected \(2,\)"):
+        InfiniteLookbackBuffer([np.zeros(2), np.zeros(2), np.zeros(3)]).finalize()
+    with pytest.raises(ValueError, match="item 1 has another structure"):
+        InfiniteLookbackBuffer([{"a": 1}, {"b": 1}]).finalize()
+    with pytest.raises(ValueError, match="type object"):
+        InfiniteLookbackBuffer([object()]).finalize()
+
+
+def test_state_pickle_and_copy_keep_everything(make: Any) -> None:
+    buffer = make(DATA, 2, gym.spaces.Discrete(20))
+    state = msgpack.unpackb(msgpack.packb(buffer.get_state()))
+    for twin in (
+        InfiniteLookbackBuffer.from_state(state, buffer.space),
+        pickle.loads(pickle.dumps(buffer)),
+        copy.deepcopy(buffer),
+    ):
+        assert twin == buffer
+        twin.append(0)
+        assert twin != buffer
+    with pytest.raises(ValueError, match="expected"):
+        InfiniteLookbackBuffer.from_state({**state, "finalized": not state["finalized"]})
+
+
+def test_equality_looks_at_backing_lookback_and_items() -> None:
+    assert InfiniteLookbackBuffer([1.0, float("nan")]) == InfiniteLookbackBuffer([1.0, float("nan")])
+    assert InfiniteLookbackBuffer([1, 2]) != InfiniteLookbackBuffer([1, 2], 1)
+    assert InfiniteLookbackBuffer([1, 2]) != InfiniteLookbackBuffer(np.array([1, 2]))
+    assert InfiniteLookbackBuffer([1]) != 1
+    assert repr(InfiniteLookbackBuffer([1, 2], 1)) == "InfiniteLookbackBuffer(len=1, lookback=1, list)"
+
+
+def test_a_lookback_is_clipped_to_the_data_and_never_negative() -> None:
+    assert InfiniteLookbackBuffer([1, 2], 5).lookback == 2
+    with pytest.raises(ValueError, match="at least 0"):
+        InfiniteLookbackBuffer([1], -1)
+    with pytest.raises(ValueError, match="common first dimension"):
+        InfiniteLookbackBuffer({"a": np.zeros(2), "b": np.zeros(3)})

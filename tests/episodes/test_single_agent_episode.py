@@ -1,0 +1,496 @@
+"""SingleAgentEpisode: building, chunks, state, and the errors of wrong calls."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from typing import Any
+
+import gymnasium as gym
+import msgpack
+import numpy as np
+import pytest
+
+from rlzmq.core.plain import NotPlainError
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+
+def grown(num_steps: int, **last: Any) -> SingleAgentEpisode:
+    """An episode with observations 0, 1, …, actions 10, 11, … and rewards 0.5, 1.5, …"""
+    episode = SingleAgentEpisode("e", action_space=gym.spaces.Discrete(99))
+    episode.add_env_reset(0, {"reset": True})
+    for t in range(num_steps):
+        ends = last if t == num_steps - 1 else {}
+        outputs = {"logp": -t, "state_out": {"h": np.full(2, t)}}
+        episode.add_env_step(t + 1, 10 + t, t + 0.5, {"t": t}, extra_model_outputs=outputs, **ends)
+    return episode
+
+
+# -- building -----------------------------------------------------------------------------------------
+
+
+def test_auto_lookback_takes_all_given_data_as_lookback() -> None:
+    data = {"observations": [0, 1, 2, 3], "actions": [0, 1, 2], "rewards": [0.0, 1.0, 2.0]}
+    episode = SingleAgentEpisode(**data)
+    assert (len(episode), episode.t, episode.t_started, episode.get_return()) == (0, 0, 0, 0.0)
+    assert episode.get_observations() == [3]
+    assert episode.get_observations(-4) == 0
+    assert episode.get_infos() == [{}]
+    episode = SingleAgentEpisode(**data, len_lookback_buffer=0, t_started=7)
+    assert (len(episode), episode.t, episode.get_return()) == (3, 10, 3.0)
+    episode = SingleAgentEpisode(**data, len_lookback_buffer=9)
+    assert (len(episode), episode.rewards.lookback, episode.observations.lookback) == (0, 3, 3)
+    assert SingleAgentEpisode(rewards=[5, 7], observations=[0, 0, 0], actions=[0, 0],
+                              len_lookback_buffer=1).get_return() == 7  # fmt: skip
+
+
+def test_given_data_may_be_arrays_trees_or_buffers() -> None:
+    observations = {"x": np.zeros((3, 2)), "y": (np.arange(3),)}
+    episode = SingleAgentEpisode(
+        observations=observations,
+        actions=np.arange(2),
+        rewards=np.ones(2),
+        extra_model_outputs={"state_out": {"h": np.zeros((2, 4))}},
+        len_lookback_buffer=1,
+    )
+    assert episode.is_numpy
+    assert episode.get_observations(0)["y"] == (1,)
+    assert episode.get_extra_model_outputs("state_out", -1)["h"].shape == (4,)
+    buffers = SingleAgentEpisode(
+        observations=InfiniteLookbackBuffer([1, 2, 3], 1),
+        actions=InfiniteLookbackBuffer([1, 2], 1),
+        rewards=InfiniteLookbackBuffer([1, 2], 1),
+        infos=InfiniteLookbackBuffer([{}, {}, {}], 1),
+    )
+    assert len(buffers) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"observations": [0, 1]}, "got 2 observations and 0 rewards"),
+        (
+            {"observations": [0, 1], "actions": [0, 1], "rewards": [0]},
+            "column 'actions': expected 1 items \\(1 of",
+        ),
+        ({"observations": [0], "infos": [{}, {}]}, "as many infos as observations"),
+        ({"observations": [0, 1], "actions": [0], "rewards": [0], "extra_model_outputs": {"x": []}}, "'x'"),
+        ({"observations": {"a": np.zeros(2), "b": np.zeros(3)}}, "first dimension"),
+        ({"observations": [0], "len_lookback_buffer": -1}, "at least 0"),
+        ({"observations": [0], "len_lookback_buffer": "all"}, "an int or 'auto'"),
+        ({"rewards": [1.0], "actions": [1]}, "got 0 observations and 1 rewards"),
+    ],
+)
+def test_data_of_inconsistent_lengths_is_refused_naming_the_column(given: dict[str, Any], where: str) -> None:
+    with pytest.raises(ValueError, match=where):
+        SingleAgentEpisode("e", **given)
+
+
+def test_a_reset_needs_an_empty_episode_and_a_step_an_ongoing_reset_one() -> None:
+    episode = SingleAgentEpisode("e")
+    assert not episode.is_reset
+    with pytest.raises(RuntimeError, match="'e': expected add_env_reset before"):
+        episode.add_env_step(0, 0, 0)
+    episode.add_env_reset(0)
+    assert episode.is_reset
+    assert (len(episode), episode.get_infos()) == (0, [{}])
+    with pytest.raises(RuntimeError, match="'e': expected an empty episode"):
+        episode.add_env_reset(0)
+    with pytest.raises(RuntimeError, match="expected an empty episode"):
+        grown(2).cut().add_env_reset(0)
+    episode.add_env_step(1, 1, 1, truncated=True)
+    assert episode.is_done
+    assert (episode.is_terminated, episode.is_truncated) == (False, True)
+    with pytest.raises(RuntimeError, match=r"ended at t=1 \(terminated=False, truncated=True\)"):
+        episode.add_env_step(2, 2, 2)
+    with pytest.raises(RuntimeError):
+        SingleAgentEpisode(terminated=True).add_env_reset(0)
+
+
+def test_a_late_or_missing_extra_output_is_refused_at_that_step() -> None:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(0)
+    episode.add_env_step(1, 1, 1.0)
+    with pytest.raises(
+        ValueError, match=r"'e'.*\['logp'\] came too late at step 1.*keys \[\].*got \['logp'\]"
+    ):
+        episode.add_env_step(2, 2, 1.0, extra_model_outputs={"logp": 0.5})
+    episode = grown(2)
+    for outputs in (None, {}, {"logp": 1}, {"logp": 1, "state_out": {}, "more": 1}):
+        with pytest.raises(ValueError, match=r"are missing at step 2|came too late at step 2"):
+            episode.add_env_step(2, 2, 1.0, extra_model_outputs=outputs)
+    assert len(episode) == 2
+    episode.validate()
+    # A continuation without lookback has no steps yet, and may have other columns.
+    chunk = episode.cut(0)
+    chunk.add_env_step(3, 3, 1.0, extra_model_outputs={"other": 1})
+    chunk.validate()
+    assert list(chunk.extra_model_outputs) == ["other"]
+
+
+def test_a_step_that_does_not_fit_an_array_episode_leaves_it_as_it_was() -> None:
+    episode = grown(3).to_numpy()
+    before = episode.get_state()
+    outputs = {"logp": 0, "state_out": {"h": np.zeros(2, int)}}
+    bad = {"logp": 0, "state_out": {"h": np.zeros(5)}}
+    for step, column in (
+        ((np.zeros(2), 1, 1.0, outputs), "observations"),
+        ((4, [1, 2], 1.0, outputs), "actions"),
+        ((4, 1, [1.0], outputs), "rewards"),
+        ((4, 1, 1.0, bad), "state_out"),
+    ):
+        with pytest.raises(ValueError, match=f"Episode 'e', column '{column}': expected"):
+            episode.add_env_step(*step[:3], extra_model_outputs=step[3])
+        episode.validate()
+        assert episode.get_state() == before
+    episode.add_env_step(4, 1, 1.0, extra_model_outputs=outputs)
+    assert (len(episode), episode.is_numpy) == (4, True)
+
+
+def test_adding_a_step_takes_a_few_microseconds() -> None:
+    observation, outputs = np.zeros(4, np.float32), {"logp": 0.5, "logits": np.zeros(2)}
+
+    def seconds_per_step() -> float:
+        episode = SingleAgentEpisode()
+        episode.add_env_reset(observation)
+        start = time.perf_counter()
+        for _ in range(1000):
+            episode.add_env_step(observation, 1, 1.0, None, extra_model_outputs=outputs)
+        return (time.perf_counter() - start) / 1000
+
+    assert min(seconds_per_step() for _ in range(20)) < 5e-6
+
+
+# -- facts --------------------------------------------------------------------------------------------
+
+
+def test_to_numpy_batches_every_column_but_infos() -> None:
+    episode = SingleAgentEpisode()
+    episode.add_env_reset(np.zeros(4, np.float32))
+    for _ in range(2):
+        episode.add_env_step(np.ones(4, np.float32), 1, 1.0, extra_model_outputs={"logp": np.float32(0.5)})
+    assert not episode.is_numpy
+    assert episode.to_numpy() is episode
+    assert episode.is_numpy
+    dtypes = [episode.get_observations().dtype, episode.get_actions().dtype, episode.get_rewards().dtype]
+    assert dtypes == [np.float32, np.int64, np.float64]
+    assert episode.get_extra_model_outputs("logp").dtype == np.float32
+    assert type(episode.get_infos()) is list
+    assert episode.to_numpy().is_numpy
+
+
+def test_an_episode_without_steps_stays_list_backed() -> None:
+    episode = SingleAgentEpisode()
+    episode.add_env_reset(0)
+    assert not episode.to_numpy().is_numpy
+    assert not grown(3).cut(2).to_numpy().is_numpy
+
+
+def test_to_numpy_names_the_episode_column_and_item_that_does_not_fit() -> None:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(np.zeros(4))
+    episode.add_env_step(np.zeros(3), 1, 1.0)
+    with pytest.raises(
+        ValueError, match=r"'e', column 'observations': item 1 has shape \(3,\), expected \(4,\)"
+    ):
+        episode.to_numpy()
+
+
+def test_getters_name_the_episode_and_column_in_their_errors() -> None:
+    episode = grown(2)
+    with pytest.raises(IndexError, match="Episode 'e', column 'rewards': index 2 is out of range"):
+        episode.get_rewards(2)
+    with pytest.raises(KeyError, match=r"Episode 'e' has no extra model output 'lopg'\. Did you mean 'logp'"):
+        episode.get_extra_model_outputs("lopg")
+    with pytest.raises(ValueError, match="column 'observations': one_hot_discrete"):
+        episode.get_observations(0, one_hot_discrete=True)
+    with pytest.raises(TypeError, match="column 'infos': expected an index"):
+        episode.get_infos("x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="column 'actions'"):
+        episode.get_actions(1.5)  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="column 'logp'"):
+        episode.get_extra_model_outputs("logp", 9)
+    with pytest.raises(IndexError, match="column 'logp': expected new data for 2 items, got 1"):
+        episode.set_extra_model_outputs(key="logp", new_data=[1])
+    with pytest.raises(KeyError, match="unknown"):
+        episode.set_extra_model_outputs(key="unknown", new_data=[1])
+
+
+def test_infos_are_filled_with_the_value_itself() -> None:
+    assert grown(1).get_infos(slice(1, 4), fill={"no": 1}) == [{"t": 0}, {"no": 1}, {"no": 1}]
+    assert grown(1).to_numpy().get_infos([5], fill={}) == [{}]
+
+
+def test_rewards_are_filled_with_zero_dimensional_float32() -> None:
+    filler = grown(1).get_rewards(5, fill=2)
+    assert (filler.shape, filler.dtype, float(filler)) == ((), np.float32, 2.0)
+    assert grown(1).to_numpy().get_rewards(slice(0, 3), fill=0.1).tolist() == [0.5, 0.1, 0.1]
+
+
+def test_views_index_like_getters() -> None:
+    episode = grown(4).cut(2)
+    assert (episode.observations[0], episode.observations[-2], list(episode.observations)) == (4, 3, [4])
+    assert (len(episode.actions), episode.actions[-1], episode.rewards[-2:]) == (0, 13, [2.5, 3.5])
+    assert (episode.infos[0], len(episode.extra_model_outputs["logp"])) == ({"t": 3}, 0)
+
+
+def test_setting_a_space_changes_one_hots_and_fillers() -> None:
+    episode = grown(2)
+    episode.observation_space = gym.spaces.Discrete(3)
+    assert episode.get_observations(1, one_hot_discrete=True).tolist() == [0, 1, 0]
+    episode.action_space = gym.spaces.Discrete(2, start=10)
+    assert episode.get_actions(1, one_hot_discrete=True).tolist() == [0, 1]
+    assert (episode.cut().observation_space, episode[:1].action_space) == (
+        episode.observation_space,
+        episode.action_space,
+    )
+
+
+def test_get_data_dict_has_one_item_per_step() -> None:
+    chunk = grown(5, terminated=True).slice(slice(2, None), len_lookback_buffer=1)
+    for expected in (list, np.ndarray):
+        data = chunk.get_data_dict()
+        assert type(data[Columns.OBS]) is expected
+        listed = {key: np.asarray(value).tolist() for key, value in data.items() if key != "state_out"}
+        assert listed == {
+            "obs": [2, 3, 4],
+            "infos": [{"t": 1}, {"t": 2}, {"t": 3}],
+            "actions": [12, 13, 14],
+            "rewards": [2.5, 3.5, 4.5],
+            "t": [2, 3, 4],
+            "eps_id": ["e"] * 3,
+            "terminateds": [False, False, True],
+            "truncateds": [False] * 3,
+            "logp": [-2, -3, -4],
+        }
+        chunk.to_numpy()
+    empty = grown(2).cut().get_data_dict()
+    assert (empty["obs"], empty["terminateds"]) == ([], [])
+
+
+def test_durations_add_up_over_chunks() -> None:
+    episode = grown(3)
+    head = episode.get_duration_s()
+    assert head > 0
+    chunk = episode.cut()
+    assert chunk.get_duration_s() == 0
+    chunk.add_env_step(4, 1, 1.0, extra_model_outputs={"logp": 1, "state_out": {"h": np.zeros(2)}})
+    assert chunk.get_duration_s() > 0
+    whole = head + chunk.get_duration_s()
+    episode.concat_episode(chunk)
+    assert episode.get_duration_s() == pytest.approx(whole)
+    assert repr(episode) == "SingleAgentEpisode(id_='e', len=4, t=4, done=False, return=5.5)"
+
+
+# -- chunks -------------------------------------------------------------------------------------------
+
+
+def test_cut_continues_with_the_last_observation_and_the_lookback_asked_for() -> None:
+    episode = grown(5)
+    chunk = episode.cut(1)
+    assert (chunk.id_, chunk.t_started, chunk.t, len(chunk)) == ("e", 5, 5, 0)
+    assert (chunk.get_observations(-1), chunk.get_observations([-2, -1])) == (5, [4, 5])
+    assert chunk.get_infos(0) == {"t": 4}
+    with pytest.raises(IndexError):
+        chunk.get_rewards(0)
+    assert chunk.get_rewards(-1) == 4.5
+    bare = episode.cut()
+    assert (bare.get_observations(), bare.get_infos(), bare.rewards.len_incl_lookback()) == (
+        [5],
+        [{"t": 4}],
+        0,
+    )
+    assert episode.cut(99).rewards.lookback == 5
+    with pytest.raises(RuntimeError, match="'e': expected an ongoing episode to cut"):
+        grown(1, terminated=True).cut()
+    with pytest.raises(ValueError, match="at least 0"):
+        episode.cut(-1)
+    empty = SingleAgentEpisode().cut(3)
+    assert not empty.is_reset
+    empty.add_env_reset(1)
+
+
+def test_custom_data_is_deep_copied_by_cut_and_updated_by_concat() -> None:
+    episode = grown(2)
+    episode.custom_data["list"] = [1]
+    chunk = episode.cut()
+    chunk.custom_data["list"].append(2)
+    chunk.custom_data["new"] = 3
+    assert episode.custom_data == {"list": [1]}
+    assert episode[:1].custom_data == {"list": [1]}
+    episode.concat_episode(chunk)
+    assert episode.custom_data == {"list": [1, 2], "new": 3}
+
+
+def test_slices_shift_t_started_and_keep_done_flags_only_with_the_end() -> None:
+    episode = grown(5, truncated=True)
+    part = episode[1:3]
+    assert (part.id_, part.t_started, part.t, len(part), part.is_done) == ("e", 1, 3, 2, False)
+    assert (part.get_observations(), part.get_actions()) == ([1, 2, 3], [11, 12])
+    assert (part.rewards.lookback, episode.slice(slice(1, 3), len_lookback_buffer=9).rewards.lookback) == (
+        0,
+        1,
+    )
+    assert episode[-2:].is_truncated
+    assert episode[3:5].is_truncated
+    assert not episode[3:4].is_done
+    assert (len(episode[4:2]), len(episode[9:])) == (0, 0)
+    cut_up = grown(3).cut(2)
+    cut_up.add_env_step(4, 13, 3.5, extra_model_outputs={"logp": 1, "state_out": {"h": np.zeros(2)}})
+    assert (cut_up[0:1].rewards.lookback, cut_up.slice(slice(0, 1), len_lookback_buffer=0).t_started) == (
+        2,
+        3,
+    )
+    for index in (3, -1, (1, 2)):
+        with pytest.raises(NotImplementedError, match="expected a slice"):
+            episode[index]  # type: ignore[index]
+    with pytest.raises(NotImplementedError, match="step 2"):
+        episode[::2]
+    with pytest.raises(ValueError, match="at least 0"):
+        episode.slice(slice(0, 1), len_lookback_buffer=-1)
+
+
+def test_concat_drops_the_observation_that_both_chunks_have_and_keeps_the_later_info() -> None:
+    episode = grown(2)
+    chunk = episode.cut(1)
+    outputs = {"logp": 1, "state_out": {"h": np.zeros(2)}}
+    chunk.add_env_step(3, 12, 2.5, {"t": 2}, terminated=True, extra_model_outputs=outputs)
+    chunk.infos[0] = {"rewritten": True}
+    episode.concat_episode(chunk)
+    assert (len(episode), episode.t, episode.is_terminated) == (3, 3, True)
+    assert (episode.get_observations(), episode.get_actions()) == ([0, 1, 2, 3], [10, 11, 12])
+    assert episode.get_infos() == [{"reset": True}, {"t": 0}, {"rewritten": True}, {"t": 2}]
+    episode.validate()
+
+
+def test_chunks_that_do_not_continue_each_other_are_refused() -> None:
+    def continuation(**changes: Any) -> SingleAgentEpisode:
+        chunk = grown(2).cut()
+        chunk.add_env_step(3, 12, 2.5, extra_model_outputs=changes.pop("outputs", None))
+        for name, value in changes.items():
+            setattr(chunk, name, value)
+        return chunk
+
+    episode = grown(2)
+    before = episode.get_state()
+    other_observation = continuation()
+    other_observation.set_observations(new_data=99, at_indices=0)
+    for chunk, expected in (
+        (continuation(id_="f"), "same id_, got 'f'"),
+        (continuation(t_started=5), "t_started=2, got t_started=5"),
+        (other_observation, "first observation to equal"),
+        (continuation(), r"extra model outputs \['logp', 'state_out'\], got \[\]"),
+        (SingleAgentEpisode("e", t_started=2), "at least one observation"),
+    ):
+        with pytest.raises(ValueError, match=f"Episode 'e' can't be continued: expected .*{expected}"):
+            episode.concat_episode(chunk)
+        assert episode.get_state() == before
+    with pytest.raises(ValueError, match="this episode to be ongoing"):
+        grown(2, terminated=True).concat_episode(continuation())
+    arrays = grown(2).to_numpy()
+    misfit = continuation(outputs={"logp": 1, "state_out": {"h": np.zeros(7)}})
+    before = arrays.get_state()
+    with pytest.raises(ValueError, match="column 'state_out': expected items of shape"):
+        arrays.concat_episode(misfit)
+    assert arrays.get_state() == before
+
+
+def test_chunks_know_the_module_state_before_their_first_step_without_lookback() -> None:
+    episode = grown(4)
+    episode.initial_state = {"h": np.full(2, -1)}
+    for chunk, value in (
+        (episode.cut(0), 3),
+        (episode.cut(2), 3),
+        (episode[2:], 1),
+        (episode[:2], -1),
+        (episode.cut(2).cut(0), 3),
+        (episode.cut(0).cut(0), 3),
+    ):
+        assert chunk.initial_state["h"].tolist() == [value] * 2
+    assert grown(2)[:1].initial_state is None
+
+
+# -- state --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_state_is_plain_and_complete(as_numpy: bool) -> None:
+    episode = SingleAgentEpisode(
+        "e",
+        observation_space=gym.spaces.Dict({"x": gym.spaces.Box(-1, 1, (2,)), "y": gym.spaces.Discrete(3)}),
+        action_space=gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiDiscrete([2, 2])]),
+        t_started=3,
+        agent_id="a",
+        module_id="m",
+        multi_agent_episode_id="me",
+    )
+    episode.add_env_reset({"x": np.zeros(2, np.float32), "y": 1}, {"array": np.arange(3), "odd": (1, None)})
+    for t in range(3):
+        episode.add_env_step(
+            {"x": np.full(2, t, np.float32), "y": np.int64(2)},
+            (1, np.array([0, 1])),
+            np.float32(t),
+            terminated=t == 2,
+            extra_model_outputs={"logp": np.float32(0.25), "state_out": {"c": (np.zeros(2), np.ones(2))}},
+        )
+    episode.custom_data = {"k": {1: [np.float64(2.0)]}}
+    episode.initial_state = {"c": (np.zeros(2), np.ones(2))}
+    if as_numpy:
+        episode.to_numpy()
+    state = msgpack.unpackb(msgpack.packb(episode.get_state()))
+    for twin in (
+        SingleAgentEpisode.from_state(state),
+        copy.deepcopy(episode),
+        pickle.loads(pickle.dumps(episode)),
+    ):
+        assert twin.get_state() == episode.get_state()
+        assert twin.is_numpy == as_numpy
+        assert (twin.observation_space, twin.action_space) == (
+            episode.observation_space,
+            episode.action_space,
+        )
+        assert (twin.agent_id, twin.module_id, twin.multi_agent_episode_id) == ("a", "m", "me")
+        assert type(twin.rewards.data) is type(episode.rewards.data)
+        assert twin.get_infos(0)["odd"] == (1, None)
+        assert twin.get_duration_s() == episode.get_duration_s() > 0
+
+
+def test_info_values_without_a_plain_form_are_left_out_of_the_state_and_counted() -> None:
+    episode = SingleAgentEpisode()
+    episode.add_env_reset(0, {"fine": 1, "odd": object(), ("a", 1): 2})
+    state = episode.get_state()
+    assert state["num_infos_left_out"] == 1
+    assert SingleAgentEpisode.from_state(state).get_infos() == [{"fine": 1, ("a", 1): 2}]
+    assert isinstance(pickle.loads(pickle.dumps(episode)).get_infos(0)["odd"], object)
+    episode.custom_data["x"] = [object()]
+    with pytest.raises(NotPlainError, match=r"custom_data\['x'\]\[0\]: expected .* got builtins.object"):
+        episode.get_state()
+
+
+def test_a_wrong_state_is_refused() -> None:
+    state = grown(2).get_state()
+    for change in ({"t": 7}, {"rewards": {}}, {"observation_space": {"kind": "planet"}}, {"infos": [{}]}):
+        with pytest.raises(ValueError, match="expected"):
+            SingleAgentEpisode.from_state({**state, **change})
+    del state["actions"]
+    with pytest.raises(ValueError, match="expected a SingleAgentEpisode's state"):
+        SingleAgentEpisode.from_state(state)
+
+
+def test_ids_are_unique_unless_given() -> None:
+    assert SingleAgentEpisode().id_ != SingleAgentEpisode().id_
+    assert SingleAgentEpisode("mine").id_ == "mine"
+
+
+def test_validate_notices_columns_changed_by_hand() -> None:
+    episode = grown(2)
+    episode.t = 9
+    with pytest.raises(ValueError, match=r"expected t - t_started = 9 - 0 rewards, got 2"):
+        episode.validate()
+    episode = grown(2)
+    episode.extra_model_outputs["mine"] = InfiniteLookbackBuffer([1])
+    with pytest.raises(ValueError, match="column 'mine': expected 2 items"):
+        episode.validate()
