@@ -1,0 +1,98 @@
+"""When a dead process is started again: back-off and a budget, as a pure machine.
+
+Time is an argument (seconds of any monotonic clock); nothing here sleeps, forks or draws.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["FAIL_FAST", "GiveUp", "Restart", "RestartPolicy", "Supervision"]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How often and how soon a process is started again.
+
+    Attributes:
+        max_restarts: Restarts within any ``window_s`` seconds; one more death gives up. 0: fail fast.
+        window_s: Length of the window, seconds.
+        first_delay_s: Delay before the first restart; each further one doubles it ...
+        max_delay_s: ... up to this. A run that lasted ``window_s`` starts over at ``first_delay_s``.
+    """
+
+    max_restarts: int = 5
+    window_s: float = 60.0
+    first_delay_s: float = 0.1
+    max_delay_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise ValueError(f"max_restarts must be 0 or more, not {self.max_restarts}")
+        for name in ("window_s", "first_delay_s", "max_delay_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+
+
+FAIL_FAST = RestartPolicy(max_restarts=0)
+"""The first death ends the run: the default where nobody said otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start it again after ``delay_s``, as this ``incarnation``."""
+
+    delay_s: float
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The budget is spent: ``num_failures`` deaths within ``window_s``."""
+
+    num_failures: int
+    window_s: float
+
+
+class Supervision:
+    """One supervised process: told of its starts and deaths, says what to do.
+
+    Attributes:
+        incarnation: Counts the starts, from 0; never used twice.
+        num_restarts: Restarts ordered so far.
+    """
+
+    def __init__(self, policy: RestartPolicy = FAIL_FAST) -> None:
+        self.policy = policy
+        self.incarnation = 0
+        self.num_restarts = 0
+        self._failures: deque[float] = deque()
+        self._num_doublings = 0
+        self._started_at: float | None = None
+
+    def started(self, now: float) -> None:
+        """It runs (its constructor returned)."""
+        self._started_at = now
+
+    def failed(self, now: float) -> Restart | GiveUp:
+        """It died, or could not be started.
+
+        Returns:
+            What to do now.
+        """
+        policy = self.policy
+        if self._started_at is not None and now - self._started_at >= policy.window_s:
+            self._num_doublings = 0
+        self._started_at = None
+        self._failures.append(now)
+        while now - self._failures[0] > policy.window_s:
+            self._failures.popleft()
+        if len(self._failures) > policy.max_restarts:
+            return GiveUp(len(self._failures), policy.window_s)
+        # The exponent is capped before the power: a long life must not overflow a float.
+        delay_s = min(policy.first_delay_s * 2.0 ** min(self._num_doublings, 64), policy.max_delay_s)
+        self._num_doublings += 1
+        self.num_restarts += 1
+        self.incarnation += 1
+        return Restart(delay_s, self.incarnation)
