@@ -81,6 +81,7 @@ class Learner(LearnerRanks):
         self._stats = UpdateStats()
         self._active: list[str] = []
         self._loss_weights: dict[str, float] = {}
+        self._minibatch_rows: dict[str, int] = {}
         self._is_finite: dict[str, bool] = {}
         self._num_skipped: dict[str, int] = {}
         # A subclass that changes gradients may bring in what the norm taken before it did not see.
@@ -197,6 +198,7 @@ class Learner(LearnerRanks):
         agreed = self.agree_on_update(rows, options["num_minibatches"] or len(minibatches))
         self._active, self._loss_weights = agreed.module_ids, agreed.loss_weights
         self.num_minibatches_per_epoch = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
+        self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
         minibatches.num_minibatches = agreed.num_minibatches
         for minibatch in minibatches:
             self._train_minibatch(minibatch)
@@ -440,7 +442,7 @@ class Learner(LearnerRanks):
         if self._num_skipped:
             _logger.warning(
                 "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "
-                "minibatches. Look for NaN in observations or rewards, a high learning rate, or no grad_clip.",
+                "minibatches. Look for NaN in observations or rewards, a high lr, or no grad_clip.",
                 self.rank,
                 self.weights_seq_no,
                 ", ".join(
@@ -461,7 +463,7 @@ class Learner(LearnerRanks):
                 "num_trainable_parameters": self._num_parameters(module_id, trainable=True),
                 "weights_seq_no": self.weights_seq_no,
                 "num_nonfinite_gradients_skipped": self._num_skipped.get(module_id, 0),
-                "module_train_batch_size_mean": train_batch.num_env_steps and num_steps,
+                "module_train_batch_size_mean": self._minibatch_rows.get(module_id, 0),
             }
             sampled_with = train_batch.mean_weights_seq_no.get(module_id)
             if sampled_with is not None:

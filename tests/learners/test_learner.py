@@ -1,0 +1,464 @@
+"""What a Learner promises, alone: hooks, sources, counters, optimizers, non-finite gradients, state."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner import Learner
+from rlzmq.learners.optimizers import ALL_MODULES
+from rlzmq.modules.apis import SelfSupervisedLossAPI
+from rlzmq.modules.spec import RLModuleSpec
+from tests.learners.cases import (
+    ACTION_SPACE,
+    OBSERVATION_SPACE,
+    LinearModule,
+    SquareLearner,
+    episode_batch,
+    episodes,
+    linear_spec,
+    ppo_config,
+    ppo_learner,
+    rows,
+    square_learner,
+)
+
+
+def weights(learner: Learner, module_id: str = "default_policy") -> np.ndarray:
+    state = learner.get_state("rl_module")["rl_module"][module_id]
+    return np.concatenate([value.ravel() for value in state.values()])
+
+
+class RecordingLearner(SquareLearner):
+    def __init__(self, **kwargs: Any) -> None:
+        self.calls: list[str] = []
+        super().__init__(**kwargs)
+
+    def before_gradient_based_update(self, **kwargs: Any) -> None:
+        self.calls.append("before")
+        self.timesteps = kwargs["timesteps"]
+        super().before_gradient_based_update(**kwargs)
+
+    def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
+        self.calls.append(f"should {module_id}")
+        return super().should_module_be_updated(module_id, multi_agent_batch)
+
+    def forward_train(self, batch: Any) -> Any:
+        self.calls.append("forward")
+        return super().forward_train(batch)
+
+    def compute_losses(self, **kwargs: Any) -> Any:
+        self.calls.append("losses")
+        return super().compute_losses(**kwargs)
+
+    def compute_loss_for_module(self, *, module_id: str, **kwargs: Any) -> Tensor:
+        self.calls.append(f"loss {module_id}")
+        return super().compute_loss_for_module(module_id=module_id, **kwargs)
+
+    def compute_gradients(self, loss_per_module: Any) -> Any:
+        self.calls.append("gradients")
+        return super().compute_gradients(loss_per_module)
+
+    def postprocess_gradients(self, gradients_dict: Any) -> Any:
+        self.calls.append("postprocess")
+        return super().postprocess_gradients(gradients_dict)
+
+    def postprocess_gradients_for_module(self, *, module_id: str, **kwargs: Any) -> Any:
+        self.calls.append(f"postprocess {module_id}")
+        return super().postprocess_gradients_for_module(module_id=module_id, **kwargs)
+
+    def apply_gradients(self, gradients_dict: Any) -> None:
+        self.calls.append("apply")
+        super().apply_gradients(gradients_dict)
+
+    def after_gradient_based_update(self, **kwargs: Any) -> None:
+        self.calls.append("after")
+        super().after_gradient_based_update(**kwargs)
+
+
+def test_hooks_are_called_in_order() -> None:
+    learner = square_learner("a", "b", learner_class=RecordingLearner, minibatch_size=4, num_epochs=1)
+    assert isinstance(learner, RecordingLearner)
+    learner.update(batch={"a": rows(8), "b": rows(5)}, timesteps={"num_env_steps_sampled_lifetime": 70})
+    minibatch = [
+        "forward",
+        "losses",
+        "loss a",
+        "loss b",
+        "gradients",
+        "postprocess",
+        "postprocess a",
+        "postprocess b",
+        "apply",
+    ]
+    assert learner.calls == ["before", "should a", "should b", *minibatch, *minibatch, "after"]
+    assert learner.timesteps == {"num_env_steps_sampled_lifetime": 70}
+
+
+def test_exactly_one_data_source_is_needed() -> None:
+    learner = square_learner()
+    with pytest.raises(ValueError, match="exactly one of batch, batches, episodes, data_iterators, got none"):
+        learner.update()
+    with pytest.raises(ValueError, match="got batch, episodes"):
+        learner.update(batch={"default_policy": rows(3)}, episodes=episodes(3))
+
+
+def test_update_before_build_is_refused() -> None:
+    learner = SquareLearner(config=ppo_config(), module_spec=linear_spec())
+    with pytest.raises(RuntimeError, match=r"build\(\)"):
+        learner.update(batch={"default_policy": rows(3)})
+
+
+def test_a_learner_takes_a_spec_or_a_module_and_not_both() -> None:
+    with pytest.raises(ValueError, match="module_spec or module"):
+        SquareLearner(config=ppo_config())
+    module = linear_spec().build(seed=0)
+    learner = SquareLearner(config=ppo_config(), module=module)
+    learner.build()
+    assert learner.module["default_policy"] is module
+
+
+@pytest.mark.parametrize("policies_to_train", [[], lambda module_id, batch: False])
+def test_with_nothing_to_train_an_update_is_counted_and_changes_no_weight(policies_to_train: Any) -> None:
+    learner = square_learner("a", "b")
+    learner._policies_to_train = policies_to_train
+    before = weights(learner, "a")
+    results = learner.update(batch={"a": rows(8), "b": rows(5)})
+    assert set(results) == {"__all_modules__"}
+    assert results["__all_modules__"]["num_gradient_updates"] == 0
+    assert results["__all_modules__"]["weights_seq_no"] == 1
+    assert np.array_equal(weights(learner, "a"), before)
+
+
+def test_only_policies_to_train_are_trained() -> None:
+    learner = square_learner("a", "b")
+    learner._policies_to_train = ["b"]
+    before = weights(learner, "a"), weights(learner, "b")
+    results = learner.update(batch={"a": rows(8), "b": rows(5)})
+    assert set(results) == {"b", "__all_modules__"}
+    assert np.array_equal(weights(learner, "a"), before[0])
+    assert not np.array_equal(weights(learner, "b"), before[1])
+
+
+def test_counters_count_env_steps_once_and_gradient_updates_apart() -> None:
+    learner = ppo_learner(ppo_config(minibatch_size=8, num_epochs=2))
+    for updates in (1, 2):
+        results = learner.update(episodes=episodes(20, 30))
+        everything = results["__all_modules__"]
+        assert everything["num_env_steps_trained"] == 50
+        assert everything["num_env_steps_trained_lifetime"] == 50 * updates
+        assert everything["num_gradient_updates"] == 13
+        assert everything["num_gradient_updates_lifetime"] == 13 * updates
+        assert results["default_policy"]["num_module_steps_trained"] == 50
+        assert results["default_policy"]["module_train_batch_size_mean"] == 8
+        assert learner.weights_seq_no == updates
+
+
+def test_the_lag_to_the_sampling_policy_is_measured() -> None:
+    learner = square_learner()
+    learner.weights_seq_no = 5
+    versions = torch.tensor([3, 4, 5, 4])
+    results = learner.update(batch={**rows(4), Columns.WEIGHTS_VERSION: versions})
+    assert results["default_policy"]["diff_num_grad_updates_vs_sampler_policy"] == 1.0
+
+
+def test_updates_follow_from_the_seed_and_leave_global_generators_alone() -> None:
+    torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    first, second = ppo_learner(), ppo_learner()
+    for learner in (first, second):
+        learner.update(episodes=episode_batch(40, 24))
+        learner.update(episodes=episode_batch(30, 34))
+    assert first.parameter_hash() == second.parameter_hash()
+    assert torch.equal(torch.random.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)  # type: ignore[index]
+
+
+class NaNLearner(SquareLearner):
+    """Module "bad" has a NaN loss on every second minibatch."""
+
+    num_calls = 0
+
+    def compute_loss_for_module(self, *, module_id: str, **kwargs: Any) -> Tensor:
+        loss = super().compute_loss_for_module(module_id=module_id, **kwargs)
+        if module_id == "bad":
+            self.num_calls += 1
+            if self.num_calls % 2:
+                return loss * float("nan")
+        return loss
+
+
+def test_no_step_is_taken_on_nan_gradients_but_on_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    learner = square_learner("bad", "good", learner_class=NaNLearner, minibatch_size=4, num_epochs=1)
+    with caplog.at_level(logging.WARNING, "rlzmq"):
+        results = learner.update(batch={"bad": rows(8), "good": rows(8)})
+    assert results["bad"]["num_nonfinite_gradients_skipped"] == 1
+    assert results["good"]["num_nonfinite_gradients_skipped"] == 0
+    assert results["__all_modules__"]["num_nonfinite_gradients_skipped"] == 1
+    (record,) = caplog.records
+    assert "1 (module 'bad') of 2 minibatches" in record.getMessage()
+    for module_id, num_steps in (("bad", 1), ("good", 2)):
+        assert np.isfinite(weights(learner, module_id)).all()
+        state = learner.get_optimizer(module_id).state_dict()["state"]
+        assert all(torch.isfinite(value).all() for values in state.values() for value in values.values())
+        assert all(int(values["step"]) == num_steps for values in state.values())
+    caplog.clear()
+    assert learner.update(batch={"good": rows(8)})["__all_modules__"]["num_nonfinite_gradients_skipped"] == 0
+    assert not caplog.records
+
+
+class SpoilingLearner(SquareLearner):
+    """A hook that makes one element of a gradient infinite after the norm was taken."""
+
+    def postprocess_gradients_for_module(self, **kwargs: Any) -> Any:
+        gradients = super().postprocess_gradients_for_module(**kwargs)
+        next(iter(gradients.values())).view(-1)[0] = float("inf")
+        return gradients
+
+
+def test_infinite_gradients_made_by_a_hook_are_found_too() -> None:
+    learner = square_learner(learner_class=SpoilingLearner)
+    before = weights(learner)
+    results = learner.update(batch={"default_policy": rows(8)})
+    assert results["default_policy"]["num_nonfinite_gradients_skipped"] > 0
+    assert np.array_equal(weights(learner), before)
+
+
+class TwoOptimizersLearner(SquareLearner):
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        module = self.module[module_id]
+        for name, layer, lr in (("policy", module.layer, 0.1), ("extra", module.extra, [(0, 0.5), (100, 0.1)])):
+            parameters = list(layer.parameters())
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer_name=name,
+                optimizer=torch.optim.SGD(parameters, lr=1.0),
+                params=parameters,
+                lr_or_lr_schedule=lr,
+            )
+
+    def compute_loss_for_module(self, *, module_id: str, batch: Any, **kwargs: Any) -> Tensor:
+        loss = super().compute_loss_for_module(module_id=module_id, batch=batch, **kwargs)
+        return loss + self.module[module_id].extra(batch[Columns.OBS]).sum()
+
+
+def test_a_module_may_have_several_named_optimizers_each_clipped_for_itself() -> None:
+    learner = square_learner(
+        learner_class=TwoOptimizersLearner, grad_clip=0.5, minibatch_size=None, num_epochs=1
+    )
+    assert [name for name, _ in learner.get_optimizers_for_module("default_policy")] == ["policy", "extra"]
+    module = learner.module["default_policy"]
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    results = learner.update(
+        batch={"default_policy": rows(8)}, timesteps={"num_env_steps_sampled_lifetime": 50}
+    )["default_policy"]
+    assert results["gradients_extra_global_norm"] > 0.5
+    moved = {name: (p.detach() - before[name]).norm() ** 2 for name, p in module.named_parameters()}
+    extra = (moved["extra.weight"] + moved["extra.bias"]).sqrt().item()
+    assert extra == pytest.approx(0.5 * 0.5, rel=1e-4)
+    assert results["policy_learning_rate"] == pytest.approx(0.1)
+    assert results["extra_learning_rate"] == pytest.approx(0.3)
+    with pytest.raises(KeyError, match="Did you mean 'policy'"):
+        learner.get_optimizer("default_policy", "polciy")
+    with pytest.raises(ValueError, match="already has an optimizer named 'policy'"):
+        learner.configure_optimizers_for_module("default_policy", None)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    learner = square_learner()
+    module = learner.module["default_policy"]
+    with pytest.raises(ValueError, match="exactly the 2 parameters"):
+        learner.register_optimizer(
+            module_id="default_policy",
+            optimizer_name="wrong",
+            optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+            params=list(module.layer.parameters()),
+        )
+
+
+@pytest.mark.parametrize("grad_clip_by", ["value", "norm", "global_norm"])
+def test_gradients_are_clipped_as_configured(grad_clip_by: str) -> None:
+    learner = square_learner(grad_clip=0.01, grad_clip_by=grad_clip_by)
+    seen: list[dict[Tensor, Tensor]] = []
+
+    def apply(gradients_dict: dict[Tensor, Tensor]) -> None:
+        seen.append({p: gradient.clone() for p, gradient in gradients_dict.items()})
+
+    learner.apply_gradients = apply  # type: ignore[method-assign]
+    results = learner.update(batch={"default_policy": rows(8)}, num_epochs=1)
+    gradients = list(seen[0].values())
+    assert results["default_policy"]["gradients_default_optimizer_global_norm"] > 0.05
+    if grad_clip_by == "value":
+        assert max(float(g.abs().max()) for g in gradients) == pytest.approx(0.01)
+    elif grad_clip_by == "norm":
+        assert [float(g.norm()) for g in gradients] == pytest.approx([0.01] * len(gradients), rel=1e-4)
+    else:
+        total = torch.cat([g.flatten() for g in gradients]).norm()
+        assert float(total) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_the_learning_rate_follows_its_schedule_over_sampled_env_steps() -> None:
+    learner = square_learner(lr=[(0, 0.1), (1000, 0.0)])
+    rates = []
+    for num_env_steps in (250, 500, 5000):
+        results = learner.update(
+            batch={"default_policy": rows(8)}, timesteps={"num_env_steps_sampled_lifetime": num_env_steps}
+        )
+        rates.append(results["default_policy"]["default_optimizer_learning_rate"])
+    assert rates == pytest.approx([0.075, 0.05, 0.0])
+
+
+def test_a_learner_restored_from_state_goes_on_bit_for_bit() -> None:
+    learner, other = ppo_learner(), ppo_learner(ppo_config(kl_coeff=0.5))
+    for _ in range(2):
+        learner.update(episodes=episode_batch(40, 24))
+    state = from_plain(to_plain(learner.get_state()))  # plain values and arrays only
+    other.set_state(state)
+    assert other.parameter_hash() == learner.parameter_hash()
+    for one in (learner, other):
+        one.update(episodes=episode_batch(30, 34))
+    assert other.parameter_hash() == learner.parameter_hash()
+    assert other.curr_kl_coeffs_per_module == learner.curr_kl_coeffs_per_module
+    assert other.get_state(["weights_seq_no", "counters"]) == learner.get_state(["weights_seq_no", "counters"])
+    optimizer_state = learner.get_state("optimizer")["optimizer"]["default_policy"]["default_optimizer"]
+    assert all(
+        isinstance(value, np.ndarray) for values in optimizer_state["state"].values() for value in values.values()
+    )
+
+
+def test_state_components_can_be_picked_and_misspelt_ones_are_refused() -> None:
+    learner = square_learner("a", "b")
+    assert set(learner.get_state()) == {"rl_module", "optimizer", "weights_seq_no", "counters", "extra"}
+    assert set(learner.get_state("rl_module/b")["rl_module"]) == {"b"}
+    assert "optimizer" not in learner.get_state(not_components="optimizer")
+    with pytest.raises(ValueError, match="Did you mean 'optimizer'"):
+        learner.get_state("optimiser")
+    with pytest.raises(ValueError, match="no component 'weights'"):
+        learner.set_state({"weights": {}})
+
+
+def test_optimizer_state_of_another_architecture_is_refused() -> None:
+    state = square_learner("a").get_state()
+    with pytest.raises(KeyError, match="module 'a' has no optimizer"):
+        square_learner("b").set_state({"optimizer": state["optimizer"]})
+
+
+def test_modules_can_be_added_and_removed_between_updates() -> None:
+    learner = square_learner("a")
+    learner.update(batch={"a": rows(8)})
+    learner.add_module(module_id="b", module_spec=linear_spec(), new_should_module_be_updated=["b"])
+    before = weights(learner, "a"), weights(learner, "b")
+    results = learner.update(batch={"a": rows(8), "b": rows(8)})
+    assert set(results) == {"b", "__all_modules__"}
+    assert np.array_equal(weights(learner, "a"), before[0])
+    assert not np.array_equal(weights(learner, "b"), before[1])
+    with pytest.raises(ValueError, match="already has a module 'b'"):
+        learner.add_module(module_id="b", module_spec=linear_spec())
+    learner.remove_module("a")
+    assert set(learner.get_state()["optimizer"]) == {"b"}
+    assert learner.update(batch={"b": rows(8)})["b"]["num_module_steps_trained_lifetime"] == 16
+
+
+def test_batches_are_trained_as_one_and_iterators_batch_by_batch() -> None:
+    whole = rows(12)
+    parts = [{Columns.OBS: whole[Columns.OBS][:5]}, {Columns.OBS: whole[Columns.OBS][5:]}]
+    one, several = square_learner(), square_learner()
+    one.update(batch=whole)
+    several.update(batches=parts)
+    assert one.parameter_hash() == several.parameter_hash()
+
+    learner = square_learner()
+    results = learner.update(data_iterators=[iter([rows(4), rows(4), rows(4)])], num_total_minibatches=2)
+    assert results["__all_modules__"]["num_gradient_updates"] == 2
+    assert results["__all_modules__"]["num_env_steps_trained"] == 8
+    with pytest.raises(ValueError, match="at least one batch"):
+        learner.update(batches=[])
+    with pytest.raises(ValueError, match="'rewards'"):
+        learner.update(batches=[rows(3), rows(3) | {"rewards": torch.zeros(3)}])
+
+
+def test_numpy_batches_and_masked_rows_are_taken() -> None:
+    mask = np.array([True, False, True, True])
+    full = rows(4)[Columns.OBS].numpy()
+    masked, dense = square_learner(minibatch_size=None), square_learner(minibatch_size=None)
+    results = masked.update(batch={Columns.OBS: full, Columns.LOSS_MASK: mask})
+    dense.update(batch={Columns.OBS: full[mask]})
+    assert masked.parameter_hash() == dense.parameter_hash()
+    assert results["default_policy"]["num_module_steps_trained"] == 3
+
+
+def test_an_empty_list_of_episodes_is_an_update_of_nothing() -> None:
+    learner = ppo_learner()
+    results = learner.update(episodes=[])
+    assert results["__all_modules__"]["num_env_steps_trained"] == 0
+    assert learner.weights_seq_no == 1
+
+
+def test_torch_threads_are_those_of_the_config_during_an_update_only() -> None:
+    class ThreadLearner(SquareLearner):
+        def compute_loss_for_module(self, **kwargs: Any) -> Tensor:
+            self.threads = torch.get_num_threads()
+            return super().compute_loss_for_module(**kwargs)
+
+    learner = square_learner(learner_class=ThreadLearner)
+    before = torch.get_num_threads()
+    learner.config.torch_num_threads = before + 1
+    learner.update(batch={"default_policy": rows(8)})
+    assert learner.threads == before + 1  # type: ignore[attr-defined]
+    assert torch.get_num_threads() == before
+
+
+class CuriousModule(LinearModule, SelfSupervisedLossAPI):
+    def compute_self_supervised_loss(self, *, fwd_out: dict[str, Any], **kwargs: Any) -> Any:
+        loss = (fwd_out[Columns.ACTION_DIST_INPUTS] - 1.0).square().mean()
+        return {"total_loss": loss, "surprise": loss.detach() * 2}
+
+
+def test_a_module_with_its_own_loss_is_trained_on_it() -> None:
+    spec = RLModuleSpec(
+        module_class=CuriousModule, observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE
+    )
+    learner = Learner(config=ppo_config(minibatch_size=None, num_epochs=1), module_spec=spec)
+    learner.build()
+    results = learner.update(batch=rows(8))["default_policy"]
+    assert results["surprise"] == pytest.approx(2 * results["total_loss"])
+
+
+def test_a_learner_without_a_loss_says_so() -> None:
+    learner = square_learner(learner_class=Learner)
+    with pytest.raises(NotImplementedError, match="override compute_loss_for_module"):
+        learner.update(batch=rows(8))
+
+
+def test_an_optimizer_of_all_modules_steps_with_every_minibatch() -> None:
+    class SharedLearner(SquareLearner):
+        def build(self) -> None:
+            super().build()
+            self.temperature = torch.nn.Parameter(torch.ones(()))
+            self.register_optimizer(
+                optimizer=torch.optim.SGD([self.temperature], lr=0.1), params=[self.temperature]
+            )
+
+        def compute_loss_for_module(self, **kwargs: Any) -> Tensor:
+            return super().compute_loss_for_module(**kwargs) + self.temperature
+
+    learner = square_learner(learner_class=SharedLearner, minibatch_size=None, num_epochs=3)
+    learner.update(batch=rows(8))
+    assert learner.temperature.item() == pytest.approx(0.7)  # type: ignore[attr-defined]
+    assert learner.get_optimizer(ALL_MODULES) is not None
+
+
+def test_what_a_subclass_logs_is_in_the_results() -> None:
+    class LoggingLearner(SquareLearner):
+        def after_gradient_based_update(self, **kwargs: Any) -> None:
+            super().after_gradient_based_update(**kwargs)
+            self.metrics.log_value(("default_policy", "mine"), 3.0)
+
+    learner = square_learner(learner_class=LoggingLearner)
+    assert learner.update(batch=rows(8))["default_policy"]["mine"] == 3.0
