@@ -1,0 +1,273 @@
+"""Env-to-module pieces, each called alone on hand-made episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from connector_fakes import ACTION_SPACE, OBS_SPACE, ValueModule, call, make_episode
+
+from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
+from rlzmq.connectors.env_to_module import (
+    FlattenObservations,
+    FrameStackingEnvToModule,
+    PrevActionsPrevRewards,
+    SingleAgentObservationPreprocessor,
+    WriteObservationsToEpisodes,
+)
+from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+NESTED_SPACE = gym.spaces.Dict(
+    {
+        "c": gym.spaces.MultiDiscrete([2, 3]),
+        "a": gym.spaces.Box(-10.0, 10.0, (), np.float32),
+        "b": gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2, 1), np.float32)]),
+    }
+)
+
+
+def nested_episode() -> SingleAgentEpisode:
+    observation = {
+        "a": np.array(-10.0, np.float32),
+        "b": (1, np.array([[-1.0], [-0.5]], np.float32)),
+        "c": np.array([0, 2]),
+    }
+    return SingleAgentEpisode(observations=[observation])
+
+
+# -- AddObservationsFromEpisodesToBatch -------------------------------------------------------------
+
+
+def test_the_last_observations_are_added_by_episode() -> None:
+    episodes = [make_episode(1), make_episode(2, numpy=False)]
+    batch = call(AddObservationsFromEpisodesToBatch(), episodes)
+    assert list(batch) == ["obs"]
+    assert list(batch["obs"]) == [(episode.id_,) for episode in episodes]
+    np.testing.assert_array_equal(batch["obs"][(episodes[1].id_,)], [[2.0, -2.0]])
+
+
+def test_learners_get_the_observations_of_all_steps_but_the_final_one() -> None:
+    episodes = [make_episode(2, lookback=1), make_episode(0, numpy=False)]
+    batch = call(AddObservationsFromEpisodesToBatch(as_learner_connector=True), episodes)
+    assert list(batch["obs"]) == [(episodes[0].id_,)]
+    np.testing.assert_array_equal(batch["obs"][(episodes[0].id_,)][0], [[1, -1], [2, -2]])
+
+
+def test_observations_that_are_there_already_are_left_alone() -> None:
+    assert call(AddObservationsFromEpisodesToBatch(), [make_episode(1)], {"obs": {}}) == {"obs": {}}
+
+
+# -- BatchIndividualItems, NumpyToTensor -------------------------------------------------------------
+
+
+def test_items_of_all_episodes_are_batched_in_order() -> None:
+    shared_data: dict[str, Any] = {}
+    batch = {"obs": {("A",): [np.zeros(2)], ("B",): [np.ones(2)]}, "plain": [1, 2, 3]}
+    batched = call(BatchIndividualItems(), [], batch, shared_data=shared_data)
+    assert batched["obs"].tolist() == [[0, 0], [1, 1]]
+    assert batched["plain"].tolist() == [1, 2, 3]
+    assert shared_data["memorized_map_structure"] == ["A", "B"]
+
+
+def test_infos_become_one_list_and_are_not_batched() -> None:
+    batch = {"infos": {("A",): [{"x": 1}], ("B",): [{}, {"y": 2}]}}
+    assert call(BatchIndividualItems(), [], batch)["infos"] == [{"x": 1}, {}, {"y": 2}]
+
+
+def test_data_goes_under_the_default_module_of_a_multi_rl_module() -> None:
+    batch = {"obs": {("A",): [np.zeros(2)]}, "rewards": {("A",): [1.0]}}
+    batched = call(BatchIndividualItems(), [], batch, rl_module={"default_policy": ValueModule()})
+    assert list(batched) == ["default_policy"]
+    assert set(batched["default_policy"]) == {"obs", "rewards"}
+
+
+def test_multi_agent_data_is_batched_by_module() -> None:
+    batch = {"m1": {"obs": [np.zeros(2), np.ones(2)], "infos": [{}, {}]}, "m2": {"obs": [np.zeros(3)]}}
+    batched = call(BatchIndividualItems(multi_agent=True), [], batch)
+    assert batched["m1"]["obs"].shape == (2, 2)
+    assert batched["m1"]["infos"] == [{}, {}]
+    assert batched["m2"]["obs"].shape == (1, 3)
+
+
+def test_items_of_different_shapes_are_an_error_that_names_the_column() -> None:
+    with pytest.raises(ValueError, match=r"column 'obs'.*shape \(3,\).*\(2,\)"):
+        call(BatchIndividualItems(), [], {"obs": {("A",): [np.zeros(2)], ("B",): [np.zeros(3)]}})
+
+
+def test_arrays_at_any_depth_become_tensors_and_float64_becomes_float32() -> None:
+    batch = {
+        "obs": {"x": np.zeros((2, 3)), "y": (np.zeros(2, np.uint8), np.zeros(2, bool))},
+        "actions": np.zeros(2, np.int64),
+        "infos": [{}, {}],
+    }
+    tensors = call(NumpyToTensor(), [], batch)
+    assert tensors["obs"]["x"].dtype == torch.float32
+    assert tensors["obs"]["y"][0].dtype == torch.uint8
+    assert tensors["obs"]["y"][1].dtype == torch.bool
+    assert tensors["actions"].dtype == torch.int64
+    assert tensors["infos"] == [{}, {}]
+
+
+def test_read_only_and_reversed_arrays_become_tensors_without_a_warning() -> None:
+    array = np.arange(3.0, dtype=np.float32)
+    array.flags.writeable = False
+    tensors = call(NumpyToTensor(), [], {"a": array, "b": array[::-1], "c": array[::2]})
+    assert tensors["a"].tolist() == [0, 1, 2]
+    assert tensors["b"].tolist() == [2, 1, 0]
+    assert tensors["c"].tolist() == [0, 2]
+
+
+# -- FlattenObservations -----------------------------------------------------------------------------
+
+
+def test_nested_observations_are_flattened_in_the_episode() -> None:
+    piece = FlattenObservations(NESTED_SPACE, gym.spaces.Discrete(2))
+    episode = nested_episode()
+    assert call(piece, [episode]) == {}
+    expected = [-10.0, 0.0, 1.0, -1.0, -0.5, 1.0, 0.0, 0.0, 0.0, 1.0]
+    np.testing.assert_array_equal(episode.get_observations(0), expected)
+    assert piece.observation_space == gym.spaces.Box(-np.inf, np.inf, (10,), np.float32)
+    assert episode.observation_space == piece.observation_space
+
+
+def test_removed_keys_are_neither_in_the_space_nor_in_the_observations() -> None:
+    piece = FlattenObservations(NESTED_SPACE, keys_to_remove=["b", "c"])
+    episode = nested_episode()
+    call(piece, [episode])
+    assert piece.observation_space is not None
+    assert piece.observation_space.shape == (1,)
+    assert episode.get_observations(0).tolist() == [-10.0]
+
+
+def test_an_unknown_key_to_remove_is_an_error_with_a_suggestion() -> None:
+    space = gym.spaces.Dict({"position": gym.spaces.Discrete(2), "speed": gym.spaces.Discrete(2)})
+    with pytest.raises(ConfigurationError, match="Did you mean 'position'"):
+        FlattenObservations(space, keys_to_remove=["positon"])
+    with pytest.raises(ConfigurationError, match="expected a Dict space"):
+        FlattenObservations(gym.spaces.Discrete(2), keys_to_remove=["x"])
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_as_learner_connector_all_observations_are_flattened(numpy: bool) -> None:
+    episode = SingleAgentEpisode(
+        observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=1
+    )
+    if numpy:
+        episode.to_numpy()
+    call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), [episode])
+    np.testing.assert_array_equal(episode.get_observations(), [[1, 0, 0], [0, 1, 0]])
+    np.testing.assert_array_equal(episode.get_observations(-1, neg_index_as_lookback=True), [0, 0, 1])
+
+
+def test_flattening_without_a_space_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="pass it to the constructor"):
+        call(FlattenObservations(), [make_episode(1)])
+
+
+def test_a_space_of_no_fixed_size_is_refused() -> None:
+    with pytest.raises(UnsupportedSpaceError, match="no fixed size"):
+        FlattenObservations(gym.spaces.Text(5))
+
+
+# -- PrevActionsPrevRewards --------------------------------------------------------------------------
+
+
+def test_previous_actions_and_rewards_join_the_observation_and_fit_the_space() -> None:
+    piece = PrevActionsPrevRewards(OBS_SPACE, ACTION_SPACE, n_prev_actions=2, n_prev_rewards=3)
+    episodes = [make_episode(n, numpy=False) for n in (0, 1, 4)]
+    assert call(piece, episodes) == {}
+    first, second, third = (episode.get_observations(-1) for episode in episodes)
+    assert first["prev_n_actions"].tolist() == [0] * 6
+    assert first["prev_n_rewards"].tolist() == [0, 0, 0]
+    assert second["prev_n_actions"].tolist() == [0, 0, 0, 1, 0, 0]
+    assert second["prev_n_rewards"].tolist() == [0, 0, 1]
+    assert third["prev_n_actions"].tolist() == [0, 0, 1, 1, 0, 0]
+    assert third["prev_n_rewards"].tolist() == [2, 3, 4]
+    np.testing.assert_array_equal(third["_orig_obs"], [4, -4])
+    space = piece.observation_space
+    assert isinstance(space, gym.spaces.Dict)
+    assert space["prev_n_actions"].contains(third["prev_n_actions"])
+    assert space["prev_n_rewards"].contains(third["prev_n_rewards"])
+    assert episodes[2].observation_space == space
+
+
+def test_spaces_given_to_the_constructor_are_enough() -> None:
+    """RLlib's piece fails here: it computes the space before it knows its arguments."""
+    piece = PrevActionsPrevRewards(OBS_SPACE, gym.spaces.Box(-1, 1, (2,)), n_prev_rewards=0)
+    assert isinstance(piece.observation_space, gym.spaces.Dict)
+    assert list(piece.observation_space.spaces) == ["_orig_obs", "prev_n_actions"]
+    assert piece.observation_space["prev_n_actions"].shape == (2,)
+
+
+# -- FrameStackingEnvToModule ------------------------------------------------------------------------
+
+
+def test_frames_are_stacked_on_the_last_axis_oldest_first_with_zeros_before_the_start() -> None:
+    piece = FrameStackingEnvToModule(gym.spaces.Box(-9, 9, (2, 2, 1)), num_frames=3)
+    assert piece.observation_space is not None
+    assert piece.observation_space.shape == (2, 2, 3)
+    episode = SingleAgentEpisode(
+        observations=[np.full((2, 2, 1), i + 1, np.float32) for i in range(2)], actions=[0], rewards=[0.0]
+    )
+    batch = call(piece, [episode])
+    (stacked,) = batch["obs"][(episode.id_,)]
+    assert stacked.shape == (2, 2, 3)
+    assert stacked[0, 0].tolist() == [0, 1, 2]
+    assert episode.get_observations(-1).shape == (2, 2, 1)
+
+
+def test_frames_of_one_dimensional_boxes_are_concatenated() -> None:
+    piece = FrameStackingEnvToModule(OBS_SPACE, num_frames=2)
+    batch = call(piece, [make_episode(3), make_episode(0, numpy=False, offset=7)])
+    stacked = [items[0].tolist() for items in batch["obs"].values()]
+    assert stacked == [[2, -2, 3, -3], [0, 0, 7, 0]]
+
+
+def test_frame_stacking_refuses_spaces_that_are_no_boxes() -> None:
+    with pytest.raises(UnsupportedSpaceError, match="FlattenObservations"):
+        FrameStackingEnvToModule(gym.spaces.Discrete(3), num_frames=2)
+    with pytest.raises(ValueError, match="at least 1"):
+        FrameStackingEnvToModule(num_frames=0)
+
+
+# -- preprocessors, WriteObservationsToEpisodes ------------------------------------------------------
+
+
+class Half(SingleAgentObservationPreprocessor):
+    """Keeps the first element only."""
+
+    def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+        return gym.spaces.Box(-1, 1, (1,))
+
+    def preprocess(self, observation: Any, episode: Any) -> Any:
+        return observation[:1] + len(episode)
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_preprocessed_observations_are_written_into_the_episode(numpy: bool) -> None:
+    episode = make_episode(2, numpy=numpy)
+    piece = Half(OBS_SPACE)
+    assert call(piece, [episode]) == {}
+    assert episode.get_observations(-1).tolist() == [4.0]
+    assert episode.observation_space is piece.observation_space
+
+
+def test_the_batchs_observations_are_written_into_the_episodes() -> None:
+    episodes = [make_episode(1, numpy=False), make_episode(1, numpy=False)]
+    piece = WriteObservationsToEpisodes(gym.spaces.Box(0, 1, (3,)))
+    batch = {"obs": [np.zeros(3), np.ones(3)]}
+    assert call(piece, episodes, batch) is batch
+    assert [episode.get_observations(-1).tolist() for episode in episodes] == [[0, 0, 0], [1, 1, 1]]
+    assert episodes[0].observation_space is piece.observation_space
+    by_episode = {"obs": {(episode.id_,): [np.full(3, 5.0)] for episode in episodes}}
+    call(piece, episodes, by_episode)
+    assert episodes[1].get_observations(-1).tolist() == [5, 5, 5]
+
+
+def test_writing_without_an_obs_column_says_so() -> None:
+    with pytest.raises(ValueError, match="needs a column 'obs'"):
+        call(WriteObservationsToEpisodes(), [make_episode(1)])

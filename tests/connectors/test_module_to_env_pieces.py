@@ -1,0 +1,220 @@
+"""Module-to-env pieces, each called alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from connector_fakes import StatefulModule, call, make_episode
+
+from rlzmq.connectors.module_to_env import (
+    GetActions,
+    ListifyDataForVectorEnv,
+    ModuleToAgentUnmapping,
+    NormalizeAndClipActions,
+    RemoveSingleTsTimeRankFromBatch,
+    TensorToNumpy,
+    UnBatchToIndividualItems,
+)
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.modules.distributions import TorchCategorical
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+
+
+class CategoricalModule:
+    def get_inference_action_dist_cls(self) -> Any:
+        return TorchCategorical
+
+    def get_exploration_action_dist_cls(self) -> Any:
+        return TorchCategorical
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# -- GetActions --------------------------------------------------------------------------------------
+
+
+def test_greedy_actions_are_the_most_likely_ones() -> None:
+    batch = {"action_dist_inputs": torch.tensor([[0.0, 5.0], [5.0, 0.0]])}
+    outputs = call(GetActions(), [], batch, rl_module=CategoricalModule(), explore=False)
+    assert outputs["actions"].tolist() == [1, 0]
+    assert outputs["action_logp"].shape == (2,)
+
+
+def test_sampled_actions_come_from_the_shared_generator() -> None:
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    results = []
+    for seed in (0, 0, 1):
+        batch = {"action_dist_inputs": torch.zeros(50, 3)}
+        shared_data = {"generator": generator(seed)}
+        outputs = call(GetActions(), [], batch, rl_module=CategoricalModule(), shared_data=shared_data)
+        np.testing.assert_allclose(outputs["action_logp"], np.log(1 / 3), rtol=1e-5)
+        results.append(outputs["actions"].tolist())
+    assert results[0] == results[1] != results[2]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_actions_that_the_module_gave_are_kept() -> None:
+    batch = {"actions": torch.tensor([1])}
+    assert set(call(GetActions(), [], batch, rl_module=CategoricalModule())) == {"actions"}
+
+
+def test_several_modules_get_their_own_actions() -> None:
+    batch = {"m": {"action_dist_inputs": torch.zeros(2, 2)}, "n": {"actions": torch.zeros(1)}}
+    modules = {"m": CategoricalModule(), "n": CategoricalModule()}
+    outputs = call(GetActions(), [], batch, rl_module=modules, shared_data={"generator": generator()})
+    assert outputs["m"]["actions"].shape == (2,)
+
+
+def test_a_module_without_actions_or_distribution_inputs_is_named() -> None:
+    with pytest.raises(ValueError, match=r"module 'm': expected.*'action_dist_inputs', got \['vf_preds'\]"):
+        call(GetActions(), [], {"m": {"vf_preds": torch.zeros(1)}}, rl_module={"m": CategoricalModule()})
+
+
+# -- TensorToNumpy … Listify -------------------------------------------------------------------------
+
+
+def test_tensors_at_any_depth_become_arrays() -> None:
+    batch = {"state_out": {"h": torch.zeros(2, 3, requires_grad=True)}, "actions": (torch.ones(2), torch.zeros(2))}
+    outputs = call(TensorToNumpy(), [], batch)
+    assert isinstance(outputs["state_out"]["h"], np.ndarray)
+    assert isinstance(outputs["actions"][0], np.ndarray)
+
+
+def test_rows_go_back_to_the_episodes_they_came_from() -> None:
+    batch = {"actions": np.array([1, 2]), "state_out": {"h": np.array([[1.0], [2.0]])}}
+    outputs = call(
+        UnBatchToIndividualItems(), [], batch, shared_data={"memorized_map_structure": ["A", "B"]}
+    )
+    assert outputs["actions"] == {("A",): [1], ("B",): [2]}
+    assert outputs["state_out"][("B",)][0]["h"].tolist() == [2.0]
+
+
+def test_without_memory_columns_become_lists() -> None:
+    assert call(UnBatchToIndividualItems(), [], {"actions": np.array([1, 2])}) == {"actions": [1, 2]}
+
+
+def test_multi_agent_rows_go_back_to_agents_and_envs() -> None:
+    shared_data = {"memorized_map_structure": {"m": [("E", "a"), ("F", "a")], "n": [("E", "b")]}}
+    batch = {"m": {"actions": np.array([1, 2])}, "n": {"actions": np.array([3])}}
+    unbatched = call(UnBatchToIndividualItems(), [], batch, shared_data=shared_data)
+    by_agent = call(ModuleToAgentUnmapping(), [], unbatched)
+    assert by_agent == {"actions": {("E", "a", "m"): [1], ("F", "a", "m"): [2], ("E", "b", "n"): [3]}}
+    episodes = [MultiAgentEpisode("F"), MultiAgentEpisode("E")]
+    listed = call(ListifyDataForVectorEnv(), episodes, by_agent)
+    assert listed == {"actions": [{"a": 2}, {"a": 1, "b": 3}]}
+
+
+def test_a_wrong_number_of_rows_is_an_error_that_names_module_and_column() -> None:
+    shared_data = {"memorized_map_structure": {"m": [("E", "a")]}}
+    with pytest.raises(ValueError, match=r"column 'actions' of module 'm': expected 1 rows.*got 2"):
+        call(UnBatchToIndividualItems(), [], {"m": {"actions": np.zeros(2)}}, shared_data=shared_data)
+    with pytest.raises(ValueError, match="module 'x' has outputs"):
+        call(UnBatchToIndividualItems(), [], {"x": {"actions": np.zeros(2)}}, shared_data=shared_data)
+
+
+def test_single_agent_items_are_listed_in_the_order_of_the_batch() -> None:
+    batch = {"actions": {("B",): [2], ("A",): [1]}}
+    assert call(ListifyDataForVectorEnv(), [make_episode(1)], batch) == {"actions": [2, 1]}
+
+
+def test_the_added_time_axis_is_removed_again_but_not_from_states() -> None:
+    shared_data: dict[str, Any] = {"_added_single_ts_time_rank": True}
+    batch = {
+        "actions": {("A",): [np.array([3])]},
+        "state_out": {("A",): [{"h": np.array([1.0, 2.0])}]},
+    }
+    outputs = call(
+        RemoveSingleTsTimeRankFromBatch(), [], batch, shared_data=shared_data, rl_module=StatefulModule()
+    )
+    assert outputs["actions"][("A",)] == [3]
+    assert outputs["state_out"][("A",)][0]["h"].shape == (2,)
+    assert shared_data == {}
+
+
+def test_without_an_added_time_axis_nothing_is_removed() -> None:
+    batch = {"actions": {("A",): [np.array([3])]}}
+    outputs = call(RemoveSingleTsTimeRankFromBatch(), [], batch, rl_module=StatefulModule())
+    assert outputs["actions"][("A",)][0].shape == (1,)
+
+
+# -- NormalizeAndClipActions -------------------------------------------------------------------------
+
+
+def normalised(space: gym.Space[Any], actions: Any, **kwargs: Any) -> Any:
+    batch = {"actions": {("A",): [actions]}}
+    outputs = call(NormalizeAndClipActions(input_action_space=space, **kwargs), [], batch)
+    assert outputs["actions"] == {("A",): [actions]}
+    return outputs["actions_for_env"][("A",)][0]
+
+
+def test_bounded_float_boxes_are_stretched_and_clipped() -> None:
+    space = gym.spaces.Box(np.array([0.0, -10.0], np.float32), np.array([4.0, 10.0], np.float32))
+    assert normalised(space, np.array([0.0, 0.5], np.float32)).tolist() == [2.0, 5.0]
+    stretched = normalised(space, np.array([-3.0, 3.0], np.float32))
+    assert stretched.tolist() == [0.0, 10.0]
+    assert stretched.dtype == np.float32
+
+
+def test_bounded_integer_boxes_are_shifted() -> None:
+    shifted = normalised(gym.spaces.Box(-2, 2, (2,), np.int32), np.array([0, 4]))
+    assert shifted.tolist() == [-2, 2]
+    assert shifted.dtype == np.int32
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-np.inf, np.inf, (1,))])
+def test_discrete_and_unbounded_actions_are_not_touched(space: gym.Space[Any]) -> None:
+    action = np.array([1.0])
+    assert normalised(space, action) is action
+
+
+def test_clipping_is_for_when_normalising_is_off() -> None:
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action = np.array([3.0], np.float32)
+    assert normalised(space, action, normalize_actions=False, clip_actions=True).tolist() == [1.0]
+    batch = {"actions": {("A",): [action]}}
+    piece = NormalizeAndClipActions(input_action_space=space, normalize_actions=False)
+    assert "actions_for_env" not in call(piece, [], batch)
+
+
+def test_nested_actions_are_normalised_part_by_part() -> None:
+    space = gym.spaces.Dict({"d": gym.spaces.Discrete(2), "x": gym.spaces.Box(0, 2, (1,))})
+    result = normalised(space, {"d": 1, "x": np.array([1.0], np.float32)})
+    assert result == {"d": 1, "x": [2.0]}
+
+
+def test_each_agent_has_its_own_action_space() -> None:
+    space = gym.spaces.Dict({"a": gym.spaces.Box(0, 2, (1,)), "b": gym.spaces.Box(0, 4, (1,))})
+    action = np.array([1.0], np.float32)
+    batch = {"actions": {("E", "a", "m"): [action], ("E", "b", "m"): [action]}}
+    outputs = call(NormalizeAndClipActions(input_action_space=space), [], batch)["actions_for_env"]
+    assert [items[0].item() for items in outputs.values()] == [2.0, 4.0]
+
+
+def test_many_actions_at_once_give_the_same_as_one_by_one() -> None:
+    space = gym.spaces.Tuple(
+        [gym.spaces.Box(-3, 5, (2,)), gym.spaces.Box(-3, 5, (2,), np.int64), gym.spaces.Discrete(4)]
+    )
+    rng = np.random.default_rng(0)
+    actions = (
+        rng.normal(size=(6, 2)).astype(np.float32),
+        rng.integers(0, 9, (6, 2)),
+        rng.integers(0, 4, 6),
+    )
+    piece = NormalizeAndClipActions(input_action_space=space)
+    together = piece.apply_vectorized(actions)
+    for row in range(6):
+        alone = piece.apply_vectorized(tuple(leaf[row] for leaf in actions))
+        for left, right in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(left[row], right)
+
+
+def test_an_unknown_action_space_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="needs the action space"):
+        call(NormalizeAndClipActions(), [], {"actions": {("A",): [1.0]}})
