@@ -76,10 +76,37 @@ class ConnectorPipelineV2(PiecesByName):
             ValueError: A piece returned something that is not a dict; the text names the piece.
             Exception: Whatever a piece raised, with a note that names the piece.
         """
+        return self.run_pieces(
+            0,
+            len(self.connectors),
+            rl_module=rl_module,
+            batch=batch,
+            episodes=episodes,
+            explore=explore,
+            shared_data=shared_data,
+            metrics=metrics,
+            **kwargs,
+        )
+
+    def run_pieces(
+        self,
+        begin: int,
+        end: int,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any] | None = None,
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Runs the batch through pieces ``begin … end - 1`` only; otherwise as calling the pipeline."""
         batch = {} if batch is None else batch
         shared_data = {} if shared_data is None else shared_data
         timed = self.time_pieces
-        for index, piece in enumerate(self.connectors):
+        for index in range(begin, end):
+            piece = self.connectors[index]
             start = time.perf_counter() if timed else 0.0
             try:
                 batch = piece(

@@ -8,10 +8,19 @@ those of the FusedSampler, number by number.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from rlzmq.connectors.common import (
+    AddObservationsFromEpisodesToBatch,
+    AddStatesFromEpisodesToBatch,
+    AddTimeDimToBatchAndZeroPad,
+    BatchIndividualItems,
+    NumpyToTensor,
+)
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -22,6 +31,7 @@ from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.ongoing import FinishedEpisodes
 
 if TYPE_CHECKING:
+    from rlzmq.connectors.pipelines import EnvToModulePipeline
     from rlzmq.runners.request import SampleRequest
     from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
 
@@ -29,6 +39,14 @@ __all__ = ["EpisodeSampler"]
 
 # Actions and what they led to are stored by themselves; all other outputs are extra model outputs.
 _NOT_EXTRA = frozenset({Columns.ACTIONS, Columns.ACTIONS_FOR_ENV})
+
+_DEFAULT_PIECES = [
+    AddObservationsFromEpisodesToBatch,
+    AddTimeDimToBatchAndZeroPad,
+    AddStatesFromEpisodesToBatch,
+    BatchIndividualItems,
+    NumpyToTensor,
+]
 
 
 class EpisodeSampler:
@@ -45,6 +63,11 @@ class EpisodeSampler:
         self.has_episodes = False
         callbacks = runner.callbacks
         self._has_step_hooks = callbacks.has("on_episode_step") or callbacks.has("on_episode_start")
+        # Where only the user's env-to-module pieces need episodes, the default ones after them and the
+        # module-to-env pieces still run on whole columns.
+        plan = runner.module_to_env.columnar_plan()
+        self._num_user_pieces = _num_user_pieces(runner.env_to_module) if plan is not None else None
+        self._normalize = None if plan is None else plan.normalize
 
     # -- between fragments ---------------------------------------------------------------------
 
@@ -66,6 +89,7 @@ class EpisodeSampler:
         self._needs_reset = np.zeros(num_envs, np.bool_)
         self._acting = list(self._episodes)
         self._to_module: dict[str, Any] | None = None
+        self._module_observations: Any = None
         self._extra_names: tuple[str, ...] = ()
         self._last_extras: dict[str, Any] = {}
         self._starting = set(range(num_envs))
@@ -109,7 +133,7 @@ class EpisodeSampler:
         self._done: list[tuple[int, SingleAgentEpisode]] = []
         module_step = runner.module_step
         module_step.begin(explore=request.explore)
-        if self._to_module is None:
+        if self._to_module is None and self._module_observations is None:
             self._observe()
             for index in sorted(self._starting):
                 self._call("on_episode_start", self._episodes[index], index)
@@ -126,10 +150,29 @@ class EpisodeSampler:
         return self._collect(), self._finished, num_vector_steps
 
     def _act(self, t: int) -> tuple[list[Any], Any, list[dict[str, Any]]]:
-        """One pass of module and module-to-env pipeline: per env, actions and extra outputs."""
+        """One act of the module: per env, actions and extra outputs; and the vector env's actions."""
         runner = self.runner
-        assert self._to_module is not None
-        outputs = runner.module_step.forward(self._to_module, t)
+        if self._to_module is None:
+            outputs, _ = runner.module_step(self._module_observations, self._states(), t)
+            columns = {name: tree_unstack(values) for name, values in outputs.items()}
+            for_env = outputs.get(Columns.ACTIONS_FOR_ENV, outputs[Columns.ACTIONS])
+            if Columns.ACTIONS_FOR_ENV not in outputs and self._normalize is not None:
+                for_env = self._normalize.apply_vectorized(for_env)
+        else:
+            columns = self._run_module_to_env(runner.module_step.forward(self._to_module, t))
+            for_env = self._for_vector_env(columns.get(Columns.ACTIONS_FOR_ENV, columns[Columns.ACTIONS]))
+        names = tuple(name for name in columns if name not in _NOT_EXTRA)
+        version = runner.weights_seq_no
+        rows = zip(*(columns[name] for name in names), strict=True) if names else [()] * self.num_envs
+        extras = [{**dict(zip(names, row, strict=True)), WEIGHTS_SEQ_NO: version} for row in rows]
+        if names != self._extra_names:
+            self._begin_extras(names, extras)
+        self._last_extras = columns
+        return columns[Columns.ACTIONS], for_env, extras
+
+    def _run_module_to_env(self, outputs: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """The full module-to-env pipeline: per column, one item per env."""
+        runner = self.runner
         to_env = runner.module_to_env(
             rl_module=runner.module,
             batch=dict(outputs),
@@ -138,22 +181,19 @@ class EpisodeSampler:
             shared_data=runner.shared_data,
             metrics=runner.metrics,
         )
-        columns = {name: self._per_env(name, values) for name, values in to_env.items()}
-        if Columns.ACTIONS not in columns:
+        if Columns.ACTIONS not in to_env:
             raise ValueError(
-                f"The module-to-env pipeline returned no 'actions', only {sorted(columns)}. Each piece must "
+                f"The module-to-env pipeline returned no 'actions', only {sorted(to_env)}. Each piece must "
                 "return the batch with the columns it does not own left in."
             )
-        actions = columns[Columns.ACTIONS]
-        for_env = columns.get(Columns.ACTIONS_FOR_ENV, actions)
-        names = tuple(name for name in columns if name not in _NOT_EXTRA)
-        version = runner.weights_seq_no
-        rows = zip(*(columns[name] for name in names), strict=True) if names else [()] * self.num_envs
-        extras = [{**dict(zip(names, row, strict=True)), WEIGHTS_SEQ_NO: version} for row in rows]
-        if names != self._extra_names:
-            self._begin_extras(names, extras)
-        self._last_extras = {name: columns[name] for name in names}
-        return actions, self._for_vector_env(for_env), extras
+        return {name: self._per_env(name, values) for name, values in to_env.items()}
+
+    def _states(self) -> Any:
+        """The module's states of all envs, leaves ``[N, ...]`` tensors; None if stateless."""
+        if not self.runner.module_step.is_stateful:
+            return None
+        states = [self._state_now(index, episode) for index, episode in enumerate(self._acting)]
+        return tree_map(torch.from_numpy, tree_stack(states))
 
     def _per_env(self, name: str, values: Any) -> list[Any]:
         """One item per env, from a list or a batched tree."""
@@ -219,15 +259,16 @@ class EpisodeSampler:
         self._stepped = ~self._needs_reset
         for index in self.runner.stepper.source.failed:
             self._restart_failed(index)
-        reward_list, terminated_list = np.asarray(rewards, np.float64).tolist(), terminated.tolist()
-        truncated_list = truncated.tolist()
+        reward_list = np.asarray(rewards, np.float64).tolist()
+        terminated_list, truncated_list = terminated.tolist(), truncated.tolist()
         self._starting = set()
-        for index, episode in enumerate(self._episodes):
-            info = infos.get(index, {})
-            if not episode.is_reset:
+        returns, no_info = self._returns, not infos
+        for index, (episode, stepped) in enumerate(zip(self._episodes, self._stepped.tolist(), strict=True)):
+            info = {} if no_info else infos.get(index, {})
+            if not stepped:
                 episode.add_env_reset(items[index], info)
                 self._starting.add(index)
-                self._returns[index] = 0.0
+                returns[index] = 0.0
                 self._started_s[index] = time.perf_counter()
                 continue
             reward = reward_list[index]
@@ -240,7 +281,7 @@ class EpisodeSampler:
                 truncated=truncated_list[index],
                 extra_model_outputs=extras[index],
             )
-            self._returns[index] += reward
+            returns[index] += reward
         self._needs_reset = np.asarray(terminated | truncated)
         return int(np.count_nonzero(self._stepped))
 
@@ -260,6 +301,8 @@ class EpisodeSampler:
     def _after_step(self) -> None:
         """Env-to-module pipeline, callbacks, and successors of the episodes that ended."""
         self._observe()
+        if not self._has_step_hooks and not self._needs_reset.any():
+            return
         for index, episode in enumerate(self._episodes):
             if self._has_step_hooks:
                 hook = "on_episode_start" if index in self._starting else "on_episode_step"
@@ -283,17 +326,29 @@ class EpisodeSampler:
             self._done.append((index, episode))
 
     def _observe(self) -> None:
-        """Runs the env-to-module pipeline over all episodes; what it returns is acted on next."""
+        """Runs the env-to-module pipeline over all episodes; what it gives is acted on next."""
         runner = self.runner
+        pipeline = runner.env_to_module
         self._acting = list(self._episodes)
-        self._to_module = runner.env_to_module(
-            rl_module=runner.module,
-            batch={},
-            episodes=self._acting,
-            explore=self._request.explore,
-            shared_data=runner.shared_data,
-            metrics=runner.metrics,
-        )
+        arguments = {
+            "rl_module": runner.module,
+            "episodes": self._acting,
+            "explore": self._request.explore,
+            "shared_data": runner.shared_data,
+            "metrics": runner.metrics,
+        }
+        first_default = self._num_user_pieces
+        if first_default is None:
+            self._to_module = pipeline(batch={}, **arguments)
+            return
+        batch = pipeline.run_pieces(0, first_default, batch={}, **arguments)
+        if batch:  # a piece made columns of its own: the default pieces do the rest as ever
+            self._to_module = pipeline.run_pieces(
+                first_default, len(pipeline.connectors), batch=batch, **arguments
+            )
+        else:
+            self._to_module = None
+            self._module_observations = tree_stack([episode.observations.get(-1) for episode in self._acting])
 
     # -- the result ----------------------------------------------------------------------------
 
@@ -340,3 +395,10 @@ class EpisodeSampler:
         """One observation per env; copies, since the env reuses its buffers."""
         items: list[Any] = tree_unstack(tree_map(np.copy, observations))
         return items
+
+
+def _num_user_pieces(pipeline: EnvToModulePipeline) -> int | None:
+    """How many pieces come before the default ones; None if it does not end with exactly those."""
+    types = [type(piece) for piece in pipeline.connectors]
+    num = len(types) - len(_DEFAULT_PIECES)
+    return num if num >= 0 and types[num:] == _DEFAULT_PIECES else None
