@@ -61,6 +61,8 @@ class LearnerRole:
         """
         from torch.distributed import FileStore
 
+        from rlzmq.learners.distributed import loopback_interface
+
         self.rank = rank
         self.learner.setup_distributed(
             rank=rank,
@@ -68,7 +70,9 @@ class LearnerRole:
             store=FileStore(store_path, num_ranks),
             timeout_s=self.config.learner_timeout_s,
             generation=generation,
+            interface=loopback_interface(),
         )
+        self.learner.broadcast_state(0)
 
     def update(self, **kwargs: Any) -> dict[str, Any]:
         """See Learner.update."""
