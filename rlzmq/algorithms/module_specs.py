@@ -91,13 +91,14 @@ def _module_spaces(
         return {DEFAULT_MODULE_ID: (observation_space, action_space), **known}
     if not isinstance(observation_space, DictSpace) or not isinstance(action_space, DictSpace):
         return {mid: known.get(mid, (observation_space, action_space)) for mid in module_ids}
-    for agent_id in action_space.spaces:
+    by_name = observation_space.spaces  # by module id behind AgentToModuleMapping, else by agent id
+    pairs = []
+    for agent_id, agent_action_space in action_space.spaces.items():
         module_id = _mapped(config.policy_mapping_fn, agent_id)
-        pair = (observation_space.spaces.get(agent_id), action_space.spaces[agent_id])
-        targets = [module_id] if module_id is not None else module_ids
-        for target in targets:
+        for target in [module_id] if module_id is not None else module_ids:
+            pair = (by_name.get(target, by_name.get(agent_id)), agent_action_space)
             known.setdefault(target, pair)
-    pairs = [(observation_space.spaces.get(a), action_space.spaces[a]) for a in action_space.spaces]
+            pairs.append(pair)
     if pairs and all(pair == pairs[0] for pair in pairs):
         for module_id in module_ids:  # e.g. modules that a random mapping has not named yet
             known.setdefault(module_id, pairs[0])

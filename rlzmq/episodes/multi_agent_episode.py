@@ -212,6 +212,26 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 extra_model_outputs=dict(event.extra_model_outputs),
             )
 
+    def truncate(self) -> None:
+        """Ends the episode here, truncated for all agents that are not done; hanging actions are dropped.
+
+        For an environment that broke: the step that broke it is not part of the episode.
+        """
+        timeline = self._timeline
+        timeline.is_truncated = True
+        for agent_id, track in timeline.tracks.items():
+            if not track.is_done:
+                track.truncated, track.done_env_t, track.pending = True, timeline.env_t, None
+                self.agent_episodes[agent_id].is_truncated = True
+
+    def prune(self) -> None:
+        """Takes out the agents without a step in this chunk (their data are all lookback, or hanging)."""
+        for agent_id in [agent_id for agent_id, sae in self.agent_episodes.items() if len(sae) == 0]:
+            track = self._timeline.tracks.pop(agent_id)
+            del self.agent_episodes[agent_id]
+            if track.is_done:
+                self._timeline.departed[agent_id] = (track.terminated, track.truncated)
+
     def to_numpy(self) -> MultiAgentEpisode:
         """Turns all agents' data into arrays ``[num_items, ...]``, in place; returns itself."""
         for sae in self.agent_episodes.values():

@@ -1,0 +1,247 @@
+"""MultiAgentEnvRunner: samples MultiAgentEpisodes from several multi-agent environments."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.seeding import derive_seed
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tree import tree_map
+from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
+from rlzmq.envs.registry import EnvContext
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode, default_agent_to_module_mapping_fn
+from rlzmq.runners.env_runner import EnvRunner, sample_limits
+from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.multi_agent_sampler import MultiAgentSampler
+from rlzmq.runners.request import SampleRequest
+
+__all__ = ["MultiAgentEnvRunner"]
+
+
+class MultiAgentEnvRunner(EnvRunner):
+    """Samples episodes of several agents, whose modules ``config.policy_mapping_fn`` names.
+
+    Example:
+        >>> config = (
+        ...     PPOConfig()
+        ...     .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        ...     .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
+        ... )
+        >>> with MultiAgentEnvRunner(config=config) as runner:
+        ...     episodes = runner.sample(num_episodes=3)
+        >>> len(episodes)
+        3
+
+    Attributes:
+        use_fused: Set to False to always build real episodes.
+    """
+
+    env: SyncVectorMultiAgentEnv
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        self.use_fused = True
+        self.shared_data: dict[str, Any] = {}
+        self.counts_agent_steps = getattr(config, "count_steps_by", "env_steps") == "agent_steps"
+        self._sampler: Any = None
+        self._chosen_for: tuple[Any, ...] = ()
+        self._needs_seed = True
+        self._id_prefix = uuid.uuid4().hex[:20]
+        self._num_episode_ids = 0
+        super().__init__(config=config, **kwargs)
+
+    # -- sampling ------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> Sequence[MultiAgentEpisode]:
+        """See `EnvRunner.sample`; ``num_timesteps`` are agent steps if ``config.count_steps_by`` says so.
+
+        Returns:
+            A `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without the agents that made no
+            step in their chunk.
+        """
+        self._assert_running()
+        num_timesteps, num_episodes = sample_limits(
+            self.config, self.num_envs, self.worker_index, num_timesteps, num_episodes
+        )
+        if not (num_timesteps or num_episodes):
+            return []
+        request = SampleRequest(
+            explore=self.config.explore if explore is None else explore,
+            random_actions=random_actions,
+            num_timesteps=num_timesteps,
+            num_episodes=num_episodes,
+        )
+        return self._run(request, force_reset=force_reset or num_episodes is not None)
+
+    def sample_lease(
+        self, num_vector_steps: int, *, max_env_steps: int | None = None, explore: bool | None = None
+    ) -> MultiAgentEpisodeBatch:
+        """See `EnvRunner.sample_lease`; the batch is a `MultiAgentEpisodeBatch`."""
+        self._assert_running()
+        if num_vector_steps < 1:
+            raise ValueError(f"sample_lease: expected num_vector_steps >= 1, got {num_vector_steps}.")
+        request = SampleRequest(
+            explore=self.config.explore if explore is None else explore,
+            num_vector_steps=num_vector_steps,
+            max_env_steps=max_env_steps,
+        )
+        return self._run(request, force_reset=False)
+
+    def _run(self, request: SampleRequest, *, force_reset: bool) -> MultiAgentEpisodeBatch:
+        start_s = time.perf_counter()
+        sampler = self._choose_sampler()
+        if force_reset or not sampler.has_episodes:
+            self.shared_data.clear()
+            self.shared_data["generator"] = self.generator
+            sampler.reset()
+        try:
+            batch, finished, num_vector_steps = sampler.run(request)
+        except BaseException:
+            sampler.forget()  # half a step was made: nothing can be continued
+            raise
+        num_env_steps = batch.num_env_steps
+        self._count_steps(
+            num_env_steps, batch.agent_steps_by("agent_ids"), batch.agent_steps_by("module_ids")
+        )
+        self.episode_metrics.add_episodes(finished.returns, finished.lengths, finished.durations_s)
+        self.episode_metrics.add_split_returns(finished.agent_returns, finished.module_returns)
+        batch.meta = {
+            "worker_index": self.worker_index,
+            "incarnation": self.incarnation,
+            "num_env_steps": num_env_steps,
+            "num_agent_steps": batch.num_agent_steps,
+            "num_vector_steps": num_vector_steps,
+            "weights_version": self.weights_seq_no,
+            "weights_generation": self.weights_generation,
+            "episode_metrics": finished.to_dict(),
+        }
+        if self.callbacks.has("on_sample_end"):
+            self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
+        self._time_sample(start_s)
+        return batch
+
+    def _choose_sampler(self) -> Any:
+        """The sampler for the env, modules and pipelines as they are now."""
+        key = (
+            self.env,
+            self.module,
+            self.use_fused,
+            self.env_to_module,
+            *self.env_to_module.connectors,
+            self.module_to_env,
+            *self.module_to_env.connectors,
+        )
+        if len(key) == len(self._chosen_for) and all(
+            a is b for a, b in zip(key, self._chosen_for, strict=True)
+        ):
+            return self._sampler
+        self._chosen_for = key
+        self._sampler = MultiAgentSampler(self)
+        return self._sampler
+
+    # -- what samplers ask for -----------------------------------------------------------------
+
+    def take_reset_seed(self) -> int | None:
+        """The seed of the coming reset: only a vector env's first reset is seeded."""
+        if not self._needs_seed:
+            return None
+        self._needs_seed = False
+        return self.env_seed()
+
+    def new_episode_id(self) -> str:
+        """An id that no other episode has, in this process or another."""
+        self._num_episode_ids += 1
+        return f"{self._id_prefix}{self._num_episode_ids:012x}"
+
+    def mapping_fn(self, agent_id: Any, episode: Any) -> str:
+        """``config.policy_mapping_fn``, its answer checked.
+
+        Raises:
+            ConfigurationError: It names a module that there is none of.
+        """
+        fn = getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn
+        module_id = fn(agent_id, episode)
+        if module_id not in self.multi_rl_module:
+            raise ConfigurationError(
+                f"policy_mapping_fn({agent_id!r}, episode) returned {module_id!r}, which is no module."
+                f"{did_you_mean(module_id, list(self.multi_rl_module.keys()))}"
+            )
+        return str(module_id)
+
+    def forward(self, batch: dict[str, Any], explore: bool, t: int) -> Any:
+        """The modules' forward passes on a batch by module id."""
+        with torch.inference_mode():
+            if explore:
+                return self.multi_rl_module.forward_exploration(batch, t=t)
+            return self.multi_rl_module.forward_inference(batch)
+
+    def initial_state(self, module_id: Any) -> Any:
+        """A module's state at an episode's start, as arrays without batch dimension."""
+        return tree_map(to_numpy, self.multi_rl_module[module_id].get_initial_state())
+
+    # -- construction --------------------------------------------------------------------------
+
+    def _make_vector_env(self, context: EnvContext) -> SyncVectorMultiAgentEnv:
+        env = make_multi_agent_vec(
+            self.config.env,
+            num_envs=self.num_envs,
+            mode=getattr(self.config, "gym_env_vectorize_mode", "sync"),
+            context=context,
+        )
+        env.recover = self._recover_env
+        if self.seed is not None:
+            env.single_action_spaces.seed(
+                derive_seed(self.seed, "random_actions", self.worker_index, self.incarnation)
+            )
+        return env
+
+    def _recover_env(self, index: int, error: Exception) -> None:
+        self.count_env_failure(error, index, "step")
+
+    def _make_pipelines(self) -> None:
+        spaces = self._env_spaces()
+        self.env_to_module = self.config.build_env_to_module_connector(env=self.env, spaces=spaces)
+        self.module_to_env = self.config.build_module_to_env_connector(env=self.env, spaces=spaces)
+
+    def _acting_module(self) -> Any:
+        return self.multi_rl_module
+
+    def _forget_episodes(self) -> None:
+        self._needs_seed = True
+        if self._sampler is not None:
+            self._sampler.forget()
+
+    def _env_spaces(self) -> dict[str, tuple[Any, Any]]:
+        return {
+            "__env__": (self.env.observation_space, self.env.action_space),
+            "__env_single__": (self.env.single_observation_spaces, self.env.single_action_spaces),
+        }
+
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """See `EnvRunner.get_spaces`; modules whose agents cannot be told beforehand are left out."""
+        from rlzmq.runners.multi_agent_spaces import module_spaces
+
+        spaces = self._env_spaces()
+        spaces.update(
+            module_spaces(
+                list(self.config.module_ids),
+                getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn,
+                self.env_to_module.observation_space,
+                self.env.single_action_spaces,
+            )
+        )
+        return spaces
