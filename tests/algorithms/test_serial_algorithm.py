@@ -1,0 +1,239 @@
+"""A run in one process: results, determinism, checkpoints, evaluation, custom steps, callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq import (
+    PPO,
+    Algorithm,
+    CheckpointError,
+    ClosedError,
+    ConfigurationError,
+    PPOConfig,
+    UnsupportedSpaceError,
+    register_env,
+)
+
+
+def small(seed: int = 1, env: Any = "CartPole-v1") -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(env)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+        .training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=2, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .debugging(seed=seed)
+    )
+
+
+def weights_of(algo: Any) -> dict[str, np.ndarray]:
+    return dict(algo.get_module().get_state())
+
+
+def assert_equal_weights(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_the_result_has_rllibs_keys_and_the_account_adds_up() -> None:
+    with small().build() as algo:
+        algo.train()
+        result = algo.train()
+    assert result["training_iteration"] == 2
+    assert result["num_env_steps_sampled_lifetime"] >= 400
+    for name in ("episode_return_mean", "episode_len_mean", "num_episodes", "num_env_steps_sampled_lifetime"):
+        assert name in result["env_runners"]
+    learner = result["learners"]["default_policy"]
+    for name in ("policy_loss", "vf_loss", "entropy", "mean_kl_loss", "total_loss", "curr_kl_coeff"):
+        assert np.isfinite(learner[name])
+    assert result["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 400
+    for name in ("training_iteration", "training_step", "env_runner_sampling_timer", "learner_update_timer"):
+        assert result["timers"][name] >= 0
+    account = result["accounting"]
+    assert account["trained"] == 400
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+
+
+def test_one_seed_gives_identical_weights_twice_and_another_does_not() -> None:
+    finals = []
+    for seed in (3, 3, 4):
+        with small(seed).build() as algo:
+            for _ in range(3):
+                algo.train()
+            finals.append(weights_of(algo))
+    assert_equal_weights(finals[0], finals[1])
+    assert any((finals[0][name] != finals[2][name]).any() for name in finals[0])
+
+
+def test_training_inside_a_running_event_loop() -> None:
+    async def cell() -> int:
+        with small().build() as algo:
+            return int(algo.train()["training_iteration"])
+
+    assert asyncio.run(cell()) == 1
+
+
+async def test_the_async_face_gives_the_same_weights() -> None:
+    async with small().build_async() as algo:
+        async for result in algo.results():
+            if result["training_iteration"] == 2:
+                break
+        asynchronous = dict((await algo.get_module()).get_state())
+    with small().build() as algo:
+        algo.train()
+        algo.train()
+        assert_equal_weights(asynchronous, weights_of(algo))
+
+
+def test_a_checkpoint_brings_back_weights_optimiser_and_counters(tmp_path: Path) -> None:
+    with small().build() as algo:
+        for _ in range(2):
+            algo.train()
+        path = algo.save_to_path(tmp_path / "c")
+        saved, state = weights_of(algo), algo.get_state()
+    with PPO.from_checkpoint(path) as restored:
+        assert_equal_weights(weights_of(restored), saved)
+        assert restored.iteration == 2
+        assert restored.config.lr == 1e-3
+        again = restored.get_state()
+        assert again["learner_group/learner"].keys() == state["learner_group/learner"].keys()
+        result = restored.train()
+        assert result["training_iteration"] == 3
+        assert result["num_env_steps_sampled_lifetime"] > 400
+        assert result["learners"]["default_policy"]["weights_seq_no"] == 3
+        account = result["accounting"]
+        assert account["trained"] == 600
+    with Algorithm.from_checkpoint(path) as generic:
+        assert isinstance(generic, PPO)
+    with small(seed=9).build() as other:
+        other.restore_from_path(path)
+        assert_equal_weights(weights_of(other), saved)
+
+
+def test_a_torn_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    with small().build() as algo:
+        path = Path(algo.save_to_path(tmp_path / "c"))
+        algo.train()
+        before = weights_of(algo)
+        victim = next(path.rglob("state.safetensors"))
+        victim.write_bytes(victim.read_bytes()[:-4])
+        with pytest.raises(CheckpointError, match="torn"):
+            algo.restore_from_path(path)
+        assert_equal_weights(weights_of(algo), before)
+
+
+def test_code_in_a_checkpoints_config_is_asked_for(tmp_path: Path) -> None:
+    config = small().callbacks(on_train_result=lambda **kwargs: None)
+    with config.build() as algo:
+        path = algo.save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"callbacks_hooks.*Pass config="):
+        PPO.from_checkpoint(path)
+    PPO.from_checkpoint(path, config=config).stop()
+
+
+def test_evaluation_counts_apart_and_is_greedy_by_request() -> None:
+    config = small().evaluation(
+        evaluation_interval=2, evaluation_duration=3, evaluation_config={"explore": False}
+    )
+    with config.build() as algo:
+        assert "evaluation" not in algo.train()
+        result = algo.train()
+        assert result["evaluation"]["env_runners"]["num_episodes"] == 3
+        assert result["accounting"]["trained"] == 400
+        one, two = algo.evaluate(), algo.evaluate()
+        assert one["env_runners"]["num_episodes"] == two["env_runners"]["num_episodes"] == 3
+
+
+def test_a_custom_training_step_in_five_lines() -> None:
+    class Mine(PPO):
+        def training_step(self) -> None:
+            episodes = self.env_runner_group.sample(num_timesteps=200)
+            self.learner_group.update(episodes=episodes)
+            self.sync_weights()
+            self.metrics.log_value("mine", 7)
+
+    with Mine(small()) as algo:
+        before = weights_of(algo)
+        result = algo.train()
+        assert result["mine"] == 7
+        assert result["learners"]["default_policy"]["weights_seq_no"] == 1
+        assert any((before[name] != after).any() for name, after in weights_of(algo).items())
+        runner = algo.env_runner
+        np.testing.assert_array_equal(
+            next(iter(runner.module.get_state(inference_only=True).values())),
+            weights_of(algo)[next(iter(runner.module.get_state(inference_only=True)))],
+        )
+        account = result["accounting"]
+        assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+
+
+def test_a_training_step_must_return_none() -> None:
+    class Wrong(PPO):
+        def training_step(self) -> Any:
+            return {}
+
+    with Wrong(small()) as algo, pytest.raises(ValueError, match=r"expected None.*metrics"):
+        algo.train()
+
+
+def test_callbacks_fire_with_the_algorithm() -> None:
+    seen: list[str] = []
+
+    def on_result(*, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        seen.append(type(algorithm).__name__)
+        result["extra"] = 1
+
+    config = small().callbacks(
+        on_algorithm_init=lambda **kw: seen.append("init"),
+        on_train_result=[on_result, lambda **kw: seen.append("second")],
+        on_episode_end=lambda *, metrics_logger, **kw: metrics_logger.log_value("ends", 1, reduce="sum"),
+    )
+    with config.build() as algo:
+        result = algo.train()
+    assert seen == ["init", "PPO", "second"]
+    assert result["extra"] == 1
+    assert result["env_runners"]["ends"] == result["env_runners"]["num_episodes"]
+
+
+def test_iterations_last_as_long_as_asked() -> None:
+    config = small().reporting(min_sample_timesteps_per_iteration=500)
+    with config.build() as algo:
+        result = algo.train()
+    assert result["num_training_step_calls_per_iteration"] == 3
+
+
+def test_a_stopped_algorithm_says_so() -> None:
+    algo = small().build()
+    algo.stop()
+    algo.stop()
+    with pytest.raises(ClosedError, match="was stopped"):
+        algo.train()
+
+
+def test_the_config_is_frozen_by_build() -> None:
+    with small().build() as algo, pytest.raises(AttributeError, match="frozen"):
+        algo.config.lr = 1.0
+
+
+def test_an_unknown_env_names_the_closest() -> None:
+    with pytest.raises(ConfigurationError, match="CartPole-v1"):
+        small(env="CartPole-v11").build()
+
+
+def test_an_unsupported_space_is_named() -> None:
+    import gymnasium as gym
+
+    class Words(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Text(5)
+        action_space = gym.spaces.Discrete(2)
+
+    register_env("words", lambda config: Words())
+    with pytest.raises(UnsupportedSpaceError, match="Text"):
+        small(env="words").build()
