@@ -287,13 +287,7 @@ class EnvRunner(abc.ABC):
         spec = self.config.get_multi_rl_module_spec(
             env=self.env, spaces=self.get_spaces(), inference_only=True
         )
-        if self.seed is not None:
-            # The same first weights for every runner; the caller's global stream stays untouched.
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive_seed(self.seed, "module"))
-                self.multi_rl_module = spec.build()
-        else:
-            self.multi_rl_module = spec.build()
+        self.multi_rl_module = spec.build(seed=self.seed)
         if hasattr(self.multi_rl_module, "eval"):
             self.multi_rl_module.eval()
         self._weights_layout = None
