@@ -58,7 +58,6 @@ from rlzmq.protocol.messages import (
     WireMessage,
 )
 from rlzmq.protocol.ranges import to_spans, unpack_ranges
-from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.values import pack_blob
 from rlzmq.protocol.weights import open_publication
 
@@ -232,7 +231,7 @@ class BrokerCore:
             state.driver_seen_at = now
             if is_first_driver:
                 state.ledger.accounting.add_base(message.trained, message.dropped)
-            self._updates.driver_joined(message.next_update, now)
+            self._updates.driver_joined(message.next_update, message.generation, now)
 
     def _on_stranger(self, event: Received, message: WireMessage) -> None:
         """A peer of a broker before this one, one declared lost, or one that was fenced."""
@@ -321,7 +320,7 @@ class BrokerCore:
         record = self.state.ledger.runner(peer.uuid, peer.incarnation)
         peer.first_unacked = max(peer.first_unacked, message.first_unacked)
         record.commit_below(message.first_unacked)
-        if record.watermark > message.first_unacked or (record.beyond and message.unaccepted):
+        if record.watermark > message.first_unacked:
             self._tell_committed(peer)  # the COMMITTED before was lost
         if message.connector_version < peer.connector_version and not message.leases:
             peer.connector_version = message.connector_version
@@ -465,6 +464,7 @@ class BrokerCore:
             update_id=update_id,
             next_open=next_open,
             connector_version=state.connector_version,
+            min_generation=state.min_generation,
             num_steps_ready=state.ledger.free_steps(oldest, newest),
             num_steps_leased=state.leases.leased_env_steps(),
             num_runners=len(state.runners),
@@ -479,27 +479,18 @@ class BrokerCore:
     def _acknowledge(self) -> None:
         """Tells runners what was accepted (unless a lease told them) and what was committed."""
         state = self.state
+        committed = {}
         for fragment in state.ledger.pop_committed():
             peer = state.runners.get(fragment.runner)
             if peer is not None and peer.incarnation == fragment.incarnation:
-                state.acks.setdefault(fragment.runner, set()).add(-1)
+                committed[fragment.runner] = peer
+        for peer in committed.values():
+            self._tell_committed(peer)
         for uuid in list(state.acks):
             peer = state.runners.get(uuid)
-            if peer is None:
-                del state.acks[uuid]
-                continue
-            if -1 in state.acks[uuid]:
-                state.acks[uuid].discard(-1)
-                self._tell_committed(peer)
-            accepted = {
-                seq
-                for seq in state.acks[uuid]
-                if FragmentId(uuid, peer.incarnation, seq) in state.ledger.entries
-            }
-            state.acks[uuid] = accepted
-            spans = take_acks(state, uuid)
-            if spans:
-                state.send(peer, Accepted(peer.incarnation, spans))
+            accepted = take_acks(state, uuid)
+            if peer is not None:
+                state.send(peer, Accepted(peer.incarnation, accepted))
 
     def _tell_committed(self, peer: Peer) -> None:
         record = self.state.ledger.runner(peer.uuid, peer.incarnation)

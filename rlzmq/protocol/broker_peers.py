@@ -28,14 +28,14 @@ class Door:
         refusal = self._mismatch(hello) or self._fence_reason(hello)
         if refusal is not None:
             state.count_refused(refusal[0])
-            state.send(routing, Refused(*refusal))
+            state.send(routing, Refused(*refusal, hello.generation))
             if refusal[0] != "fenced":
                 state.notify("refused", hello.role, hello.name, refusal[1])
             return None
         incarnation = self._incarnation(hello)
         known = state.names.get((hello.role, hello.name))
         is_same = known is not None and known[0] == hello.uuid
-        if known is not None and not is_same:
+        if known is not None and not is_same and hello.role != "learner":
             self._fence(hello, known[0])
         state.names[(hello.role, hello.name)] = (hello.uuid, incarnation)
         previous = self._registered(hello)
@@ -94,10 +94,8 @@ class Door:
         state = self._state
         if hello.uuid in state.fenced:
             return "fenced", f"{hello.name!r} was superseded by a newer process of that name"
-        known = state.names.get((hello.role, hello.name))
-        if known is not None and known[0] != hello.uuid and 0 < hello.incarnation <= known[1]:
-            return "fenced", f"{hello.name!r} runs as incarnation {known[1]}, this one is {hello.incarnation}"
         if hello.role == "learner":
+            # Generations fence learners: a dead rank's successor is always of a later one.
             newest = max(state.generation, state.min_generation)
             if hello.generation < newest:
                 return "fenced", f"the learners are at generation {newest}, this one is of {hello.generation}"
@@ -106,6 +104,10 @@ class Door:
                 (seated is not None and seated.uuid != hello.uuid) or hello.num_ranks != state.num_ranks
             ):
                 return "fenced", f"rank {hello.rank} of generation {hello.generation} is taken"
+            return None
+        known = state.names.get((hello.role, hello.name))
+        if known is not None and known[0] != hello.uuid and 0 < hello.incarnation <= known[1]:
+            return "fenced", f"{hello.name!r} runs as incarnation {known[1]}, this one is {hello.incarnation}"
         return None
 
     def _incarnation(self, hello: Hello) -> int:

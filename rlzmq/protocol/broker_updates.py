@@ -51,14 +51,17 @@ class Updates:
         if state.terms is None or update.update_id >= state.terms.update_id:
             state.terms = update
 
-    def driver_joined(self, next_report: int, now: float) -> None:
-        """The driver says from where on it lacks reports."""
+    def driver_joined(self, next_report: int, generation: int, now: float) -> None:
+        """The driver says from where on it lacks reports, and which lineage it is in."""
         state = self._state
         if state.next_commit is None:
             state.next_commit = next_report
+            state.min_generation = max(state.min_generation, generation)
             for update_id in [u for u in state.runs if u < next_report]:
                 # Committed and reported by the broker before this one.
                 state.ledger.note_trained(state.runs.pop(update_id).ranges)
+            for entry in [e for e in state.ledger.entries.values() if e.generation < generation]:
+                self.drop(entry, "rolled_back")
         self.driver_has(next_report)
         for report in state.reports.values():
             self._send_report(report, now)
@@ -102,8 +105,6 @@ class Updates:
         state.ledger.note_trained(trained)
         if hello.training_update >= 0:
             self._adopt(hello.training_update, hello.training_attempt, training)
-        if state.group_is_complete and state.group_next_update is None:
-            self._on_group_complete()
 
     def ready(self, message: ShardReady, now: float) -> None:
         """A rank has decoded its shard; when all have, they are told to train."""
@@ -113,11 +114,19 @@ class Updates:
         run.ready.add(message.rank)
         if run.is_training:
             self._send_train(run, message.rank)  # its TRAIN was lost
-        elif len(run.ready) == run.num_ranks:
-            run.is_training = True
-            for rank in range(run.num_ranks):
-                run.sent_at[rank] = now
-                self._send_train(run, rank)
+        else:
+            self._train_ready(now)
+
+    def _train_ready(self, now: float) -> None:
+        """TRAIN goes out in order of updates: as long as one may be planned anew, so may the next."""
+        for _, run in sorted(self._state.runs.items()):
+            if not run.is_training:
+                if len(run.ready) < run.num_ranks:
+                    return
+                run.is_training = True
+                for rank in range(run.num_ranks):
+                    run.sent_at[rank] = now
+                    self._send_train(run, rank)
 
     def refused(self, message: ShardRefused) -> None:
         """A rank cannot use a fragment: drop it and plan again."""
@@ -182,6 +191,8 @@ class Updates:
 
     def progress(self, now: float) -> None:
         """Commits what is trained, drops what is too old, plans what is covered."""
+        if self._state.group_is_complete and self._state.group_next_update is None:
+            self._on_group_complete()
         while self._commit_next(now):
             pass
         while self._plan_next(now):
@@ -400,6 +411,7 @@ class Updates:
             return
         shard = run.shards[rank]
         plan = ShardPlan(
+            state.options.incarnation,
             run.update_id,
             run.attempt,
             run.generation,
@@ -409,14 +421,25 @@ class Updates:
         )
         state.send(peer, plan)
         for index, (fragment, first, num_steps) in enumerate(shard):
-            message = Shard(run.update_id, run.attempt, run.generation, index, fragment, first, num_steps)
+            message = Shard(
+                state.options.incarnation,
+                run.update_id,
+                run.attempt,
+                run.generation,
+                index,
+                fragment,
+                first,
+                num_steps,
+            )
             state.send(peer, message, state.ledger.entries[fragment].frames)
 
     def _send_train(self, run: Run, rank: int) -> None:
         peer = self._state.ranks.get(rank)
         if peer is not None:
             num_steps = sum(item.num_steps for item in run.ranges)
-            message = Train(run.update_id, run.attempt, run.generation, num_steps)
+            message = Train(
+                self._state.options.incarnation, run.update_id, run.attempt, run.generation, num_steps
+            )
             self._state.send(peer, message, tuple(pack_ranges(run.ranges)))
 
     def _send_report(self, report: KeptReport, now: float) -> None:

@@ -67,7 +67,7 @@ class DriverCore(PeerCore):
         self._early: dict[int, Report] = {}
         self._connector_state: ConnectorState | None = None
         self._connector_blob: Buffer = b""
-        self._reset: Reset | None = None
+        self.min_generation = -1
         self._is_paused = False
 
     # ------------------------------------------------------------------ calls
@@ -112,8 +112,8 @@ class DriverCore(PeerCore):
         self._open.clear()
         self._early.clear()
         self.next_report = self.next_update = next_update
-        self._reset = Reset(generation, next_update)
-        return [Send(b"", self._reset)] if self.is_welcome else []
+        self.min_generation = generation
+        return [Send(b"", Reset(generation, next_update))] if self.is_welcome else []
 
     # ------------------------------------------------------------------ events
 
@@ -138,6 +138,8 @@ class DriverCore(PeerCore):
         return []
 
     def _on_report(self, message: UpdateReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
+        if message.generation < self.min_generation:
+            return []  # of the lineage that was given up
         if message.update_id in self._open and message.update_id not in self._early:
             self._early[message.update_id] = parse_report(message, payload)
         instructions: list[Instruction] = []
@@ -151,6 +153,8 @@ class DriverCore(PeerCore):
 
     def _catch_up(self, progress: Progress) -> list[Instruction]:
         """Sends again what the broker has not got."""
+        if progress.min_generation < self.min_generation:
+            return [Send(b"", Reset(self.min_generation, self.next_report))]
         instructions: list[Instruction] = []
         if self._connector_state is not None and progress.connector_version < self._connector_state.version:
             instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
@@ -163,8 +167,6 @@ class DriverCore(PeerCore):
         instructions: list[Instruction] = []
         if self._config:
             instructions.append(Send(b"", Config(self.run_id, self._digests[1]), (self._config,)))
-        if self._reset is not None:
-            instructions.append(Send(b"", Reset(self._reset.generation, self.next_report)))
         if self._is_paused:
             instructions.append(Send(b"", Pause()))
         if self._connector_state is not None:
@@ -183,6 +185,7 @@ class DriverCore(PeerCore):
             package_version=package_version,
             config_digest=config_digest,
             spaces_digest=spaces_digest,
+            generation=self.min_generation,
             next_update=self.next_report,
             trained=self.trained,
             dropped=self.dropped,

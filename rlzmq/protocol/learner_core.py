@@ -37,6 +37,7 @@ from rlzmq.protocol.messages import (
     Goodbye,
     Hello,
     LearnerState,
+    Refused,
     Shard,
     ShardPlan,
     ShardReady,
@@ -46,7 +47,6 @@ from rlzmq.protocol.messages import (
     UpdateCommitted,
     UpdateDone,
     Weights,
-    attempt_broker,
 )
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
@@ -157,6 +157,9 @@ class LearnerCore(PeerCore):
         if isinstance(event, GroupFormed):
             return self._on_group(event, now)
         if isinstance(event, Received):
+            refused = event.message if isinstance(event.message, Refused) else None
+            if refused and refused.reason == "fenced" and refused.generation < self.generation:
+                return []  # of a HELLO sent before the group was formed anew
             instructions = self._handle_peer(event, now)
             if instructions is None:
                 instructions = self._on_message(event, now)
@@ -209,7 +212,7 @@ class LearnerCore(PeerCore):
             return []
         if message.generation != self.generation or message.update_id < self.next_update:
             return []
-        if not self.is_welcome or attempt_broker(message.attempt) != self.broker_incarnation:
+        if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
             # HELLO told a broker exactly what is at hand here: nothing may change it until WELCOME,
             # and nothing that an earlier broker sent may change it after that.
             return []

@@ -62,7 +62,6 @@ __all__ = [
     "UpdateReport",
     "Weights",
     "WireMessage",
-    "attempt_broker",
     "decode_message",
     "encode_message",
     "first_number",
@@ -124,11 +123,6 @@ def first_number(broker_incarnation: int) -> int:
     return (broker_incarnation << _COUNTER_BITS) + 1
 
 
-def attempt_broker(attempt: int) -> int:
-    """The incarnation of the broker that gave this attempt its number."""
-    return attempt >> _COUNTER_BITS
-
-
 class WireMessage:
     """Base of the message dataclasses: gives them their kind."""
 
@@ -153,7 +147,8 @@ class Hello(WireMessage):
         incarnation: The one asked for: the supervisor's restart count, or what an earlier WELCOME
             gave; 0 for "give me one".
         run_id, package_version, config_digest, spaces_digest: Must equal the broker's; "" = unchecked.
-        generation, rank, num_ranks: Of a learner's process group; -1 for other roles.
+        generation: Of a learner's process group; of the driver's last RESET; else -1.
+        rank, num_ranks: Of a learner; -1 for other roles.
         next_update: Learner: first update it has not committed. Driver: first without a report.
         training_update, training_attempt: Of a learner that got TRAIN and is not done; -1 for none.
         num_envs: Of a runner: env steps per vector step.
@@ -205,11 +200,15 @@ class Refused(WireMessage):
     """The peer is not served: ``reason`` is a code, ``detail`` says both values. Payload: (none).
 
     ``reason == "unknown_peer"`` only asks for a new HELLO (the broker restarted).
+
+    Attributes:
+        generation: Of the HELLO that is refused: a learner ignores the refusal of an older one.
     """
 
     kind: ClassVar[Kind] = Kind.REFUSED
     reason: str
     detail: str
+    generation: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +399,7 @@ class ShardPlan(WireMessage):
     """
 
     kind: ClassVar[Kind] = Kind.SHARD_PLAN
+    broker_incarnation: int
     update_id: int
     attempt: int
     generation: int
@@ -420,6 +420,7 @@ class Shard(WireMessage):
     """
 
     kind: ClassVar[Kind] = Kind.SHARD
+    broker_incarnation: int
     update_id: int
     attempt: int
     generation: int
@@ -463,6 +464,7 @@ class Train(WireMessage):
     """
 
     kind: ClassVar[Kind] = Kind.TRAIN
+    broker_incarnation: int
     update_id: int
     attempt: int
     generation: int
@@ -603,12 +605,14 @@ class Progress(WireMessage):
 
     Attributes:
         next_open: First update that was not opened here; the driver re-sends from there.
+        connector_version, min_generation: Of the newest CONNECTOR_STATE and RESET that came.
     """
 
     kind: ClassVar[Kind] = Kind.PROGRESS
     update_id: int
     next_open: int
     connector_version: int
+    min_generation: int
     num_steps_ready: int
     num_steps_leased: int
     num_runners: int

@@ -1,0 +1,157 @@
+"""What happened in a run, and the checker that judges it (Jepsen's way: record, then prove)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.protocol.schema import FragmentId
+
+
+class Step(NamedTuple):
+    """One optimizer step: part of the chain that made a learner's parameters."""
+
+    update_id: int
+    generation: int
+    attempt: int
+    ranges: tuple[FragmentRange, ...]
+
+
+class HistoryError(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass
+class History:
+    """Facts, in the order they happened; `check` raises HistoryError for the first broken promise."""
+
+    staleness: int
+    batch: int
+    sent: set[FragmentId] = field(default_factory=set)
+    versions: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    fragment_versions: dict[FragmentId, int] = field(default_factory=dict)
+    fragment_sizes: dict[FragmentId, int] = field(default_factory=dict)
+    reports: list[Any] = field(default_factory=list)
+    quarantined: list[FragmentId] = field(default_factory=list)
+    chain: list[Step] = field(default_factory=list)
+    finished: bool = False
+    rollbacks: int = 0
+    num_faults: int = 0
+    num_brokers: int = 0
+    most_leased: int = 0
+    final: dict[str, Any] = field(default_factory=dict)
+    accounts: list[dict[str, int]] = field(default_factory=list)
+
+    # ------------------------------------------------------------------ recording
+
+    def applied(self, receiver: str, order: tuple[int, int]) -> None:
+        self.versions.setdefault(receiver, []).append(order)
+
+    def report(self, report: Any) -> None:
+        self.reports.append(report)
+
+    def new_broker(self) -> None:
+        self.num_brokers += 1
+
+    def observe_broker(self, broker: Any, now: float) -> None:
+        """Cheap facts after every event of the broker."""
+        state = broker.state
+        state.ledger.accounting.check()
+        leased = state.leases.leased_env_steps()
+        self.most_leased = max(self.most_leased, leased)
+        assert leased >= 0, "negative credits"
+        for fragment, entry in state.ledger.entries.items():
+            self.fragment_versions[fragment] = entry.version
+            self.fragment_sizes[fragment] = entry.size
+
+    def finish(self, *, finished: bool, chain: list[Step], broker: Any, num_reports: int) -> None:
+        self.finished = finished
+        self.chain = list(chain)
+        if broker is not None:
+            accounting = broker.state.ledger.accounting
+            self.final = {
+                "sampled": accounting.sampled,
+                "trained": accounting.trained,
+                "dropped": sum(accounting.dropped.values()),
+                "pending": accounting.pending,
+                "num_reports": num_reports,
+                "pending_entries": sum(
+                    entry.num_steps - entry.done for entry in broker.state.ledger.entries.values()
+                ),
+            }
+
+    # ------------------------------------------------------------------ judging
+
+    def check(self) -> None:
+        """Raises HistoryError for the first promise that does not hold."""
+        self._check_progress()
+        self._check_chain()
+        self._check_versions()
+        self._check_reports()
+        self._check_accounting()
+
+    def _check_progress(self) -> None:
+        if not self.finished:
+            raise HistoryError("no progress: the run did not finish after the faults had stopped")
+
+    def _check_chain(self) -> None:
+        """Every update once, in order, exactly its batch; no step of a fragment trained twice."""
+        trained: dict[FragmentId, list[tuple[int, int]]] = {}
+        for position, step in enumerate(self.chain):
+            if step.update_id != position:
+                raise HistoryError(f"update {step.update_id} stands at {position} in the lineage")
+            num_steps = sum(item.num_steps for item in step.ranges)
+            if num_steps != self.batch:
+                raise HistoryError(f"update {position} trained {num_steps} steps, its batch is {self.batch}")
+            for fragment, first, count in step.ranges:
+                if fragment not in self.sent:
+                    raise HistoryError(f"{fragment} was trained, but no runner sent it")
+                if first + count > self.fragment_sizes.get(fragment, first + count):
+                    raise HistoryError(f"{fragment}: steps beyond its end were trained")
+                for other_first, other_count in trained.get(fragment, []):
+                    if first < other_first + other_count and other_first < first + count:
+                        raise HistoryError(f"{fragment}: steps {first}… trained twice in one lineage")
+                trained.setdefault(fragment, []).append((first, count))
+                version = self.fragment_versions.get(fragment, position)
+                if self.staleness == 0 and version != position and not self.rollbacks:
+                    raise HistoryError(f"{fragment} of version {version} was trained in update {position}")
+                if version > position and not self.rollbacks:
+                    raise HistoryError(f"{fragment} of version {version} was trained before it existed")
+
+    def _check_versions(self) -> None:
+        for receiver, orders in self.versions.items():
+            for before, after in zip(orders, orders[1:], strict=False):
+                if after <= before:
+                    raise HistoryError(f"{receiver} applied weights {after} after {before}")
+
+    def _check_reports(self) -> None:
+        """Every update reported once and in order (a rollback starts again from its checkpoint)."""
+        expected = 0
+        for report in self.reports:
+            update_id = report.report.update_id
+            if update_id != expected and not (self.rollbacks and update_id < expected):
+                raise HistoryError(f"update {update_id} was reported when {expected} was due")
+            if report.report.num_env_steps != self.batch:
+                raise HistoryError(f"update {update_id} was reported with {report.report.num_env_steps} steps")
+            expected = update_id + 1
+        seen: set[FragmentId] = set()
+        for report in self.reports:
+            for fragment, _, _ in report.fragments:
+                if fragment in seen and self.num_brokers == 1:
+                    raise HistoryError(f"{fragment} was reported twice")
+                seen.add(fragment)
+
+    def _check_accounting(self) -> None:
+        final = self.final
+        if not final:
+            return
+        if final["sampled"] != final["trained"] + final["dropped"] + final["pending"]:
+            raise HistoryError(f"sampled != trained + dropped + pending: {final}")
+        if final["pending"] != final["pending_entries"]:
+            raise HistoryError(f"pending steps are not those of the ledger's entries: {final}")
+        if not self.rollbacks and final["trained"] != final["num_reports"] * self.batch:
+            raise HistoryError(
+                f"{final['num_reports']} updates of {self.batch} steps were reported, "
+                f"{final['trained']} steps counted as trained"
+            )

@@ -1,0 +1,456 @@
+"""A whole run in one simulated network, driven by one seed: cores, fake clock, faults.
+
+Runners, a broker, learners and a driver exchange messages over a network that drops, duplicates,
+delays (and so reorders) them; processes crash at any event and come back; peers are cut off for a
+while. After a time the faults stop, and the run must finish. Everything that happens is written into
+a `History`, which `history.check` judges afterwards.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from history import History, Step
+
+from rlzmq.protocol import events as E
+from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
+from rlzmq.protocol.driver_core import DriverCore
+from rlzmq.protocol.learner_core import LearnerCore
+from rlzmq.protocol.messages import Fragment, OpenUpdate, Weights, decode_message
+from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.protocol.sharding import rank_shares
+from rlzmq.protocol.weights import new_publication_buffer, seal_publication
+
+RUN = "run"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One schedule, drawn from its seed."""
+
+    seed: int
+    num_runners: int
+    num_ranks: int
+    num_envs: int
+    fragment_length: int
+    steps_per_rank: int
+    staleness: int
+    num_updates: int
+    drop: float
+    duplicate: float
+    slow: float
+    faults_until: float
+    mean_time_between_crashes: float
+    check_wire: bool
+    poison: bool
+    killer: bool
+    allow_broker_crash: bool
+    allow_rollback: bool
+
+    @staticmethod
+    def draw(seed: int) -> Plan:
+        """Any combination: from no faults at all to everything at once."""
+        rng = random.Random(seed)
+        num_envs = rng.choice([1, 2, 4])
+        length = rng.choice([1, 4, 8])
+        calm = rng.random() < 0.15
+        lossy = 0.0 if calm or rng.random() < 0.3 else rng.choice([0.02, 0.1, 0.25])
+        return Plan(
+            seed=seed,
+            num_runners=rng.choice([1, 2, 3]),
+            num_ranks=rng.choice([1, 2, 3]),
+            num_envs=num_envs,
+            fragment_length=length,
+            steps_per_rank=rng.randint(1, 3 * num_envs * length),
+            staleness=rng.choice([0, 0, 1, 2]),
+            num_updates=rng.randint(2, 5),
+            drop=lossy,
+            duplicate=lossy,
+            slow=0.0 if calm else rng.choice([0.0, 0.05, 0.3]),
+            faults_until=0.0 if calm else rng.uniform(2.0, 25.0),
+            mean_time_between_crashes=1e9 if calm else rng.choice([1.0, 3.0, 10.0, 1e9]),
+            check_wire=seed % 20 == 0,
+            poison=rng.random() < 0.2,
+            killer=not calm and rng.random() < 0.15,
+            allow_broker_crash=rng.random() < 0.6,
+            allow_rollback=rng.random() < 0.15,
+        )
+
+
+@dataclass
+class Process:
+    """Something that can be killed: its core and its place in the network."""
+
+    name: str
+    routing: bytes
+    core: Any
+    alive: bool = True
+    cut_until: float = 0.0
+
+
+@dataclass
+class LearnerProcess(Process):
+    """A learner with its model: the chain of steps that made its parameters."""
+
+    chain: list[Step] = field(default_factory=list)
+    generation: int = -1
+    rank: int = -1
+    shards: dict[tuple[int, int], dict[int, FragmentRange]] = field(default_factory=dict)
+
+
+class Simulation:
+    """One schedule. `run` returns its history; it raises if a core asserts."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rng = random.Random(plan.seed ^ 0x5EED)
+        self.now = 0.0
+        self.history = History(plan.staleness, plan.steps_per_rank * plan.num_ranks)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._uuid = 0
+        self.broker: BrokerCore | None = None
+        self.broker_incarnation = 0
+        self.runners: dict[str, Process] = {}
+        self.learners: dict[str, LearnerProcess] = {}
+        self.by_routing: dict[bytes, Process] = {}
+        self.generation = 0
+        self.group: list[LearnerProcess] = []
+        self.started: dict[tuple[int, int], set[int]] = {}
+        self.forming = False
+        self.checkpoint: list[Step] = []
+        self.num_deaths_by_killer = 0
+        self.driver = Process(
+            "driver", b"driver", DriverCore(RUN, "driver", "driver-uuid", config_digest="c")
+        )
+        self.by_routing[b"driver"] = self.driver
+
+    # ------------------------------------------------------------------ running
+
+    def run(self) -> History:
+        """Runs until every update is reported and nothing is left to hand over."""
+        self.start_broker()
+        for index in range(self.plan.num_runners):
+            self.start_runner(f"runner-{index}", 1)
+        for index in range(self.plan.num_ranks):
+            self.start_learner(f"learner-{index}")
+        self.form_group()
+        self.do(self.driver, self.driver.core.start(self.now))
+        self.open_updates()
+        self.after(0.25, self.tick)
+        if self.plan.mean_time_between_crashes < 1e8:
+            self.after(self.rng.expovariate(1 / self.plan.mean_time_between_crashes), self.crash)
+        limit = self.plan.faults_until + 400.0
+        while self._events and self.now < limit:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+            if self.driver.core.next_report >= self.plan.num_updates:
+                break
+        self.history.finish(
+            finished=self.driver.core.next_report >= self.plan.num_updates,
+            chain=max((learner.chain for learner in self.group), key=len, default=[]),
+            broker=self.broker,
+            num_reports=self.driver.core.next_report,
+        )
+        return self.history
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.now + delay, self._count, action))
+
+    def faulty(self) -> bool:
+        return self.now < self.plan.faults_until
+
+    def tick(self) -> None:
+        for process in [self.driver, *self.runners.values(), *self.learners.values()]:
+            if process.alive:
+                self.do(process, process.core.handle(E.Tick(), self.now))
+        if self.broker is not None:
+            self.do_broker(self.broker.handle(E.Tick(), self.now))
+        self.after(0.25, self.tick)
+
+    # ------------------------------------------------------------------ network
+
+    def deliver(self, process: Process, to_broker: bool, send: E.Send) -> None:
+        """Puts a message on its way: it may get lost, come late, or come twice."""
+        rng, plan = self.rng, self.plan
+        copies = 1
+        if self.faulty():
+            if process.cut_until > self.now or rng.random() < plan.drop:
+                return
+            copies = 2 if rng.random() < plan.duplicate else 1
+        message, frames = send.message, send.whole or (b"", *send.payload)
+        if plan.check_wire:
+            wire = send.frames
+            assert decode_message(wire)[0] == message
+            frames = tuple(wire)
+        event = E.Received(process.routing if to_broker else b"", message, frames)
+        for _ in range(copies):
+            slow = self.faulty() and rng.random() < plan.slow
+            delay = rng.uniform(0.0, 3.0) if slow else rng.uniform(0.0005, 0.002)
+            self.after(delay, lambda: self.arrive(process, to_broker, event))
+
+    def arrive(self, process: Process, to_broker: bool, event: E.Received) -> None:
+        if to_broker:
+            if self.broker is not None:
+                self.do_broker(self.broker.handle(event, self.now))
+        elif process.alive:
+            self.do(process, process.core.handle(event, self.now))
+
+    def do_broker(self, instructions: list[E.Instruction]) -> None:
+        assert self.broker is not None
+        self.history.observe_broker(self.broker, self.now)
+        for item in instructions:
+            if isinstance(item, E.Send):
+                process = self.by_routing.get(item.peer)
+                if process is not None and process.alive:
+                    self.deliver(process, False, item)
+            elif isinstance(item, E.Publish):
+                for runner in self.runners.values():
+                    if not (self.faulty() and self.rng.random() < self.plan.drop):
+                        event = E.ReceivedWeights(item.frame)
+                        self.after(self.rng.uniform(0.0005, 0.01), lambda p=runner, e=event: self.publish(p, e))
+            elif isinstance(item, E.Quarantine):
+                self.history.quarantined.append(item.fragment)
+
+    def publish(self, process: Process, event: E.ReceivedWeights) -> None:
+        if process.alive:
+            self.do(process, process.core.handle(event, self.now))
+
+    def do(self, process: Process, instructions: list[E.Instruction]) -> None:
+        """Carries out what a peer's core says."""
+        for item in instructions:
+            if isinstance(item, E.Send):
+                if isinstance(item.message, Fragment):
+                    self.history.sent.add(item.message.fragment_id)
+                self.deliver(process, True, item)
+            elif isinstance(item, E.StartLease):
+                self.sample(process, item)
+            elif isinstance(item, E.ApplyWeights):
+                self.history.applied(process.core.uuid, item.header.order)
+            elif isinstance(item, E.DecodeShard):
+                assert isinstance(process, LearnerProcess)
+                self.after(0.001, lambda p=process, i=item: self.decode(p, i))
+            elif isinstance(item, E.RunUpdate):
+                assert isinstance(process, LearnerProcess)
+                self.train(process, item)
+            elif isinstance(item, E.Report):
+                self.reported(item)
+            elif isinstance(item, E.Stop) and process.name.startswith("runner") and process.alive:
+                # Refused: in this world only as fenced; its supervisor starts a new process.
+                self.kill(process)
+                self.after(0.5, lambda p=process: self.restart_runner(p))
+
+    # ------------------------------------------------------------------ roles
+
+    def new_uuid(self, name: str) -> str:
+        self._uuid += 1
+        return f"{name}-{self._uuid:04d}"
+
+    def start_broker(self) -> None:
+        self.broker_incarnation += 1
+        options = BrokerOptions(
+            RUN, self.broker_incarnation, peer_timeout_s=4.0, driver_timeout_s=1e9, death_limit=3
+        )
+        self.broker = BrokerCore(options)
+        self.history.new_broker()
+
+    def start_runner(self, name: str, incarnation: int) -> None:
+        uuid = self.new_uuid(name)
+        core = RunnerCore(RUN, name, uuid, num_envs=self.plan.num_envs, incarnation=incarnation)
+        process = self.runners[name] = Process(name, uuid.encode(), core)
+        self.by_routing[process.routing] = process
+        self.do(process, core.start(self.now))
+
+    def restart_runner(self, dead: Process) -> None:
+        if self.runners.get(dead.name) is dead:
+            self.start_runner(dead.name, self.rng.choice([0, dead.core.incarnation + 1]))
+
+    def sample(self, process: Process, lease: E.StartLease) -> None:
+        core = process.core
+        assert core.weights.satisfies(lease.generation, lease.weights_version, exact=False)
+        most = lease.num_vector_steps * self.plan.num_envs
+        lost = sum(self.rng.random() < 0.1 for _ in range(most)) if most < 64 else most // 10
+        seconds = 0.01 * lease.num_vector_steps
+        if self.faulty() and self.rng.random() < 0.03:
+            seconds += self.rng.uniform(1.0, 12.0)  # hangs, longer than its lease may take
+        event = E.FragmentSampled(
+            lease.lease_id, most - lost, lease.generation, lease.weights_version, lease.connector_version
+        )
+        self.after(seconds, lambda: self.publish(process, event))  # type: ignore[arg-type]
+
+    def start_learner(self, name: str) -> LearnerProcess:
+        uuid = self.new_uuid(name)
+        process = LearnerProcess(name, uuid.encode(), LearnerCore(RUN, name, uuid))
+        self.learners[name] = process
+        self.by_routing[process.routing] = process
+        return process
+
+    def form_group(self) -> None:
+        """Survivors adopt the furthest state; replacements get it from them; a new generation."""
+        self.forming = False
+        members = [self.learners[name] for name in sorted(self.learners) if self.learners[name].alive]
+        furthest = max((m.chain for m in members if m.generation >= 0), key=len, default=None)
+        self.generation += 1
+        if furthest is None and self.generation > 1:
+            furthest = self.checkpoint
+            self.history.rollbacks += 1
+            self.do(self.driver, self.driver.core.reset(self.generation, len(furthest)))
+            self.after(0.01, self.open_updates)
+        self.group, self.started = members, {}
+        for rank, member in enumerate(members):
+            member.chain = list(furthest or [])
+            member.generation, member.rank, member.shards = self.generation, rank, {}
+            event = E.GroupFormed(self.generation, rank, len(members), len(member.chain))
+            self.do(member, member.core.handle(event, self.now))
+        self.new_weights(members[0])
+
+    def new_weights(self, member: LearnerProcess) -> None:
+        buffer = new_publication_buffer(8)
+        buffer[512:] = np.frombuffer(len(member.chain).to_bytes(8, "little"), np.uint8)
+        seal_publication(
+            buffer, run_id=RUN, generation=self.generation, version=len(member.chain), layout_digest="l"
+        )
+        event = E.NewWeights(self.generation, len(member.chain), buffer)
+        self.do(member, member.core.handle(event, self.now))
+
+    def decode(self, process: LearnerProcess, item: E.DecodeShard) -> None:
+        if not process.alive:
+            return
+        event: Any
+        if self.plan.poison and item.fragment.seq % 7 == 3:
+            event = E.ShardFailed(item.update_id, item.attempt, item.index, "not_finite", "NaN")
+        else:
+            shard = FragmentRange(item.fragment, item.first, item.num_steps)
+            process.shards.setdefault((item.update_id, item.attempt), {})[item.index] = shard
+            event = E.ShardDecoded(item.update_id, item.attempt, item.index)
+        self.do(process, process.core.handle(event, self.now))
+
+    def train(self, process: LearnerProcess, item: E.RunUpdate) -> None:
+        """A rank enters the update; when all have, they vote and step, each at its own moment."""
+        key = (item.update_id, item.attempt)
+        shards = process.shards.get(key, {})
+        assert sorted(shards) == list(range(item.num_fragments)), "incomplete shard"
+        assert sum(s.num_steps for s in shards.values()) == item.num_env_steps, "not the planned steps"
+        shares = rank_shares(item.num_env_steps_all_ranks, len(self.group))
+        assert item.num_env_steps == shares[process.rank], "not this rank's share"
+        assert item.num_env_steps_all_ranks == self.plan.steps_per_rank * self.plan.num_ranks
+        if self.plan.killer and any(s.fragment.seq % 11 == 4 for s in shards.values()):
+            self.after(0.01, lambda: self.kill_learner(process))
+            return
+        started = self.started.setdefault(key, set())
+        started.add(process.rank)
+        if len(started) < len(self.group):
+            return
+        ranges = tuple(
+            shard for member in self.group for _, shard in sorted(member.shards[key].items())
+        )
+        step = Step(item.update_id, self.generation, item.attempt, ranges)
+        generation = self.generation
+        for member in self.group:
+            self.after(
+                0.02 + self.rng.uniform(0, 0.002), lambda m=member: self.step(m, step, generation)
+            )
+
+    def step(self, member: LearnerProcess, step: Step, generation: int) -> None:
+        if not member.alive or generation != self.generation or self.forming:
+            return
+        assert len(member.chain) == step.update_id, "updates out of order"
+        member.chain.append(step)
+        event = E.UpdateTrained(step.update_id, step.attempt, True, len(step.ranges), b"results")
+        self.do(member, member.core.handle(event, self.now))
+        if member.rank == 0:
+            self.new_weights(member)
+
+    def open_updates(self) -> None:
+        """Opens as many updates as the staleness lets run ahead."""
+        plan, driver = self.plan, self.driver.core
+        while driver.next_update < min(plan.num_updates, driver.next_report + 1 + plan.staleness):
+            update = OpenUpdate(
+                driver.next_update,
+                plan.steps_per_rank,
+                plan.num_ranks,
+                weights_version=driver.next_update,
+                staleness=plan.staleness,
+                max_policy_lag=plan.staleness if plan.staleness else -1,
+                fragment_length=plan.fragment_length,
+                lease_timeout_s=5.0,
+            )
+            self.do(self.driver, driver.open_update(update))
+
+    def reported(self, report: E.Report) -> None:
+        self.history.report(report)
+        if report.report.update_id % 2 == 0:
+            furthest = max((m.chain for m in self.group), key=len)
+            self.checkpoint = list(furthest[: report.report.update_id + 1])
+        self.open_updates()
+
+    # ------------------------------------------------------------------ faults
+
+    def crash(self) -> None:
+        if not self.faulty():
+            return
+        rng = self.rng
+        kind = rng.choice(["runner", "runner", "learner", "broker", "cut", "lost"])
+        if kind == "runner":
+            process = self.runners[rng.choice(sorted(self.runners))]
+            if process.alive:
+                self.kill(process)
+                self.after(rng.uniform(0.05, 2.0), lambda: self.restart_runner(process))
+        elif kind == "learner" and self.group:
+            self.kill_learner(rng.choice(self.group))
+            if self.plan.allow_rollback and rng.random() < 0.3:
+                for member in list(self.group):
+                    self.kill_learner(member)
+        elif kind == "broker" and self.plan.allow_broker_crash and self.broker is not None:
+            self.broker = None
+            self.after(rng.uniform(0.05, 2.0), self.start_broker)
+        elif kind == "cut":
+            everyone = [*self.runners.values(), *self.learners.values(), self.driver]
+            rng.choice(everyone).cut_until = self.now + rng.uniform(0.5, 8.0)
+        elif kind == "lost" and self.broker is not None:
+            # The transport gives up on a peer that is alive.
+            peer = rng.choice([*self.runners.values(), *self.learners.values()])
+            self.do_broker(self.broker.handle(E.PeerLost(peer.routing), self.now))
+        self.history.num_faults += 1
+        self.after(rng.expovariate(1 / self.plan.mean_time_between_crashes), self.crash)
+
+    def kill(self, process: Process) -> None:
+        process.alive = False
+        if self.broker is not None and self.rng.random() < 0.5:
+            event = E.PeerLost(process.routing)
+            self.after(0.01, lambda: self.broker and self.do_broker(self.broker.handle(event, self.now)))
+
+    def kill_learner(self, process: LearnerProcess) -> None:
+        if not process.alive:
+            return
+        self.kill(process)
+        delay = self.rng.uniform(0.05, 1.0)
+        self.after(delay, lambda: self.start_learner(process.name))
+        if not self.forming:
+            self.forming = True
+            self.after(1.2, self.form_group)
+
+
+def run_schedule(seed: int) -> History:
+    """Runs one schedule and checks its history.
+
+    Raises:
+        AssertionError: A promise was broken; the text has the seed.
+    """
+    history = None
+    try:
+        history = Simulation(Plan.draw(seed)).run()
+        history.check()
+    except Exception as error:
+        raise AssertionError(f"schedule of seed {seed}: {type(error).__name__}: {error}") from error
+    return history
+
+
+__all__ = ["Plan", "Simulation", "Weights", "run_schedule"]
