@@ -1,0 +1,252 @@
+"""Learner pieces alone and as PPO's pipeline; stateful sequences are in test_stateful.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from connector_fakes import OBS_SPACE, ValueModule, call, make_episode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
+from rlzmq.connectors.learner import (
+    AddColumnsFromEpisodesToTrainBatch,
+    AddInfosFromEpisodesToTrainBatch,
+    AddNextObservationsFromEpisodesToTrainBatch,
+    AddOneTsToEpisodesAndTruncate,
+    ComputeReturnsToGo,
+    FrameStackingLearner,
+    GeneralAdvantageEstimation,
+)
+from rlzmq.connectors.pipelines import LearnerConnectorPipeline
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+
+def ppo_pipeline(gamma: float = 0.9, lambda_: float = 0.5, *, compat: bool = False) -> LearnerConnectorPipeline:
+    return LearnerConnectorPipeline(
+        connectors=[
+            AddOneTsToEpisodesAndTruncate(),
+            AddObservationsFromEpisodesToBatch(as_learner_connector=True),
+            AddColumnsFromEpisodesToTrainBatch(),
+            BatchIndividualItems(),
+            NumpyToTensor(as_learner_connector=True),
+            GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_, compat=compat),
+        ]
+    )
+
+
+def gae_of_chunk(episode: Any, gamma: float, lambda_: float) -> np.ndarray:
+    """The definition, step by step."""
+    values = episode.get_observations().sum(-1).astype(np.float64)
+    if episode.is_terminated:
+        values[-1] = 0.0
+    advantages = np.zeros(len(episode))
+    following = 0.0
+    for t in reversed(range(len(episode))):
+        delta = episode.get_rewards(t) + gamma * values[t + 1] - values[t]
+        following = advantages[t] = delta + gamma * lambda_ * following
+    return advantages
+
+
+# -- columns -----------------------------------------------------------------------------------------
+
+
+def test_all_columns_of_the_chunks_steps_are_added_without_lookback() -> None:
+    extras = {"action_logp": [0.0, 0.1, 0.2], "state_out": [1, 2, 3]}
+    episode = make_episode(2, lookback=1, terminated=True, extras=extras)
+    batch = call(AddColumnsFromEpisodesToTrainBatch(), [episode, make_episode(0, numpy=False)])
+    key = (episode.id_,)
+    assert set(batch) == {"actions", "rewards", "terminateds", "truncateds", "action_logp"}
+    assert batch["actions"][key][0].tolist() == [1, 2]
+    assert batch["rewards"][key][0].tolist() == [2.0, 3.0]
+    assert batch["terminateds"][key] == [False, True]
+    assert batch["truncateds"][key] == [False, False]
+    assert batch["action_logp"][key][0].tolist() == [0.1, 0.2]
+
+
+def test_columns_that_are_there_already_are_left_alone() -> None:
+    episodes = [make_episode(1), make_episode(1)]
+    batch = call(AddColumnsFromEpisodesToTrainBatch(), episodes, {"rewards": [5.0, 6.0]})
+    assert batch["rewards"] == [5.0, 6.0]
+    assert len(batch["actions"]) == 2
+
+
+def test_list_episodes_give_one_item_per_step() -> None:
+    episode = make_episode(2, numpy=False)
+    batch = call(AddColumnsFromEpisodesToTrainBatch(), [episode])
+    assert batch["actions"][(episode.id_,)] == [0, 1]
+
+
+def test_infos_are_added_step_by_step() -> None:
+    episode = SingleAgentEpisode(
+        observations=[0, 1, 2], actions=[0, 0], rewards=[0.0, 0.0], infos=[{"a": 1}, {}, {"c": 3}], len_lookback_buffer=0
+    )
+    batch = call(AddInfosFromEpisodesToTrainBatch(), [episode])
+    assert batch["infos"] == {(episode.id_,): [{"a": 1}, {}]}
+
+
+def test_next_observations_are_one_step_later() -> None:
+    episode = make_episode(2)
+    batch = call(AddNextObservationsFromEpisodesToTrainBatch(), [episode])
+    np.testing.assert_array_equal(batch["new_obs"][(episode.id_,)][0], [[1, -1], [2, -2]])
+
+
+def test_returns_to_go_sum_discounted_rewards_to_the_chunks_end() -> None:
+    episodes = [make_episode(3), make_episode(0, numpy=False), make_episode(1, lookback=2)]
+    batch = call(ComputeReturnsToGo(gamma=0.5), episodes)
+    assert batch["returns_to_go"][(episodes[0].id_,)][0].tolist() == [1 + 0.5 * (2 + 0.5 * 3), 2 + 0.5 * 3, 3]
+    assert batch["returns_to_go"][(episodes[2].id_,)][0].tolist() == [3]
+
+
+# -- frame stacking ----------------------------------------------------------------------------------
+
+
+def test_the_learner_sees_the_frames_that_the_module_saw() -> None:
+    space = gym.spaces.Box(-99, 99, (2, 2, 1))
+    frames = [np.full((2, 2, 1), i + 1, np.float32) for i in range(5)]
+    episode = SingleAgentEpisode(
+        observations=frames, actions=[0] * 4, rewards=[0.0] * 4, len_lookback_buffer=1, t_started=1
+    ).to_numpy()
+    shared_data: dict[str, Any] = {}
+    batch = call(FrameStackingLearner(space, num_frames=3), [episode], shared_data=shared_data)
+    stacked = batch["obs"][(episode.id_,)][0]
+    assert stacked.shape == (3, 2, 2, 3)
+    assert stacked[:, 0, 0].tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    call(AddNextObservationsFromEpisodesToTrainBatch(), [episode], batch, shared_data=shared_data)
+    assert batch["new_obs"][(episode.id_,)][0][:, 0, 0].tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+
+
+# -- AddOneTsToEpisodesAndTruncate -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+@pytest.mark.parametrize("terminated", [False, True])
+def test_every_chunk_gets_one_masked_step(numpy: bool, terminated: bool) -> None:
+    episode = make_episode(2, terminated=terminated, numpy=numpy, extras={"x": [1, 2]})
+    id_ = episode.id_
+    batch = call(AddOneTsToEpisodesAndTruncate(), [episode])
+    key = (id_,)
+    assert batch["loss_mask"][key] == [True, True, False]
+    assert batch["terminateds"][key] == [False, terminated, False]
+    assert batch["truncateds"][key] == [False, not terminated, False]
+    assert (len(episode), episode.id_) == (3, id_)
+    assert (episode.is_terminated, episode.is_truncated) == (terminated, not terminated)
+    np.testing.assert_array_equal(episode.get_observations([-2, -1]), [[2, -2], [2, -2]])
+    assert list(episode.get_actions()) == [0, 1, 1]
+    assert list(episode.get_rewards()) == [1.0, 2.0, 0.0]
+    assert list(episode.get_extra_model_outputs("x")) == [1, 2, 2]
+    assert len(episode.get_infos()) == 4
+
+
+def test_chunks_without_steps_get_none() -> None:
+    episode = make_episode(0, numpy=False)
+    assert call(AddOneTsToEpisodesAndTruncate(), [episode]) == {}
+    assert len(episode) == 0
+
+
+def test_two_chunks_of_one_episode_keep_their_ids_and_their_rows_apart() -> None:
+    whole = make_episode(5, terminated=True)
+    chunks = [whole[:2], whole[2:]]
+    batch = ppo_pipeline()(rl_module={"default_policy": ValueModule()}, episodes=chunks)
+    assert [chunk.id_ for chunk in chunks] == [whole.id_] * 2
+    assert [len(chunk) for chunk in chunks] == [2, 3]
+    columns = batch["default_policy"]
+    assert columns["obs"][:, 0].tolist() == [0, 1, 2, 2, 3, 4, 5]
+    assert columns["loss_mask"].tolist() == [True, True, False, True, True, True, False]
+    assert columns["terminateds"].tolist() == [False] * 5 + [True, False]
+    assert columns["truncateds"].tolist() == [False, True] + [False] * 5
+
+
+# -- GeneralAdvantageEstimation ----------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=5),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_advantages_equal_the_definition(
+    chunks: list[tuple[int, bool, float]], gamma: float, lambda_: float
+) -> None:
+    episodes = [make_episode(n, terminated=end, offset=offset) for n, end, offset in chunks]
+    columns = ppo_pipeline(gamma, lambda_)(rl_module={"default_policy": ValueModule()}, episodes=episodes)[
+        "default_policy"
+    ]
+    mask = columns["loss_mask"]
+    raw = np.concatenate([gae_of_chunk(episode, gamma, lambda_) for episode in episodes])
+    values = np.concatenate([episode.get_observations(slice(0, -1)).sum(-1) for episode in episodes])
+    np.testing.assert_allclose(columns["value_targets"][mask], raw + values, rtol=1e-4, atol=1e-3)
+    expected = (raw - raw.mean()) / max(1e-4, raw.std())
+    np.testing.assert_allclose(columns["advantages"][mask], expected, rtol=1e-3, atol=1e-2)
+    assert columns["advantages"][~mask].tolist() == [0.0] * len(episodes)
+    assert columns["advantages"].dtype == torch.float32
+
+
+def test_compat_standardises_over_the_extra_rows_as_rllib_does() -> None:
+    """Value targets of RLlib 2.60's compute_value_targets, extra rows included, give its advantages."""
+    values = np.array([1.0, 2.0, 3.0, 10.0, 20.0, 30.0])
+    targets = np.array([2.84, 3.2, 14.67, 22.6, 28.0, 0.0])
+    episodes = [
+        SingleAgentEpisode(
+            observations=np.array(part, np.float32)[:, None],
+            actions=np.zeros(2),
+            rewards=np.array(rewards),
+            len_lookback_buffer=0,
+        )
+        for part, rewards in (([1, 2, 3], [0.5, 0.5]), ([10, 20, 30], [1.0, 1.0]))
+    ]
+    columns = ppo_pipeline(compat=True)(rl_module={"default_policy": ValueModule()}, episodes=episodes)[
+        "default_policy"
+    ]
+    advantages = targets - values
+    expected = (advantages - advantages.mean()) / advantages.std()
+    np.testing.assert_allclose(columns["advantages"], expected, rtol=1e-4, atol=1e-5)
+    real = columns["loss_mask"]
+    np.testing.assert_allclose(columns["value_targets"][real], targets[[0, 1, 3, 4]], rtol=1e-5)
+
+
+def test_modules_without_values_are_skipped() -> None:
+    columns = ppo_pipeline()(rl_module={"default_policy": object()}, episodes=[make_episode(2)])
+    assert "advantages" not in columns["default_policy"]
+
+
+def test_without_the_extra_step_the_missing_piece_is_named() -> None:
+    pipeline = ppo_pipeline()
+    pipeline.remove(AddOneTsToEpisodesAndTruncate)
+    with pytest.raises(ValueError, match="AddOneTsToEpisodesAndTruncate first"):
+        pipeline(rl_module={"default_policy": ValueModule()}, episodes=[make_episode(2)])
+
+
+def test_a_module_outside_of_a_multi_rl_module_works_too() -> None:
+    batch = ppo_pipeline()(rl_module=ValueModule(), episodes=[make_episode(3)])
+    assert batch["advantages"].shape == (4,)
+
+
+def test_episode_batches_give_what_lists_of_episodes_give() -> None:
+    episodes = [make_episode(n, offset=n, extras={"x": list(range(n))}) for n in (3, 1, 4)]
+    modules = {"default_policy": ValueModule()}
+    from_list = ppo_pipeline()(rl_module=modules, episodes=episodes)["default_policy"]
+    whole = EpisodeBatch.from_episodes(episodes)
+    for form in (whole, [whole[:2], whole[2:]]):
+        columns = ppo_pipeline()(rl_module=modules, episodes=form)["default_policy"]
+        assert set(columns) == set(from_list)
+        for name, column in from_list.items():
+            assert torch.equal(columns[name], column), name
+    assert whole.truncated.tolist() == [False] * 3
+
+
+def test_zero_length_chunks_are_tolerated_everywhere() -> None:
+    episodes = [make_episode(0, numpy=False), make_episode(2), make_episode(0, numpy=False)]
+    batch = ppo_pipeline()(rl_module={"default_policy": ValueModule()}, episodes=episodes)
+    assert batch["default_policy"]["obs"].shape == (3, 2)
+    frames = LearnerConnectorPipeline(
+        OBS_SPACE,
+        connectors=[FrameStackingLearner(num_frames=2), AddNextObservationsFromEpisodesToTrainBatch()],
+    )
+    assert len(frames(episodes=episodes)["new_obs"]) == 1

@@ -1,0 +1,191 @@
+"""Stateful modules: time axes, sequences, and the state before each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from connector_fakes import StatefulModule, ValueModule, call, make_episode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlzmq.connectors.common import (
+    AddObservationsFromEpisodesToBatch,
+    AddStatesFromEpisodesToBatch,
+    AddTimeDimToBatchAndZeroPad,
+    BatchIndividualItems,
+    NumpyToTensor,
+)
+from rlzmq.connectors.learner import (
+    AddColumnsFromEpisodesToTrainBatch,
+    AddNextObservationsFromEpisodesToTrainBatch,
+    AddOneTsToEpisodesAndTruncate,
+    GeneralAdvantageEstimation,
+)
+from rlzmq.connectors.pipelines import EnvToModulePipeline, LearnerConnectorPipeline
+
+
+def states(num: int, first: int = 0) -> list[dict[str, np.ndarray]]:
+    """state_out of steps: step t leaves [t, t]."""
+    return [{"h": np.full(2, first + t, np.float32)} for t in range(num)]
+
+
+def learner_pipeline(*, with_gae: bool = False, with_next: bool = False) -> LearnerConnectorPipeline:
+    return LearnerConnectorPipeline(
+        connectors=[
+            *([AddOneTsToEpisodesAndTruncate()] if with_gae else []),
+            AddObservationsFromEpisodesToBatch(as_learner_connector=True),
+            *([AddNextObservationsFromEpisodesToTrainBatch()] if with_next else []),
+            AddColumnsFromEpisodesToTrainBatch(),
+            AddTimeDimToBatchAndZeroPad(as_learner_connector=True),
+            AddStatesFromEpisodesToBatch(as_learner_connector=True),
+            BatchIndividualItems(),
+            NumpyToTensor(as_learner_connector=True),
+            *([GeneralAdvantageEstimation(gamma=0.9, lambda_=0.5)] if with_gae else []),
+        ]
+    )
+
+
+def train_batch(episodes: Any, **kwargs: bool) -> dict[str, Any]:
+    batch = learner_pipeline(**kwargs)(rl_module={"default_policy": StatefulModule()}, episodes=episodes)
+    return batch["default_policy"]  # type: ignore[no-any-return]
+
+
+def test_env_runners_get_a_time_axis_and_states_without_one() -> None:
+    pipeline = EnvToModulePipeline(
+        connectors=[
+            AddObservationsFromEpisodesToBatch(),
+            AddTimeDimToBatchAndZeroPad(),
+            AddStatesFromEpisodesToBatch(),
+            BatchIndividualItems(),
+            NumpyToTensor(),
+        ]
+    )
+    shared_data: dict[str, Any] = {}
+    new, running = make_episode(0, numpy=False), make_episode(2, numpy=False, extras={"state_out": states(2)})
+    cut = running.cut(1)
+    batch = call(pipeline, [new, running, cut], rl_module=StatefulModule(), shared_data=shared_data)
+    assert batch["obs"].shape == (3, 1, 2)
+    assert batch["state_in"]["h"].tolist() == [[100, 100], [1, 1], [1, 1]]
+    assert shared_data["_added_single_ts_time_rank"] is True
+
+
+def test_stateless_modules_get_neither() -> None:
+    for module in (None, ValueModule()):
+        batch = {"obs": {("A",): [np.zeros(2)]}}
+        for piece in (AddTimeDimToBatchAndZeroPad(), AddStatesFromEpisodesToBatch()):
+            batch = call(piece, [make_episode(1)], batch, rl_module=module)
+        assert list(batch) == ["obs"]
+        assert batch["obs"][("A",)][0].shape == (2,)
+
+
+def test_chunks_become_zero_padded_sequences_that_never_share_a_row() -> None:
+    episodes = [make_episode(n, offset=10 * n, extras={"state_out": states(n)}) for n in (4, 2, 3)]
+    columns = train_batch(episodes)
+    assert columns["obs"].shape == (4, 3, 2)
+    assert columns["obs"][:, :, 0].tolist() == [[40, 41, 42], [43, 0, 0], [20, 21, 0], [30, 31, 32]]
+    assert columns["seq_lens"].tolist() == [3, 1, 2, 3]
+    assert columns["loss_mask"].tolist() == [
+        [True] * 3,
+        [True, False, False],
+        [True, True, False],
+        [True] * 3,
+    ]
+    assert columns["state_in"]["h"][:, 0].tolist() == [100, 2, 100, 100]
+    assert "state_out" not in columns
+
+
+def test_the_first_state_of_a_later_chunk_comes_from_its_lookback() -> None:
+    whole = make_episode(7, extras={"state_out": states(7)})
+    later = whole.slice(slice(3, 7), len_lookback_buffer=1)
+    later.initial_state = None
+    columns = train_batch([whole[:3], later])
+    assert columns["obs"][:, :, 0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 0, 0]]
+    assert columns["state_in"]["h"][:, 0].tolist() == [100, 2, 5]
+
+
+def test_a_state_stored_with_the_chunk_comes_first() -> None:
+    episode = make_episode(2, t_started=5, extras={"state_out": states(2)})
+    episode.initial_state = {"h": np.full(2, 7.0, np.float32)}
+    assert train_batch([episode])["state_in"]["h"].tolist() == [[7, 7]]
+
+
+def test_an_unknown_first_state_is_an_error_that_says_what_to_set() -> None:
+    episode = make_episode(2, t_started=5, extras={"state_out": states(2)})
+    with pytest.raises(ValueError, match=r"starts at t=5.*episode_lookback_horizon=1"):
+        train_batch([episode])
+
+
+def test_a_stateful_module_without_max_seq_len_is_an_error() -> None:
+    module = StatefulModule()
+    module.model_config = {}
+    with pytest.raises(ValueError, match="max_seq_len"):
+        learner_pipeline()(rl_module=module, episodes=[make_episode(2, extras={"state_out": states(2)})])
+
+
+def test_a_column_with_too_few_items_is_named() -> None:
+    episode = make_episode(3)
+    with pytest.raises(ValueError, match=r"column 'x'.*expected one item per step, 3.*got 1"):
+        call(
+            AddTimeDimToBatchAndZeroPad(as_learner_connector=True),
+            [episode],
+            {"x": {(episode.id_,): [1]}},
+            rl_module=StatefulModule(),
+        )
+
+
+def test_plain_lists_become_sequences_too() -> None:
+    batch = call(
+        AddTimeDimToBatchAndZeroPad(as_learner_connector=True),
+        [make_episode(4), make_episode(1)],
+        {"x": [1, 2, 3, 4, 5]},
+        rl_module=StatefulModule(),
+    )
+    assert np.asarray(batch["x"][0]).tolist() == [[1, 2, 3], [4, 0, 0], [5, 0, 0]]
+
+
+def test_the_state_after_each_sequences_first_step_comes_with_next_observations() -> None:
+    columns = train_batch([make_episode(5, extras={"state_out": states(5)})], with_next=True)
+    assert columns["next_state_in"]["h"][:, 0].tolist() == [0, 3]
+    assert columns["new_obs"].shape == (2, 3, 2)
+
+
+def test_advantages_of_sequences_equal_those_without_time_axis() -> None:
+    episodes = [make_episode(n, terminated=n == 4, extras={"state_out": states(n)}) for n in (4, 2, 6)]
+    stateful = train_batch(episodes, with_gae=True)
+    flat = learner_pipeline(with_gae=True)(rl_module={"default_policy": ValueModule()}, episodes=episodes)
+    mask = stateful["loss_mask"]
+    assert int(mask.sum()) == 12
+    for name in ("advantages", "value_targets"):
+        assert stateful[name].shape == stateful["obs"].shape[:2]
+        expected = flat["default_policy"][name][flat["default_policy"]["loss_mask"]]
+        assert torch.equal(stateful[name][mask], expected)
+        assert not stateful[name][~mask].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.lists(st.integers(1, 8), max_size=5), st.booleans())
+def test_any_cut_of_episodes_gives_every_step_once_with_the_right_state(
+    lengths: list[int], cuts: list[int], stored: bool
+) -> None:
+    """However episodes are cut into chunks, a sequence starts from the state that its step started from."""
+    chunks = []
+    for length in lengths:
+        whole = make_episode(length, extras={"state_out": states(length)})
+        whole.initial_state = {"h": np.full(2, 100, np.float32)} if stored else None
+        borders = sorted({0, length, *(cut for cut in cuts if cut < length)})
+        for start, stop in zip(borders[:-1], borders[1:], strict=True):
+            chunk = whole.slice(slice(start, stop), len_lookback_buffer=1)
+            if not stored:
+                chunk.initial_state = None
+            chunks.append(chunk)
+    columns = train_batch(chunks)
+    mask = columns["loss_mask"]
+    seen = columns["obs"][mask][:, 0].tolist()
+    assert seen == [float(t) for length in lengths for t in range(length)]
+    starts = columns["obs"][:, 0, 0].tolist()
+    expected = [100.0 if t == 0 else t - 1 for t in starts]
+    assert columns["state_in"]["h"][:, 0].tolist() == expected
+    assert columns["seq_lens"].tolist() == mask.sum(1).tolist()
