@@ -37,7 +37,8 @@ class EnvRunner(abc.ABC):
 
     Args:
         config: An ``AlgorithmConfig``, or anything with its attributes.
-        worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it.
+        worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it; the local
+            runner draws the same numbers as runner 1, so that a serial run equals one with one runner process.
         incarnation: How many times this runner was restarted; a restarted one draws other numbers.
         num_workers: Number of remote runners (default: ``config.num_env_runners``).
 
@@ -61,6 +62,7 @@ class EnvRunner(abc.ABC):
     ) -> None:
         self.config = config
         self.worker_index = worker_index
+        self.stream_index = max(worker_index, 1)
         self.incarnation = incarnation
         self.num_workers: int = (
             int(getattr(config, "num_env_runners", 0)) if num_workers is None else num_workers
@@ -81,7 +83,7 @@ class EnvRunner(abc.ABC):
         if self.seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(derive_seed(self.seed, "policy", worker_index, incarnation))
+            self.generator.manual_seed(derive_seed(self.seed, "policy", self.stream_index, incarnation))
         self.num_env_failures = 0
         self._num_failures_in_a_row = 0
         self._num_env_steps_lifetime_base = 0
@@ -208,7 +210,7 @@ class EnvRunner(abc.ABC):
         if self.seed is None:
             return None
         return derive_seed(
-            self.seed, "env", self.worker_index, self.incarnation, self._num_envs_made, *coordinates
+            self.seed, "env", self.stream_index, self.incarnation, self._num_envs_made, *coordinates
         )
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:

@@ -30,8 +30,9 @@ class SingleAgentEnvRunner(EnvRunner):
     """Samples episodes of one agent with one RLModule in ``num_envs_per_env_runner`` environments.
 
     Two samplers give identical results: the fused one, on whole columns, is used while all connector
-    pieces are default or columnar ones and no callback wants single episodes; else the one that builds
-    real episodes. The choice follows from the pipelines as they are at each call.
+    pieces are default or columnar ones, untimed, and no callback wants single episodes; else the one that
+    builds real episodes. The choice follows from the pipelines as they are at each call; when it changes,
+    unfinished episodes are dropped.
 
     Example:
         >>> config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2)
@@ -125,9 +126,14 @@ class SingleAgentEnvRunner(EnvRunner):
 
     def _choose_sampler(self) -> FusedSampler | EpisodeSampler:
         """The sampler for the env, module and pipelines as they are now."""
+        watched = any(
+            pipeline.time_pieces or pipeline.after_piece is not None
+            for pipeline in (self.env_to_module, self.module_to_env)
+        )
         key = (
             self.module,
             self.use_fused,
+            watched,
             *self.env_to_module.connectors,
             self.module_to_env,
             *self.module_to_env.connectors,
@@ -141,8 +147,9 @@ class SingleAgentEnvRunner(EnvRunner):
             return self._sampler
         self._chosen_for = key
         self.stepper = VectorStepper(self)
-        env_plan = self.env_to_module.columnar_plan() if self.use_fused else None
-        module_plan = self.module_to_env.columnar_plan() if self.use_fused else None
+        wants_fused = self.use_fused and not watched
+        env_plan = self.env_to_module.columnar_plan() if wants_fused else None
+        module_plan = self.module_to_env.columnar_plan() if wants_fused else None
         self.module_step = ModuleStep(self.module, self.generator, getattr(env_plan, "device", None))
         wants_episodes = any(self.callbacks.has(hook) for hook in _EPISODE_HOOKS)
         if env_plan is not None and module_plan is not None and not wants_episodes:
@@ -188,7 +195,7 @@ class SingleAgentEnvRunner(EnvRunner):
             context=context,
         )
         if self.seed is not None:
-            seed = derive_seed(self.seed, "random_actions", self.worker_index, self.incarnation)
+            seed = derive_seed(self.seed, "random_actions", self.stream_index, self.incarnation)
             env.action_space.seed(seed)
         return env
 
