@@ -398,7 +398,9 @@ class EpisodeSampler:
 
 
 def _num_user_pieces(pipeline: EnvToModulePipeline) -> int | None:
-    """How many pieces come before the default ones; None if it does not end with exactly those."""
+    """How many pieces come before the default ones; None if all must run, e.g. since they are timed."""
+    if pipeline.time_pieces or pipeline.after_piece is not None:
+        return None
     types = [type(piece) for piece in pipeline.connectors]
     num = len(types) - len(_DEFAULT_PIECES)
     return num if num >= 0 and types[num:] == _DEFAULT_PIECES else None

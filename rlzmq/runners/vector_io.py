@@ -146,14 +146,19 @@ class VectorStepper:
 
 
 def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
-    """Batched values as arrays of the space's dtypes; nothing is copied where they fit already."""
+    """Batched values as row-major arrays of the space's dtypes; nothing is copied where they fit already.
+
+    Row-major, since matrix products may round differently for other memory layouts.
+    """
     if isinstance(values, np.ndarray):
-        return values if values.dtype == space.dtype else values.astype(space.dtype)
+        if values.dtype == space.dtype and values.flags.c_contiguous:
+            return values
+        return np.ascontiguousarray(values, dtype=space.dtype)
     if isinstance(space, spaces.Dict):
         return {key: cast_to_space(part, values[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(cast_to_space(part, item) for part, item in zip(space.spaces, values, strict=True))
-    return np.asarray(values, dtype=space.dtype)
+    return np.ascontiguousarray(values, dtype=space.dtype)
 
 
 def _row(values: Any, index: int) -> Any:

@@ -1,0 +1,91 @@
+"""Small configs, and how two samples are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from rlzmq.algorithms.ppo import PPOConfig
+from rlzmq.core.tree import tree_leaves
+from rlzmq.envs.examples import RandomEnv
+
+
+def make_config(
+    env: Any = "CartPole-v1",
+    *,
+    num_envs: int = 3,
+    seed: int | None = 7,
+    model: dict[str, Any] | None = None,
+    env_config: dict[str, Any] | None = None,
+    **env_runners: Any,
+) -> Any:
+    """A PPOConfig with a tiny net."""
+    model_config = {"fcnet_hiddens": [8], "conv_filters": [[4, 4, 2]], **(model or {})}
+    if model and model.get("use_lstm"):
+        model_config = {"lstm_cell_size": 4, "max_seq_len": 5, **model_config}
+    return (
+        PPOConfig()
+        .environment(env, env_config=env_config or {})
+        .env_runners(num_envs_per_env_runner=num_envs, **env_runners)
+        .rl_module(model_config=model_config)
+        .debugging(seed=seed)
+    )
+
+
+def random_env_config(observation_space: Any = None, action_space: Any = None, **settings: Any) -> Any:
+    """A config of RandomEnv with these spaces."""
+    spaces = {"observation_space": observation_space, "action_space": action_space}
+    episodes = {"p_terminated": 0.15, "max_episode_steps": 6}
+    given = {key: space for key, space in spaces.items() if space is not None}
+    return make_config(RandomEnv, env_config={**given, **episodes}, **settings)
+
+
+def facts(episodes: Iterable[Any], *, with_ids: bool = False) -> list[dict[str, Any]]:
+    """All that an episode holds, lookback included, as comparable bytes."""
+    listed = []
+    for episode in episodes:
+        columns = {
+            "obs": episode.observations,
+            "actions": episode.actions,
+            "rewards": episode.rewards,
+            **episode.extra_model_outputs,
+        }
+        row: dict[str, Any] = {
+            name: [(leaf.dtype.kind, leaf.shape, leaf.tobytes()) for leaf in _arrays(buffer)]
+            for name, buffer in columns.items()
+        }
+        row["infos"] = repr(episode.infos.data)
+        row["lookback"] = episode.rewards.lookback
+        row["facts"] = (len(episode), episode.t_started, episode.is_terminated, episode.is_truncated)
+        row["state"] = repr(
+            None
+            if episode.initial_state is None
+            else [np.asarray(x).tolist() for x in tree_leaves(episode.initial_state)]
+        )
+        if with_ids:
+            row["id"] = episode.id_
+        listed.append(row)
+    return listed
+
+
+def _arrays(buffer: Any) -> list[np.ndarray]:
+    if not buffer.len_incl_lookback():
+        return []
+    data = buffer.data
+    if isinstance(data, list):
+        from rlzmq.core.tree import tree_stack
+
+        data = tree_stack(data)
+    return [np.asarray(leaf) for leaf in tree_leaves(data)]
+
+
+def assert_same(a: Iterable[Any], b: Iterable[Any]) -> None:
+    """The two samples hold the same chunks, bit for bit (ids aside)."""
+    left, right = facts(a), facts(b)
+    assert [row["facts"] for row in left] == [row["facts"] for row in right]
+    for index, (x, y) in enumerate(zip(left, right, strict=True)):
+        assert x.keys() == y.keys(), index
+        for name in x:
+            assert x[name] == y[name], (index, name)

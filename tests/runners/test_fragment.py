@@ -1,0 +1,84 @@
+"""Chunks found from flags equal those of a step-by-step walk; columns grow and are carried over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlzmq.runners.fragment import ColumnBlock, find_chunks
+
+
+def walk(terminated: Any, truncated: Any, starts_with_reset: Any) -> list[tuple[Any, ...]]:
+    """(env, first step, length, terminated, truncated, continues), one step after the other."""
+    num_steps, num_envs = terminated.shape
+    finished, open_chunks = [], []
+    first = [1 if reset else 0 for reset in starts_with_reset]
+    continues = [not reset for reset in starts_with_reset]
+    for step in range(num_steps):
+        for env in range(num_envs):
+            if terminated[step, env] or truncated[step, env]:
+                length = step + 1 - first[env]
+                if length > 0:
+                    flags = bool(terminated[step, env]), bool(truncated[step, env])
+                    finished.append((env, first[env], length, *flags, continues[env]))
+                first[env], continues[env] = step + 2, False
+    for env in range(num_envs):
+        if num_steps - first[env] > 0:
+            open_chunks.append((env, first[env], num_steps - first[env], False, False, continues[env]))
+    return finished + open_chunks
+
+
+@st.composite
+def flags(draw: Any) -> tuple[Any, Any, Any]:
+    num_steps, num_envs = draw(st.integers(1, 12)), draw(st.integers(1, 4))
+    starts = np.array(draw(st.lists(st.booleans(), min_size=num_envs, max_size=num_envs)))
+    kinds = np.array(
+        draw(st.lists(st.integers(0, 5), min_size=num_steps * num_envs, max_size=num_steps * num_envs))
+    ).reshape(num_steps, num_envs)
+    resetting = starts.copy()
+    for row in kinds:
+        row[resetting] = 0  # no episode ends on its reset
+        resetting = (row == 1) | (row == 2)
+    return kinds == 1, kinds == 2, starts
+
+
+@given(flags())
+@settings(max_examples=300, deadline=None)
+def test_chunks_are_those_of_a_walk_through_the_steps(case: tuple[Any, Any, Any]) -> None:
+    table = find_chunks(*case)
+    rows = zip(
+        table.env_index.tolist(),
+        table.first_step.tolist(),
+        table.length.tolist(),
+        table.terminated.tolist(),
+        table.truncated.tolist(),
+        table.continues.tolist(),
+        strict=True,
+    )
+    expected = walk(*case)
+    assert list(rows) == expected
+    assert table.num_finished == sum(row[3] or row[4] for row in expected)
+
+
+def test_a_block_grows_and_its_last_slots_begin_the_next() -> None:
+    block = ColumnBlock(2, 3)
+    block.add("a", np.zeros((2, 1), np.int16))
+    block.add("tree", {"x": np.zeros(2), "y": (np.zeros((2, 2)),)})
+    write_a, write_tree = block.writer("a"), block.writer("tree")
+    for slot in range(3):
+        write_a(slot, np.array([[slot], [10 + slot]]))
+        write_tree(slot, {"x": np.full(2, slot), "y": (np.full((2, 2), slot),)})
+    block.grow(5)
+    block.writer("a")(4, np.array([[4], [14]]))
+    assert block.columns["a"][:, :, 0].tolist() == [[0, 1, 2, 0, 4], [10, 11, 12, 0, 14]]
+    assert block.columns["a"].dtype == np.int16
+
+    following = ColumnBlock(2, 4)
+    following.put_slots(block.copy_slots(1, 3))
+    assert following.columns["a"][:, :, 0].tolist() == [[1, 2, 0, 0], [11, 12, 0, 0]]
+    assert following.columns["tree"]["y"][0][:, :, 1].tolist() == [[1, 2, 0, 0]] * 2
+    assert following.flat()["a"].shape == (8, 1)
+    assert np.shares_memory(following.flat()["a"], following.columns["a"])

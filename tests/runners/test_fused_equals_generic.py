@@ -1,0 +1,253 @@
+"""Every way to sample gives the same bits: fused, custom pieces only per episode, all pieces per episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from sampling_cases import assert_same, make_config, random_env_config
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.env_to_module import (
+    FlattenObservations,
+    FrameStackingEnvToModule,
+    MeanStdFilter,
+    PrevActionsPrevRewards,
+)
+from rlzmq.envs.examples import RandomEnv, StatelessCartPole
+from rlzmq.episodes.columns import Columns
+from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.runners.episode_sampler import EpisodeSampler
+from rlzmq.runners.fused_sampler import FusedSampler
+from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+
+
+class NoOp(ConnectorV2):
+    """Wants single episodes, and does nothing."""
+
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return batch
+
+
+class AddsObservations(ConnectorV2):
+    """Fills the obs column itself, so that the default pieces must go on from there."""
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
+        for episode in self.single_agent_episode_iterator(episodes):
+            self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
+        return batch
+
+
+PROGRAM: list[dict[str, Any]] = [
+    {"num_timesteps": 25},
+    {"num_timesteps": 4},
+    {"lease": 3},
+    {"num_timesteps": 1},
+    {"num_episodes": 3},
+    {"num_timesteps": 30},
+    {"num_timesteps": 7, "random_actions": True},
+    {"lease": 9},
+    {"num_timesteps": 9, "explore": False},
+    {"num_timesteps": 10, "force_reset": True},
+    {"num_timesteps": 9, "random_actions": True, "force_reset": True},
+    {"lease": 4},
+]
+
+
+def run(config: Any, kind: str, program: list[dict[str, Any]] = PROGRAM) -> tuple[list[Any], dict[str, Any]]:
+    """All samples of the program, sampled in one of the ways, and the metrics."""
+    pieces = {"hybrid": NoOp, "default tail": AddsObservations}
+    with SingleAgentEnvRunner(config=config) as runner:
+        if kind in pieces:
+            runner.env_to_module.insert_before("AddObservationsFromEpisodesToBatch", pieces[kind]())
+        elif kind == "all pieces":
+            runner.module_to_env.insert_after("RemoveSingleTsTimeRankFromBatch", NoOp())
+        samples = []
+        for call in program:
+            call = dict(call)
+            lease = call.pop("lease", None)
+            samples.append(runner.sample_lease(lease) if lease else runner.sample(**call))
+            expected = FusedSampler if kind == "fused" else EpisodeSampler
+            assert type(runner._sampler) is expected
+        metrics = runner.get_metrics()
+    return samples, {
+        key: value for key, value in metrics.items() if key not in ("sample", "episode_duration_sec_mean")
+    }
+
+
+def check(config: Any, kinds: tuple[str, ...] = ("hybrid", "all pieces")) -> None:
+    fused, metrics = run(config, "fused")
+    for batch in fused:
+        batch.validate()
+    for kind in kinds:
+        other, other_metrics = run(config, kind)
+        for a, b in zip(fused, other, strict=True):
+            assert_same(a, b)
+            assert list(a.env_index) == list(b.env_index)
+            for fact in ("num_env_steps", "num_vector_steps", "weights_version"):
+                assert a.meta[fact] == b.meta[fact]
+            assert a.meta["episode_metrics"]["lengths"] == b.meta["episode_metrics"]["lengths"]
+            assert a.meta["episode_metrics"]["returns"] == pytest.approx(b.meta["episode_metrics"]["returns"])
+        assert (
+            metrics == pytest.approx(other_metrics)
+            if not _nested(metrics)
+            else _approx(metrics, other_metrics)
+        )
+
+
+def _nested(metrics: dict[str, Any]) -> bool:
+    return any(isinstance(value, dict) for value in metrics.values())
+
+
+def _approx(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    assert a.keys() == b.keys()
+    return all(
+        _approx(value, b[key]) if isinstance(value, dict) else value == pytest.approx(b[key])
+        for key, value in a.items()
+    )
+
+
+SPACES = {
+    "vector": (spaces.Box(-1, 1, (3,)), spaces.Discrete(3)),
+    "bounded box actions": (spaces.Box(-1, 1, (3,)), spaces.Box(-2, 5, (2,))),
+    "discrete": (spaces.Discrete(4), spaces.Discrete(2, start=3)),
+    "double precision": (spaces.Box(-1, 1, (2,), np.float64), spaces.Box(-np.inf, np.inf, (1,))),
+    "nested": (
+        spaces.Dict(b=spaces.Box(-1, 1, (2,)), a=spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))),
+        spaces.Dict(
+            x=spaces.Discrete(2), y=spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([2, 3])))
+        ),
+    ),
+    "image": (spaces.Box(0, 255, (12, 12, 3), np.uint8), spaces.MultiDiscrete([2, 3])),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_over_spaces(name: str) -> None:
+    check(random_env_config(*SPACES[name]))
+
+
+def test_with_one_env_and_longer_lookback_and_no_lookback() -> None:
+    check(make_config(num_envs=1), ("hybrid", "default tail", "all pieces"))
+    check(make_config(num_envs=2, episode_lookback_horizon=4))
+    check(random_env_config(num_envs=2, episode_lookback_horizon=0), ("hybrid",))
+
+
+def test_with_memory() -> None:
+    config = random_env_config(model={"use_lstm": True})
+    check(config, ("hybrid", "default tail", "all pieces"))
+    check(make_config(StatelessCartPole, model={"use_lstm": True, "vf_share_layers": False}))
+
+
+PIECES: dict[str, Any] = {
+    "filter": lambda env, spaces, device: MeanStdFilter(),
+    "stacking": lambda env, spaces, device: FrameStackingEnvToModule(num_frames=3),
+    "filter and flatten": lambda env, spaces, device: [FlattenObservations(), MeanStdFilter()],
+    "previous": lambda env, spaces, device: PrevActionsPrevRewards(n_prev_actions=2, n_prev_rewards=3),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("lstm", [False, True])
+def test_with_columnar_pieces(name: str, lstm: bool) -> None:
+    observation_space = spaces.Box(-1, 1, (3, 1)) if name == "stacking" else spaces.Box(-1, 1, (3,))
+    config = random_env_config(
+        observation_space,
+        spaces.Discrete(3),
+        env_to_module_connector=PIECES[name],
+        model={"use_lstm": True} if lstm else {},
+    )
+    check(config)
+
+
+class OwnActions(TorchRLModule):
+    """Gives actions, the env's actions and an extra column itself."""
+
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(3, 2)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        values = self.net(batch[Columns.OBS])
+        actions = values.argmax(-1)
+        return {
+            Columns.ACTIONS: actions,
+            Columns.ACTIONS_FOR_ENV: 1 - actions,
+            "extra": {"values": values, "t": torch.full((len(values),), kwargs.get("t", 0))},
+        }
+
+
+def test_with_a_module_that_acts_by_itself() -> None:
+    config = random_env_config().rl_module(rl_module_spec=RLModuleSpec(module_class=OwnActions))
+    check(config)
+    config = config.copy(copy_frozen=False).env_runners(num_env_runners=4)
+    check(config)  # other estimates of t
+
+
+class InfoEnv(RandomEnv):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return (
+            observation,
+            reward,
+            terminated,
+            truncated,
+            {"n": self._num_steps} if self._num_steps % 2 else {},
+        )
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**kwargs)[0], {"reset": True}
+
+
+def test_with_infos() -> None:
+    check(make_config(InfoEnv, env_config={"max_episode_steps": 5}, episode_lookback_horizon=2))
+
+
+def test_with_a_native_and_an_async_vector_env() -> None:
+    check(make_config(gym_env_vectorize_mode="vector_entry_point"))
+    short = PROGRAM[:3]
+    config = make_config(num_envs=2, gym_env_vectorize_mode="async")
+    (a, _), (b, _) = run(config, "fused", short), run(config, "hybrid", short)
+    (c, _) = run(make_config(num_envs=2), "fused", short)
+    for x, y, z in zip(a, b, c, strict=True):
+        assert_same(x, y)
+        assert_same(x, z)
+
+
+def test_with_failing_envs() -> None:
+    class Failing(RandomEnv):
+        count = 0
+
+        def step(self, action: Any) -> Any:
+            type(self).count += 1
+            if type(self).count % 11 == 0:
+                raise RuntimeError("boom")
+            return super().step(action)
+
+        def reset(self, **kwargs: Any) -> Any:
+            type(self).count += 1
+            if type(self).count % 17 == 0:
+                raise RuntimeError("no reset")
+            return super().reset(**kwargs)
+
+    config = make_config(Failing, env_config={"max_episode_steps": 5, "p_terminated": 0.1})
+    results = []
+    for kind in ("fused", "hybrid", "all pieces"):
+        Failing.count = 0
+        results.append(run(config, kind))
+    assert results[0][1]["num_env_failures_lifetime"] > 5
+    for samples, metrics in results[1:]:
+        for a, b in zip(results[0][0], samples, strict=True):
+            assert_same(a, b)
+        assert _approx(metrics, results[0][1])
+
+
+def test_whatever_registered_env_acts_in() -> None:
+    assert "CartPole-v1" in gym.registry
+    check(make_config("Pendulum-v1", num_envs=2), ("all pieces",))
+    check(make_config("FrozenLake-v1", num_envs=2), ("hybrid",))
+    check(make_config("Blackjack-v1", num_envs=2), ("hybrid",))
