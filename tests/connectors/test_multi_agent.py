@@ -1,0 +1,243 @@
+"""Multi-agent pipelines from end to end, with agents that come and go."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from connector_fakes import StatefulModule, ValueModule, call
+
+from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, AgentToModuleMapping
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.defaults import add_gae_pieces, build_env_to_module, build_learner, build_module_to_env
+from rlzmq.connectors.env_to_module import (
+    FlattenObservations,
+    MultiAgentObservationPreprocessor,
+    PrevActionsPrevRewards,
+)
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.modules.distributions import TorchCategorical
+
+AGENTS = ("a", "b", "c")
+OBS_SPACES = gym.spaces.Dict({agent_id: gym.spaces.Box(-99, 99, (2,)) for agent_id in AGENTS})
+ACTION_SPACES = gym.spaces.Dict({agent_id: gym.spaces.Discrete(2) for agent_id in AGENTS})
+SPACES = {"__env_single__": (OBS_SPACES, ACTION_SPACES)}
+
+
+def module_of(agent_id: Any, episode: Any = None, **kwargs: Any) -> str:
+    return "m2" if agent_id == "c" else "m1"
+
+
+def config(**kwargs: Any) -> Any:
+    settings = {
+        "is_multi_agent": True,
+        "policies": {"m1", "m2"},
+        "policy_mapping_fn": module_of,
+        "normalize_actions": True,
+        "clip_actions": False,
+        **kwargs,
+    }
+    return SimpleNamespace(**settings)
+
+
+def observation(value: float) -> np.ndarray:
+    return np.array([value, -value], np.float32)
+
+
+class Sampler:
+    def get_exploration_action_dist_cls(self) -> Any:
+        return TorchCategorical
+
+    get_inference_action_dist_cls = get_exploration_action_dist_cls
+
+    def is_stateful(self) -> bool:
+        return False
+
+
+def new_episode(id_: str, **values: float) -> MultiAgentEpisode:
+    episode = MultiAgentEpisode(
+        id_,
+        agent_to_module_mapping_fn=module_of,
+        observation_space=OBS_SPACES,
+        action_space=ACTION_SPACES,
+    )
+    episode.add_env_reset(observations={agent_id: observation(v) for agent_id, v in values.items()})
+    return episode
+
+
+def test_observations_reach_modules_and_actions_come_back_to_agents_of_envs() -> None:
+    to_module = build_env_to_module(config(), None, SPACES)
+    to_env = build_module_to_env(config(), None, SPACES)
+    episodes = [new_episode("E", a=1, c=3), new_episode("F", b=2, a=4)]
+    shared_data: dict[str, Any] = {}
+    modules = {"m1": Sampler(), "m2": Sampler()}
+    batch = call(to_module, episodes, rl_module=modules, shared_data=shared_data)
+    assert batch["m1"]["obs"][:, 0].tolist() == [1, 2, 4]
+    assert batch["m2"]["obs"][:, 0].tolist() == [3]
+    # action 1 for positive first elements, i.e. for all; then the reverse for m2
+    outputs = {
+        "m1": {"action_dist_inputs": torch.tensor([[0.0, 9.0]] * 3)},
+        "m2": {"action_dist_inputs": torch.tensor([[9.0, 0.0]])},
+    }
+    to_step = call(to_env, episodes, outputs, rl_module=modules, shared_data=shared_data, explore=False)
+    assert to_step["actions_for_env"] == [{"a": 1, "c": 0}, {"b": 1, "a": 1}]
+    assert to_step["actions"] == to_step["actions_for_env"]
+    assert sorted(to_step["action_logp"][1]) == ["a", "b"]
+
+
+def test_agents_that_are_done_run_through_user_pieces_but_reach_no_module() -> None:
+    seen = []
+
+    class Watch(ConnectorV2):
+        def __call__(self, *, rl_module, batch, episodes, explore=None, shared_data=None, **kwargs):  # type: ignore[no-untyped-def,override]
+            seen.extend(e.agent_id for e in self.single_agent_episode_iterator(episodes))
+            return batch
+
+    pipeline = build_env_to_module(config(env_to_module_connector=lambda env, spaces, device: Watch()), None, SPACES)
+    episode = new_episode("E", a=1, b=2, c=3)
+    episode.add_env_step(
+        {agent_id: observation(9) for agent_id in AGENTS},
+        dict.fromkeys(AGENTS, 0),
+        dict.fromkeys(AGENTS, 1.0),
+        terminateds={"a": True, "__all__": False},
+        truncateds={"c": True},
+    )
+    shared_data: dict[str, Any] = {}
+    batch = call(pipeline, [episode], rl_module={"m1": Sampler(), "m2": Sampler()}, shared_data=shared_data)
+    assert sorted(seen) == ["a", "b", "c"]
+    assert list(batch) == ["m1"]
+    assert shared_data["memorized_map_structure"] == {"m1": [("E", "b")]}
+
+
+def test_all_agents_done_gives_an_empty_batch() -> None:
+    pipeline = build_env_to_module(config(), None, SPACES)
+    episode = new_episode("E", a=1)
+    episode.add_env_step({"a": observation(2)}, {"a": 0}, {"a": 1.0}, terminateds={"__all__": True})
+    assert call(pipeline, [episode], rl_module={"m1": Sampler()}) == {}
+
+
+def test_learners_keep_the_data_of_agents_that_are_done() -> None:
+    episode = new_episode("E", a=1, c=3)
+    episode.add_env_step(
+        {"a": observation(2), "c": observation(4)},
+        {"a": 0, "c": 1},
+        {"a": 1.0, "c": 2.0},
+        terminateds={"__all__": True},
+        extra_model_outputs={"a": {"action_logp": 0.5}, "c": {"action_logp": 0.25}},
+    )
+    pipeline = build_learner(config(), OBS_SPACES, ACTION_SPACES)
+    add_gae_pieces(pipeline, gamma=0.9, lambda_=0.5)
+    modules = {"m1": ValueModule(), "m2": ValueModule()}
+    batch = pipeline(rl_module=modules, episodes=[episode.to_numpy(), episode])
+    assert sorted(batch) == ["m1", "m2"]
+    for module_id, reward in (("m1", 1.0), ("m2", 2.0)):
+        columns = batch[module_id]
+        assert columns["rewards"].tolist() == [reward, 0.0] * 2
+        assert columns["loss_mask"].tolist() == [True, False] * 2
+        assert columns["terminateds"].tolist() == [True, False] * 2
+        assert columns["advantages"].shape == (4,)
+    assert len(episode.agent_episodes["a"]) == 1
+
+
+def test_mapping_alone_keeps_done_agents_when_the_batch_is_a_learners() -> None:
+    episode = new_episode("E", a=1)
+    episode.add_env_step({"a": observation(2)}, {"a": 0}, {"a": 1.0}, terminateds={"__all__": True})
+    key = ("E", "a", "m1")
+    piece = AgentToModuleMapping(rl_module_specs={"m1"}, agent_to_module_mapping_fn=module_of)
+    assert call(piece, [episode], {"obs": {key: [1]}}) == {}
+    batch = {"obs": {key: [1]}, "rewards": {key: [2.0]}}
+    assert call(piece, [episode], batch) == {"m1": {"obs": [1], "rewards": [2.0]}}
+
+
+def test_mapping_refuses_data_that_belongs_to_no_agent() -> None:
+    piece = AgentToModuleMapping(rl_module_specs={"m1"}, agent_to_module_mapping_fn=module_of)
+    with pytest.raises(ValueError, match=r"keys \(episode, agent, module\), got \('E',\)"):
+        call(piece, [], {"obs": {("E",): [1]}})
+    with pytest.raises(ValueError, match="got list"):
+        call(piece, [], {"obs": [1]})
+
+
+def test_spaces_are_mapped_to_modules() -> None:
+    specs = {"m1": SimpleNamespace(observation_space=None), "m3": SimpleNamespace(observation_space=OBS_SPACES["a"])}
+    piece = AgentToModuleMapping(
+        OBS_SPACES, ACTION_SPACES, rl_module_specs=specs, agent_to_module_mapping_fn=module_of
+    )
+    assert isinstance(piece.observation_space, gym.spaces.Dict)
+    assert set(piece.observation_space.spaces) == {"m1", "m2", "m3"}
+    assert isinstance(piece.action_space, gym.spaces.Dict)
+    assert set(piece.action_space.spaces) == {"m1", "m2"}
+
+
+def test_only_the_stateful_modules_data_gets_sequences() -> None:
+    episode = new_episode("E", a=1, c=3)
+    for t in range(4):
+        state = {"state_out": {"h": np.full(2, t, np.float32)}}
+        episode.add_env_step(
+            {"a": observation(t), "c": observation(t)},
+            {"a": 0, "c": 1},
+            {"a": 1.0, "c": 2.0},
+            extra_model_outputs={"a": state, "c": {"x": t}},
+        )
+    batch = build_learner(config())(
+        rl_module=FakeMulti(m1=StatefulModule(), m2=ValueModule()), episodes=[episode.to_numpy()]
+    )
+    assert batch["m1"]["obs"].shape == (2, 3, 2)
+    assert batch["m1"]["state_in"]["h"][:, 0].tolist() == [100, 2]
+    assert batch["m2"]["obs"].shape == (4, 2)
+    assert "state_in" not in batch["m2"]
+    assert batch["m2"]["x"].tolist() == [0, 1, 2, 3]
+
+
+class FakeMulti(dict[str, Any]):
+    """Like a MultiRLModule: a mapping that knows whether any of its modules is stateful."""
+
+    def is_stateful(self) -> bool:
+        return any(module.is_stateful() for module in self.values())
+
+
+def test_flattening_and_previous_actions_use_each_agents_spaces() -> None:
+    spaces = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Box(-1, 1, (2, 2))})
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=module_of)
+    episode.add_env_reset(observations={"a": 1, "b": np.ones((2, 2), np.float32)})
+    flatten = FlattenObservations(spaces, multi_agent=True, agent_ids=["a"])
+    call(flatten, [episode])
+    assert episode.agent_episodes["a"].get_observations(-1).tolist() == [0, 1, 0]
+    assert episode.agent_episodes["b"].get_observations(-1).shape == (2, 2)
+    assert isinstance(flatten.observation_space, gym.spaces.Dict)
+    assert flatten.observation_space["b"] == spaces["b"]
+    actions = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(-1, 1, (1,))})
+    previous = PrevActionsPrevRewards(flatten.observation_space, actions, multi_agent=True)
+    call(previous, [episode])
+    augmented = episode.agent_episodes["a"].get_observations(-1)
+    assert augmented["prev_n_actions"].tolist() == [0, 0]
+    assert previous.observation_space is not None
+    assert previous.observation_space["a"].contains(augmented)  # type: ignore[index]
+
+
+def test_a_preprocessor_sees_all_agents_at_once() -> None:
+    class Others(MultiAgentObservationPreprocessor):
+        def preprocess(self, observations: dict[Any, Any], episode: Any) -> dict[Any, Any]:
+            return {agent_id: np.array([sum(o[0] for o in observations.values())]) for agent_id in observations}
+
+    episode = new_episode("E", a=1, b=2)
+    call(Others(OBS_SPACES), [episode])
+    assert episode.agent_episodes["b"].get_observations(-1).tolist() == [3.0]
+
+
+def test_a_preprocessor_may_not_invent_agents() -> None:
+    class Inventive(MultiAgentObservationPreprocessor):
+        def preprocess(self, observations: dict[Any, Any], episode: Any) -> dict[Any, Any]:
+            return {"z": 1}
+
+    with pytest.raises(ValueError, match="no new observation of agent 'z'"):
+        call(Inventive(), [new_episode("E", a=1)])
+
+
+def test_the_order_of_agents_is_the_episodes_not_a_sets() -> None:
+    episode = new_episode("E", c=3, a=1, b=2)
+    batch = call(AddObservationsFromEpisodesToBatch(), [episode])
+    assert [key[1] for key in batch["obs"]] == list(episode.agent_episodes)
