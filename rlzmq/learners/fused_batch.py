@@ -23,6 +23,7 @@ from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.chunk_table import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
 if TYPE_CHECKING:
     from rlzmq.connectors.plans import LearnerPlan
@@ -36,34 +37,71 @@ _NOT_GATHERED = (Columns.OBS, Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS
 
 
 def fused_columns(
-    learner_connector: Any, module: Any, episodes: EpisodeBatch, device: torch.device
+    learner_connector: Any,
+    module: Any,
+    episodes: EpisodeBatch | MultiAgentEpisodeBatch,
+    device: torch.device,
 ) -> dict[str, dict[str, Any]] | None:
-    """The train batch of an EpisodeBatch, module id → column → CPU tensor ``[rows, ...]``.
+    """The train batch of episodes on columns, module id → column → CPU tensor ``[rows, ...]``.
 
     Args:
         learner_connector: The pipeline.
         module: The MultiRLModule.
-        episodes: Chunks of single-agent episodes.
+        episodes: The chunks.
         device: Where the module lives.
 
     Returns:
         None if a piece of the pipeline, or the data, needs the per-episode protocol.
     """
     plan = getattr(learner_connector, "columnar_plan", lambda: None)()
-    if plan is None or plan.multi_agent or episodes.agent_ids is not None:
+    if plan is None or plan.multi_agent != isinstance(episodes, MultiAgentEpisodeBatch):
         return None
+    if isinstance(episodes, MultiAgentEpisodeBatch):
+        parts = {module_id: _chunks_of(episodes, module_id) for module_id in episodes.module_ids}
+    else:
+        parts = {DEFAULT_MODULE_ID: None if episodes.agent_ids is not None else episodes}
+    result: dict[str, dict[str, Any]] = {}
+    for module_id, chunks in parts.items():
+        if module_id not in module:
+            continue
+        columns = (
+            None if chunks is None else _module_columns(plan, module_id, module[module_id], chunks, device)
+        )
+        if columns is None:
+            return None
+        if columns:
+            result[module_id] = columns
+    return result
+
+
+def _chunks_of(episodes: MultiAgentEpisodeBatch, module_id: str) -> EpisodeBatch | None:
+    """A module's agents' chunks, episode after episode; None if they do not share columns."""
+    groups = []
+    for rows in episodes.rows:
+        mine = np.array([mid == module_id for mid in rows.batch.module_ids or ()], np.bool_)
+        if mine.any():
+            groups.append((rows, np.flatnonzero(mine)))
+    if len(groups) != 1:
+        return None
+    rows, chunks = groups[0]
+    return rows.batch.select(chunks[np.lexsort((rows.order[chunks], rows.episode[chunks]))])
+
+
+def _module_columns(
+    plan: LearnerPlan, module_id: str, module: Any, episodes: EpisodeBatch, device: torch.device
+) -> dict[str, Any] | None:
     if not episodes.length.all():
         episodes = episodes.select(np.flatnonzero(episodes.length))
     if len(episodes) == 0:
         return {}
-    one = module[DEFAULT_MODULE_ID].unwrapped()
-    if one.is_stateful() and (plan.next_observations or Columns.STATE_OUT not in episodes.columns):
+    module = module.unwrapped()
+    if module.is_stateful() and (plan.next_observations or Columns.STATE_OUT not in episodes.columns):
         return None
     rows = _Rows(episodes, plan.add_one_ts)
     columns = _gathered(episodes, plan, rows)
-    if one.is_stateful():
-        longest = max_seq_len(one)
-        states = _states(episodes, one, rows, longest)
+    if module.is_stateful():
+        longest = max_seq_len(module)
+        states = _states(episodes, module, rows, longest)
         if states is None:
             return None
         columns = _as_sequences(columns, rows, longest)
@@ -72,11 +110,11 @@ def fused_columns(
         name: column if name == Columns.INFOS else tree_map(to_tensor, column)
         for name, column in columns.items()
     }
-    if plan.gae is not None and hasattr(one, "compute_values"):
-        values = _values(one, tensors, device)
+    if plan.gae is not None and hasattr(module, "compute_values"):
+        values = _values(module, tensors, device)
         known = SimpleNamespace(compute_values=lambda columns: values)
-        plan.gae._add_advantages(tensors, known, rows.lengths, DEFAULT_MODULE_ID)
-    return {DEFAULT_MODULE_ID: tensors}
+        plan.gae._add_advantages(tensors, known, rows.lengths, module_id)
+    return tensors
 
 
 class _Rows:

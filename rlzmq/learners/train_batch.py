@@ -14,9 +14,13 @@ from rlzmq.connectors.common.numpy_to_tensor import to_tensor
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.learners.fused_batch import fused_columns
 
 __all__ = ["TrainBatch", "TrainBatchBuilder"]
+
+
+_BATCHES = (EpisodeBatch, MultiAgentEpisodeBatch)
 
 
 @dataclass
@@ -105,7 +109,7 @@ class TrainBatchBuilder:
         episodes = _without_nesting(episodes)
         columns: dict[str, dict[str, Any]] | None = None
         versions = None
-        if isinstance(episodes, EpisodeBatch):
+        if isinstance(episodes, _BATCHES):
             versions = episodes.meta.get(Columns.WEIGHTS_VERSION)
             num_env_steps = episodes.num_env_steps
             if self.use_fused_path:
@@ -164,15 +168,16 @@ class TrainBatchBuilder:
 
 
 def _without_nesting(episodes: Any) -> Any:
-    """An EpisodeBatch where everything is one, else a list of episodes."""
-    if isinstance(episodes, EpisodeBatch):
+    """One batch on columns where everything is one, else a list of episodes."""
+    if isinstance(episodes, _BATCHES):
         return episodes
     episodes = list(episodes)
-    if episodes and all(isinstance(episode, EpisodeBatch) for episode in episodes):
-        return episodes[0] if len(episodes) == 1 else EpisodeBatch.concat(episodes)
+    for kind in _BATCHES:
+        if episodes and all(isinstance(episode, kind) for episode in episodes):
+            return episodes[0] if len(episodes) == 1 else kind.concat(episodes)
     flat: list[Any] = []
     for episode in episodes:
-        if isinstance(episode, EpisodeBatch):
+        if isinstance(episode, _BATCHES):
             flat.extend(episode)
         else:
             flat.append(episode)

@@ -29,7 +29,8 @@ def ppo_config(model_config: dict[str, Any] | None = None, **training: Any) -> P
         .environment(observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE)
         .rl_module(model_config=model_config or {"fcnet_hiddens": [16]})
         .training(
-            **{"train_batch_size_per_learner": 64, "minibatch_size": 32, "num_epochs": 2, "lr": 1e-3} | training
+            **{"train_batch_size_per_learner": 64, "minibatch_size": 32, "num_epochs": 2, "lr": 1e-3}
+            | training
         )
         .debugging(seed=11)
     )
@@ -71,7 +72,9 @@ def linear_spec() -> RLModuleSpec:
     )
 
 
-def square_learner(*module_ids: str, learner_class: type[Learner] = SquareLearner, **settings: Any) -> Learner:
+def square_learner(
+    *module_ids: str, learner_class: type[Learner] = SquareLearner, **settings: Any
+) -> Learner:
     config = ppo_config(**settings)
     if module_ids:
         spec: Any = MultiRLModuleSpec(rl_module_specs={module_id: linear_spec() for module_id in module_ids})

@@ -233,7 +233,10 @@ def test_infinite_gradients_made_by_a_hook_are_found_too() -> None:
 class TwoOptimizersLearner(SquareLearner):
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
         module = self.module[module_id]
-        for name, layer, lr in (("policy", module.layer, 0.1), ("extra", module.extra, [(0, 0.5), (100, 0.1)])):
+        for name, layer, lr in (
+            ("policy", module.layer, 0.1),
+            ("extra", module.extra, [(0, 0.5), (100, 0.1)]),
+        ):
             parameters = list(layer.parameters())
             self.register_optimizer(
                 module_id=module_id,
@@ -325,10 +328,14 @@ def test_a_learner_restored_from_state_goes_on_bit_for_bit() -> None:
         one.update(episodes=episode_batch(30, 34))
     assert other.parameter_hash() == learner.parameter_hash()
     assert other.curr_kl_coeffs_per_module == learner.curr_kl_coeffs_per_module
-    assert other.get_state(["weights_seq_no", "counters"]) == learner.get_state(["weights_seq_no", "counters"])
+    assert other.get_state(["weights_seq_no", "counters"]) == learner.get_state(
+        ["weights_seq_no", "counters"]
+    )
     optimizer_state = learner.get_state("optimizer")["optimizer"]["default_policy"]["default_optimizer"]
     assert all(
-        isinstance(value, np.ndarray) for values in optimizer_state["state"].values() for value in values.values()
+        isinstance(value, np.ndarray)
+        for values in optimizer_state["state"].values()
+        for value in values.values()
     )
 
 

@@ -1,0 +1,205 @@
+"""PPO: the loss against the paper's formula, its coefficients over updates, and that it learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.ppo_learner import PPOLearner
+from rlzmq.learners.ppo_loss import masked_mean
+from tests.learners.cases import (
+    ACTION_SPACE,
+    OBSERVATION_SPACE,
+    episode_batch,
+    linear_spec,
+    ppo_config,
+    ppo_learner,
+)
+
+
+def ppo_batch(num_rows: int = 16) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(num_rows, 2, generator=generator)
+    actions = torch.randint(2, (num_rows,), generator=generator)
+    return {
+        Columns.OBS: torch.randn(num_rows, 4, generator=generator),
+        Columns.ACTIONS: actions,
+        Columns.ACTION_DIST_INPUTS: logits,
+        Columns.ACTION_LOGP: torch.log_softmax(logits, -1)[torch.arange(num_rows), actions],
+        Columns.ADVANTAGES: torch.randn(num_rows, generator=generator),
+        Columns.VALUE_TARGETS: 3 * torch.randn(num_rows, generator=generator),
+    }
+
+
+def loss_by_formula(
+    learner: PPOLearner,
+    batch: dict[str, torch.Tensor],
+    *,
+    clip: float,
+    vf_clip: float | None,
+    vf_coeff: float,
+    kl_coeff: float,
+    entropy_coeff: float,
+) -> float:
+    module = learner.module["default_policy"]
+    logits = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS].double()
+    values = module.compute_values(batch).double()
+    total = 0.0
+    for row, action in enumerate(batch[Columns.ACTIONS].tolist()):
+        new = torch.log_softmax(logits[row], -1)
+        old = torch.log_softmax(batch[Columns.ACTION_DIST_INPUTS][row].double(), -1)
+        ratio = (new[action] - batch[Columns.ACTION_LOGP][row].double()).exp().item()
+        advantage = batch[Columns.ADVANTAGES][row].item()
+        clipped = min(max(ratio, 1 - clip), 1 + clip)
+        error = (values[row].item() - batch[Columns.VALUE_TARGETS][row].item()) ** 2
+        total -= min(ratio * advantage, clipped * advantage)
+        total += vf_coeff * (error if vf_clip is None else min(error, vf_clip))
+        total += kl_coeff * (old.exp() * (old - new)).sum().item()
+        total += entropy_coeff * (new.exp() * new).sum().item()
+    return total / len(batch[Columns.ACTIONS])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"vf_clip_param": None, "vf_loss_coeff": 0.5, "clip_param": 0.1},
+        {"entropy_coeff": 0.01, "kl_coeff": 0.0},
+        {"use_kl_loss": False, "entropy_coeff": 0.1},
+        {"use_critic": False},
+    ],
+)
+def test_the_loss_is_the_papers(settings: dict[str, Any]) -> None:
+    config = ppo_config(minibatch_size=None, num_epochs=1, **settings)
+    learner = ppo_learner(config)
+    batch = ppo_batch()
+    expected = loss_by_formula(
+        learner,
+        batch,
+        clip=config.clip_param,
+        vf_clip=config.vf_clip_param,
+        vf_coeff=config.vf_loss_coeff if config.use_critic else 0.0,
+        kl_coeff=config.kl_coeff if config.use_kl_loss else 0.0,
+        entropy_coeff=config.entropy_coeff,
+    )
+    results = learner.update(batch=batch)["default_policy"]
+    assert results["total_loss"] == pytest.approx(expected, rel=1e-4)
+    assert ("mean_kl_loss" in results) == config.use_kl_loss
+    assert ("vf_loss" in results) == config.use_critic
+
+
+def test_results_have_rllibs_keys() -> None:
+    results = ppo_learner().update(episodes=episode_batch(40, 24))
+    assert set(results["default_policy"]) >= {
+        "policy_loss",
+        "vf_loss",
+        "vf_loss_unclipped",
+        "vf_explained_var",
+        "entropy",
+        "mean_kl_loss",
+        "total_loss",
+        "curr_kl_coeff",
+        "curr_entropy_coeff",
+        "default_optimizer_learning_rate",
+        "gradients_default_optimizer_global_norm",
+        "module_train_batch_size_mean",
+        "num_module_steps_trained",
+        "num_module_steps_trained_lifetime",
+        "num_trainable_parameters",
+        "weights_seq_no",
+    }
+    assert all(isinstance(value, (int, float)) for value in results["default_policy"].values())
+    assert {"num_env_steps_trained", "num_env_steps_trained_lifetime"} <= set(results["__all_modules__"])
+
+
+@pytest.mark.parametrize(("kl_target", "factor"), [(1e-9, 1.5), (1e9, 0.5)])
+def test_the_kl_coefficient_aims_at_its_target(kl_target: float, factor: float) -> None:
+    learner = ppo_learner(ppo_config(kl_target=kl_target, kl_coeff=0.2))
+    for power in (1, 2):
+        results = learner.update(episodes=episode_batch(40, 24))["default_policy"]
+        assert results["curr_kl_coeff"] == pytest.approx(0.2 * factor**power)
+
+
+def test_the_entropy_coefficient_follows_its_schedule() -> None:
+    learner = ppo_learner(ppo_config(entropy_coeff=[(0, 0.1), (1000, 0.0)]))
+    used = []
+    for num_env_steps in (500, 1000, 1500):
+        results = learner.update(
+            episodes=episode_batch(40, 24), timesteps={"num_env_steps_sampled_lifetime": num_env_steps}
+        )
+        used.append(results["default_policy"]["curr_entropy_coeff"])
+    assert used == pytest.approx([0.1, 0.05, 0.0])
+
+
+def test_value_statistics_are_those_of_the_last_epochs_rows() -> None:
+    learner = ppo_learner(ppo_config(minibatch_size=None, num_epochs=1))
+    batch = ppo_batch()
+    with torch.no_grad():
+        values = learner.module["default_policy"].compute_values(batch)
+    results = learner.update(batch=batch)["default_policy"]
+    error = (batch[Columns.VALUE_TARGETS] - values).numpy()
+    assert results["vf_loss_unclipped"] == pytest.approx(np.mean(error**2), rel=1e-5)
+    explained = 1 - np.var(error) / np.var(batch[Columns.VALUE_TARGETS].numpy())
+    assert results["vf_explained_var"] == pytest.approx(max(-1.0, explained), rel=1e-4)
+
+
+def test_masked_means_ignore_masked_entries_even_nan_ones() -> None:
+    values = torch.tensor([[1.0, 3.0], [float("nan"), 5.0]])
+    mask = torch.tensor([[True, True], [False, True]])
+    assert masked_mean(values, mask).item() == 3.0
+    assert masked_mean(values, torch.zeros_like(mask)).item() == 0.0
+    assert masked_mean(values[0], None).item() == 2.0
+
+
+def test_a_module_without_values_is_refused_with_the_way_out() -> None:
+    learner = PPOLearner(config=ppo_config(), module_spec=linear_spec())
+    with pytest.raises(TypeError, match=r"class LinearModule\(TorchRLModule, ValueFunctionAPI\)"):
+        learner.build()
+
+
+def test_a_missing_model_output_is_named() -> None:
+    learner = ppo_learner()
+    learner.module["default_policy"]._forward_train = lambda batch: {}
+    with pytest.raises(ValueError, match="action_dist_inputs"):
+        learner.update(batch=ppo_batch())
+
+
+def bandit_batch(learner: PPOLearner, rng: np.random.Generator, num_steps: int = 256) -> EpisodeBatch:
+    """Episodes of one step: action 1 pays where the first observation element is positive, else action 0."""
+    obs = rng.normal(size=(2 * num_steps, 4)).astype(np.float32)
+    with torch.no_grad():
+        logits = learner.module["default_policy"].forward_train({Columns.OBS: torch.from_numpy(obs)})
+    logits = logits[Columns.ACTION_DIST_INPUTS].numpy()
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    actions = (rng.random(2 * num_steps) < np.exp(log_probs[:, 1])).astype(np.int64)
+    return EpisodeBatch(
+        {
+            Columns.OBS: obs,
+            Columns.ACTIONS: actions,
+            Columns.REWARDS: (actions == (obs[:, 0] > 0)).astype(np.float64),
+            Columns.ACTION_DIST_INPUTS: logits,
+            Columns.ACTION_LOGP: log_probs[np.arange(2 * num_steps), actions],
+        },
+        start=np.arange(num_steps) * 2,
+        length=np.ones(num_steps),
+        terminated=np.ones(num_steps, bool),
+        observation_space=OBSERVATION_SPACE,
+        action_space=ACTION_SPACE,
+    )
+
+
+def test_ppo_learns_a_contextual_bandit() -> None:
+    learner = ppo_learner(ppo_config(lr=5e-3, minibatch_size=64, num_epochs=4))
+    rng = np.random.default_rng(0)
+    returns = []
+    for _ in range(25):
+        batch = bandit_batch(learner, rng)
+        returns.append(float(batch.get_returns().mean()))
+        learner.update(episodes=batch)
+    assert returns[0] < 0.65
+    assert np.mean(returns[-3:]) > 0.9

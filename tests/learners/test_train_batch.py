@@ -1,0 +1,224 @@
+"""Train batches: the fused path gives what the per-episode protocol gives, to the last bit."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.rl_modules import initial_state as initial_state_of
+from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners import train_batch as train_batch_module
+from rlzmq.learners.ppo_learner import PPOLearner
+from rlzmq.learners.train_batch import TrainBatch
+from tests.learners.cases import (
+    ACTION_SPACE,
+    OBSERVATION_SPACE,
+    episode_batch,
+    episodes,
+    ppo_config,
+    ppo_learner,
+)
+
+LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 6, "max_seq_len": 5}
+
+
+def built(learner: PPOLearner, data: Any, *, fused: bool, monkeypatch: pytest.MonkeyPatch) -> TrainBatch:
+    """The train batch of some episodes; fails if the wanted path was not the one taken."""
+    used: list[bool] = []
+    original = train_batch_module.fused_columns
+
+    def spy(*args: Any) -> Any:
+        columns = original(*args)
+        used.append(columns is not None)
+        return columns
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_batch_module, "fused_columns", spy)
+        learner._builder.use_fused_path = fused
+        result = learner._builder.build(episodes=data)
+    assert used == ([True] if fused else [])
+    return result
+
+
+def assert_identical(one: TrainBatch, other: TrainBatch) -> None:
+    assert one.num_env_steps == other.num_env_steps
+    assert one.num_module_steps == other.num_module_steps
+    assert one.columns.keys() == other.columns.keys()
+    for module_id, columns in one.columns.items():
+        assert columns.keys() == other.columns[module_id].keys()
+        for name, column in columns.items():
+            if name == Columns.INFOS:
+                assert column == other.columns[module_id][name]
+                continue
+            leaves, other_leaves = tree_leaves(column), tree_leaves(other.columns[module_id][name])
+            for mine, theirs in zip(leaves, other_leaves, strict=True):
+                assert mine.dtype == theirs.dtype, name
+                assert torch.equal(mine, theirs), name
+
+
+def chunks(
+    learner: PPOLearner, seed: int, lengths: list[int], lookback: int, *, stored_state: bool = False
+) -> EpisodeBatch:
+    """Chunks of made-up episodes, some of them several chunks of one episode, with gaps between them."""
+    rng = np.random.default_rng(seed)
+    starts, slot = [], 1
+    for length in lengths:
+        starts.append(slot + lookback)
+        slot += lookback + length + 1 + int(rng.integers(0, 3))
+    num_slots, num_chunks = slot + 1, len(lengths)
+    columns: dict[str, Any] = {
+        Columns.OBS: rng.normal(size=(num_slots, 4)).astype(np.float32),
+        Columns.ACTIONS: rng.integers(0, 2, num_slots),
+        Columns.REWARDS: rng.normal(size=num_slots),
+        Columns.ACTION_DIST_INPUTS: rng.normal(size=(num_slots, 2)).astype(np.float32),
+        Columns.ACTION_LOGP: -rng.random(num_slots).astype(np.float32),
+        Columns.WEIGHTS_VERSION: rng.integers(0, 4, num_slots),
+    }
+    terminated = rng.random(num_chunks) < 0.3
+    t_started = rng.integers(1, 9, num_chunks) if lookback else np.zeros(num_chunks, np.int64)
+    initial_state = None
+    module = learner.module["default_policy"]
+    if module.is_stateful():
+
+        def states(num_rows: int) -> Any:
+            return tree_map(
+                lambda leaf: rng.normal(size=(num_rows, *leaf.shape)).astype(np.float32),
+                initial_state_of(module),
+            )
+
+        columns[Columns.STATE_OUT] = states(num_slots)
+        if stored_state:
+            initial_state = states(num_chunks)
+            if lookback:  # what is stored is what the step before the chunk left
+                before = np.array(starts) - 1
+                initial_state = tree_map(lambda leaf: leaf[before], columns[Columns.STATE_OUT])
+    return EpisodeBatch(
+        columns,
+        start=starts,
+        length=lengths,
+        lookback=np.full(num_chunks, lookback),
+        t_started=t_started,
+        terminated=terminated,
+        truncated=~terminated & (rng.random(num_chunks) < 0.3),
+        episode_ids=[f"e{i // 2}" for i in range(num_chunks)],
+        initial_state=initial_state,
+        observation_space=OBSERVATION_SPACE,
+        action_space=ACTION_SPACE,
+    )
+
+
+@functools.cache
+def shared_learner(stateful: bool) -> PPOLearner:
+    return ppo_learner(ppo_config(LSTM if stateful else None, lambda_=0.9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 14), min_size=1, max_size=5),
+    lookback=st.integers(0, 2),
+    seed=st.integers(0, 99),
+    stateful=st.booleans(),
+    stored_state=st.booleans(),
+)
+def test_the_fused_path_equals_the_per_episode_path_bit_for_bit(
+    lengths: list[int], lookback: int, seed: int, stateful: bool, stored_state: bool
+) -> None:
+    learner = shared_learner(stateful)
+    data = chunks(learner, seed, lengths, lookback, stored_state=stored_state)
+    with pytest.MonkeyPatch.context() as patch:
+        fused = built(learner, data, fused=True, monkeypatch=patch)
+        generic = built(learner, data, fused=False, monkeypatch=patch)
+    assert_identical(fused, generic)
+    assert fused.num_env_steps == sum(lengths)
+    assert fused.num_module_steps.get("default_policy", 0) == sum(lengths)
+    if not stateful:
+        for columns in fused.columns.values():
+            assert Columns.LOSS_MASK not in columns
+            assert len(columns[Columns.ADVANTAGES]) == sum(lengths)
+
+
+@pytest.mark.parametrize("model_config", [None, LSTM], ids=["mlp", "lstm"])
+def test_updates_from_both_paths_give_the_same_weights(model_config: Any) -> None:
+    hashes = []
+    for fused in (True, False):
+        learner = ppo_learner(ppo_config(model_config, minibatch_size=16))
+        learner._builder.use_fused_path = fused
+        for seed in range(2):
+            data = chunks(learner, seed, [7, 20, 3], lookback=1)
+            results = learner.update(episodes=data)
+            assert results["__all_modules__"]["num_env_steps_trained"] == 30
+        hashes.append(learner.parameter_hash())
+    assert hashes[0] == hashes[1]
+
+
+def test_a_list_of_episodes_gives_the_same_as_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = ppo_learner()
+    one = built(learner, episode_batch(7, 12), fused=True, monkeypatch=monkeypatch)
+    two = built(learner, episodes(7, 12), fused=False, monkeypatch=monkeypatch)
+    assert_identical(one, two)
+
+
+def test_several_batches_are_one_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = ppo_learner()
+    whole = episode_batch(7, 12, 5)
+    parts = [whole[:1], whole[1:]]
+    assert_identical(
+        built(learner, parts, fused=True, monkeypatch=monkeypatch),
+        built(learner, whole, fused=True, monkeypatch=monkeypatch),
+    )
+    mixed = [*whole[:1], whole[1:]]
+    assert_identical(
+        built(learner, mixed, fused=False, monkeypatch=monkeypatch),
+        built(learner, whole, fused=True, monkeypatch=monkeypatch),
+    )
+
+
+class DoubleRewards(ConnectorV2):
+    """A per-episode piece of a user's."""
+
+    def __call__(self, *, rl_module: Any, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+        for one in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            one.set_rewards(new_data=np.asarray(one.get_rewards()) * 2)
+        return batch
+
+
+def test_a_per_episode_piece_switches_to_the_per_episode_path() -> None:
+    config = ppo_config().learners(learner_connector=lambda obs, act: DoubleRewards())
+    learner, plain = ppo_learner(config), ppo_learner()
+    data = episode_batch(7, 12)
+    doubled = learner._builder.build(episodes=data).columns["default_policy"]
+    single = plain._builder.build(episodes=data).columns["default_policy"]
+    assert torch.equal(doubled[Columns.REWARDS], 2 * single[Columns.REWARDS])
+
+
+def test_read_only_columns_from_the_wire_are_taken_without_a_warning() -> None:
+    header, frames = episode_batch(7, 12).to_wire()
+    for frame in frames:
+        frame.flags.writeable = False
+    results = ppo_learner().update(episodes=EpisodeBatch.from_wire(header, frames))
+    assert results["__all_modules__"]["num_env_steps_trained"] == 19
+
+
+def test_the_given_episodes_are_left_as_they_were() -> None:
+    given = episodes(7, 12)
+    ppo_learner().update(episodes=given)
+    assert [len(one) for one in given] == [7, 12]
+    assert [one.is_truncated for one in given] == [False, False]
+
+
+def test_the_weights_version_is_taken_from_the_batchs_facts_where_there_is_no_column() -> None:
+    data = episode_batch(7, 12)
+    data.meta[Columns.WEIGHTS_VERSION] = 3
+    learner = ppo_learner()
+    learner.weights_seq_no = 4
+    results = learner.update(episodes=data)["default_policy"]
+    assert results["diff_num_grad_updates_vs_sampler_policy"] == 1.0
