@@ -60,7 +60,11 @@ PIECES: dict[str, tuple[str, Any]] = {
     ),
     "flatten, filter, stack": (
         "any",
-        lambda: [FlattenObservations(), MeanStdFilter(clip_by_value=1.0), FrameStackingEnvToModule(num_frames=4)],
+        lambda: [
+            FlattenObservations(),
+            MeanStdFilter(clip_by_value=1.0),
+            FrameStackingEnvToModule(num_frames=4),
+        ],
     ),
 }
 
@@ -119,7 +123,9 @@ def test_env_runner_steps_give_the_same_on_columns_and_on_episodes(
     }
     rows = VectorStepRows(columns, num_envs)
     num_previous = np.zeros(num_envs, np.int64)
-    episodes = [SingleAgentEpisode(observation_space=obs_space, action_space=action_space) for _ in range(num_envs)]
+    episodes = [
+        SingleAgentEpisode(observation_space=obs_space, action_space=action_space) for _ in range(num_envs)
+    ]
     is_first = np.ones(num_envs, bool)
     for slot in range(num_slots):
         observations = [obs_space.sample() for _ in range(num_envs)]
@@ -143,7 +149,9 @@ def test_env_runner_steps_give_the_same_on_columns_and_on_episodes(
         expected = call(generic, episodes)["obs"]
         rows.move_to(slot, is_first=is_first, num_previous=num_previous)
         stored = plan.write(tree_stack(observations), rows)
-        tree_map(lambda column, values, slot=slot: column[:, slot].__setitem__(..., values), columns["obs"], stored)
+        tree_map(
+            lambda column, values, slot=slot: column[:, slot].__setitem__(..., values), columns["obs"], stored
+        )
         assert_same(plan.read(stored, rows), expected)
         assert_same(stored, tree_stack([episode.get_observations(-1) for episode in episodes]))
         if slot == cut_at:
@@ -153,9 +161,7 @@ def test_env_runner_steps_give_the_same_on_columns_and_on_episodes(
 
 
 def _zeros(space: Any, *lead: int) -> Any:
-    return tree_map(
-        lambda leaf: np.zeros((*lead, *np.shape(leaf)), np.asarray(leaf).dtype), space.sample()
-    )
+    return tree_map(lambda leaf: np.zeros((*lead, *np.shape(leaf)), np.asarray(leaf).dtype), space.sample())
 
 
 def _write(column: Any, env: int, slot: int, value: Any) -> None:

@@ -28,7 +28,9 @@ class LateAttributes(PassThrough):
         super().__init__(observation_space, action_space)
         self.size = size
 
-    def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
         return gym.spaces.Box(-1, 1, (self.size,))
 
 
@@ -146,7 +148,9 @@ def test_foreach_changes_items_by_key_and_in_plain_lists() -> None:
 
 def test_foreach_changes_several_columns_together() -> None:
     batch = {"a": {("E",): [1, 2]}, "b": {("E",): [10, 20]}}
-    ConnectorV2.foreach_batch_item_change_in_place(batch, ["a", "b"], lambda items, *ids: (sum(items), items[0]))
+    ConnectorV2.foreach_batch_item_change_in_place(
+        batch, ["a", "b"], lambda items, *ids: (sum(items), items[0])
+    )
     assert batch == {"a": {("E",): [11, 22]}, "b": {("E",): [1, 2]}}
 
 

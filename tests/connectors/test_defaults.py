@@ -19,7 +19,11 @@ from rlzmq.connectors.defaults import (
     build_module_to_env,
 )
 from rlzmq.connectors.env_to_module import FlattenObservations, FrameStackingEnvToModule, MeanStdFilter
-from rlzmq.connectors.learner import AddInfosFromEpisodesToTrainBatch, ComputeReturnsToGo, FrameStackingLearner
+from rlzmq.connectors.learner import (
+    AddInfosFromEpisodesToTrainBatch,
+    ComputeReturnsToGo,
+    FrameStackingLearner,
+)
 from rlzmq.core.errors import ConfigurationError
 
 SPACES = {"__env_single__": (OBS_SPACE, ACTION_SPACE)}
@@ -162,7 +166,11 @@ def test_evaluation_pipelines_do_not_learn_from_samples() -> None:
 
 def test_plans_name_the_non_default_pieces() -> None:
     with_pieces = config(
-        env_to_module_connector=lambda: [MeanStdFilter(), FlattenObservations(), FrameStackingEnvToModule(num_frames=3)]
+        env_to_module_connector=lambda: [
+            MeanStdFilter(),
+            FlattenObservations(),
+            FrameStackingEnvToModule(num_frames=3),
+        ]
     )
     plan = build_env_to_module(with_pieces, None, SPACES).columnar_plan()
     assert plan is not None
@@ -175,7 +183,9 @@ def test_plans_name_the_non_default_pieces() -> None:
     to_env = build_module_to_env(config(), None, SPACES).columnar_plan()
     assert to_env is not None
     assert to_env.normalize is not None
-    assert build_module_to_env(config(normalize_actions=False), None, SPACES).columnar_plan().normalize is None  # type: ignore[union-attr]
+    assert (
+        build_module_to_env(config(normalize_actions=False), None, SPACES).columnar_plan().normalize is None
+    )  # type: ignore[union-attr]
 
 
 def test_learner_plans_know_their_algorithms_pieces() -> None:

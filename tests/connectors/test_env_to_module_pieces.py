@@ -240,7 +240,9 @@ def test_frame_stacking_refuses_spaces_that_are_no_boxes() -> None:
 class Half(SingleAgentObservationPreprocessor):
     """Keeps the first element only."""
 
-    def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
         return gym.spaces.Box(-1, 1, (1,))
 
     def preprocess(self, observation: Any, episode: Any) -> Any:

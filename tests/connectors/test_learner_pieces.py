@@ -27,7 +27,9 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 
-def ppo_pipeline(gamma: float = 0.9, lambda_: float = 0.5, *, compat: bool = False) -> LearnerConnectorPipeline:
+def ppo_pipeline(
+    gamma: float = 0.9, lambda_: float = 0.5, *, compat: bool = False
+) -> LearnerConnectorPipeline:
     return LearnerConnectorPipeline(
         connectors=[
             AddOneTsToEpisodesAndTruncate(),
@@ -84,7 +86,11 @@ def test_list_episodes_give_one_item_per_step() -> None:
 
 def test_infos_are_added_step_by_step() -> None:
     episode = SingleAgentEpisode(
-        observations=[0, 1, 2], actions=[0, 0], rewards=[0.0, 0.0], infos=[{"a": 1}, {}, {"c": 3}], len_lookback_buffer=0
+        observations=[0, 1, 2],
+        actions=[0, 0],
+        rewards=[0.0, 0.0],
+        infos=[{"a": 1}, {}, {"c": 3}],
+        len_lookback_buffer=0,
     )
     batch = call(AddInfosFromEpisodesToTrainBatch(), [episode])
     assert batch["infos"] == {(episode.id_,): [{"a": 1}, {}]}

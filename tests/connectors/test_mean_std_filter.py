@@ -42,7 +42,9 @@ def test_the_input_space_may_be_given_to_the_constructor() -> None:
     """RLlib's filter fails on MeanStdFilter(input_observation_space=...)."""
     piece = MeanStdFilter(input_observation_space=gym.spaces.Box(-100, 100, (3,)), clip_by_value=5.0)
     assert piece.observation_space == gym.spaces.Box(-5, 5, (3,), np.float32)
-    assert MeanStdFilter(OBS_SPACE, clip_by_value=None).observation_space == gym.spaces.Box(-np.inf, np.inf, (2,))
+    assert MeanStdFilter(OBS_SPACE, clip_by_value=None).observation_space == gym.spaces.Box(
+        -np.inf, np.inf, (2,)
+    )
 
 
 def test_episodes_get_the_filtered_space() -> None:
@@ -165,7 +167,10 @@ def test_any_split_over_runners_and_synchronisations_equals_one_filter(
 
 
 @settings(max_examples=40, deadline=None)
-@given(arrays(np.float64, st.tuples(st.integers(1, 12), st.just(3)), elements=st.floats(-1e3, 1e3)), st.integers(0, 11))
+@given(
+    arrays(np.float64, st.tuples(st.integers(1, 12), st.just(3)), elements=st.floats(-1e3, 1e3)),
+    st.integers(0, 11),
+)
 def test_prefix_statistics_equal_numpys(samples: np.ndarray, split: int) -> None:
     split = min(split, len(samples) - 1)
     before = RunningStats.of_samples([samples[:split]]) if split else RunningStats()
@@ -181,7 +186,9 @@ def test_agents_have_filters_of_their_own() -> None:
     space = gym.spaces.Dict({"a": gym.spaces.Box(-9, 9, (1,)), "b": gym.spaces.Box(-9, 9, (2,))})
     piece = MeanStdFilter(space, multi_agent=True)
     episode = MultiAgentEpisode()
-    episode.add_env_reset(observations={"a": np.array([1.0], np.float32), "b": np.array([1.0, 5.0], np.float32)})
+    episode.add_env_reset(
+        observations={"a": np.array([1.0], np.float32), "b": np.array([1.0, 5.0], np.float32)}
+    )
     call(piece, [episode])
     episode.add_env_step({"a": np.array([3.0], np.float32)}, {"a": 0, "b": 0}, {"a": 1.0})
     call(piece, [episode])

@@ -20,8 +20,8 @@ from rlzmq.connectors.module_to_env import (
     UnBatchToIndividualItems,
 )
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.modules.distributions import TorchCategorical
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.modules.distributions import TorchCategorical
 
 
 class CategoricalModule:
@@ -81,7 +81,10 @@ def test_a_module_without_actions_or_distribution_inputs_is_named() -> None:
 
 
 def test_tensors_at_any_depth_become_arrays() -> None:
-    batch = {"state_out": {"h": torch.zeros(2, 3, requires_grad=True)}, "actions": (torch.ones(2), torch.zeros(2))}
+    batch = {
+        "state_out": {"h": torch.zeros(2, 3, requires_grad=True)},
+        "actions": (torch.ones(2), torch.zeros(2)),
+    }
     outputs = call(TensorToNumpy(), [], batch)
     assert isinstance(outputs["state_out"]["h"], np.ndarray)
     assert isinstance(outputs["actions"][0], np.ndarray)
@@ -89,9 +92,7 @@ def test_tensors_at_any_depth_become_arrays() -> None:
 
 def test_rows_go_back_to_the_episodes_they_came_from() -> None:
     batch = {"actions": np.array([1, 2]), "state_out": {"h": np.array([[1.0], [2.0]])}}
-    outputs = call(
-        UnBatchToIndividualItems(), [], batch, shared_data={"memorized_map_structure": ["A", "B"]}
-    )
+    outputs = call(UnBatchToIndividualItems(), [], batch, shared_data={"memorized_map_structure": ["A", "B"]})
     assert outputs["actions"] == {("A",): [1], ("B",): [2]}
     assert outputs["state_out"][("B",)][0]["h"].tolist() == [2.0]
 

@@ -97,7 +97,9 @@ def test_agents_that_are_done_run_through_user_pieces_but_reach_no_module() -> N
             seen.extend(e.agent_id for e in self.single_agent_episode_iterator(episodes))
             return batch
 
-    pipeline = build_env_to_module(config(env_to_module_connector=lambda env, spaces, device: Watch()), None, SPACES)
+    pipeline = build_env_to_module(
+        config(env_to_module_connector=lambda env, spaces, device: Watch()), None, SPACES
+    )
     episode = new_episode("E", a=1, b=2, c=3)
     episode.add_env_step(
         {agent_id: observation(9) for agent_id in AGENTS},
@@ -162,7 +164,10 @@ def test_mapping_refuses_data_that_belongs_to_no_agent() -> None:
 
 
 def test_spaces_are_mapped_to_modules() -> None:
-    specs = {"m1": SimpleNamespace(observation_space=None), "m3": SimpleNamespace(observation_space=OBS_SPACES["a"])}
+    specs = {
+        "m1": SimpleNamespace(observation_space=None),
+        "m3": SimpleNamespace(observation_space=OBS_SPACES["a"]),
+    }
     piece = AgentToModuleMapping(
         OBS_SPACES, ACTION_SPACES, rl_module_specs=specs, agent_to_module_mapping_fn=module_of
     )
@@ -221,7 +226,9 @@ def test_flattening_and_previous_actions_use_each_agents_spaces() -> None:
 def test_a_preprocessor_sees_all_agents_at_once() -> None:
     class Others(MultiAgentObservationPreprocessor):
         def preprocess(self, observations: dict[Any, Any], episode: Any) -> dict[Any, Any]:
-            return {agent_id: np.array([sum(o[0] for o in observations.values())]) for agent_id in observations}
+            return {
+                agent_id: np.array([sum(o[0] for o in observations.values())]) for agent_id in observations
+            }
 
     episode = new_episode("E", a=1, b=2)
     call(Others(OBS_SPACES), [episode])

@@ -118,7 +118,10 @@ def test_an_error_in_a_piece_carries_a_note_that_names_it() -> None:
     pipeline = ConnectorPipelineV2(connectors=[ConnectorPipelineV2(connectors=[Failing()])])
     with pytest.raises(RuntimeError, match="boom") as caught:
         call(pipeline, [])
-    assert ["Failing" in note or "ConnectorPipelineV2" in note for note in caught.value.__notes__] == [True, True]
+    assert ["Failing" in note or "ConnectorPipelineV2" in note for note in caught.value.__notes__] == [
+        True,
+        True,
+    ]
 
 
 def test_spaces_are_propagated_after_every_edit() -> None:
@@ -183,7 +186,9 @@ def test_states_are_merged_by_piece_and_not_by_position() -> None:
     """RLlib pairs states with pieces by position: a stateless piece in front loses the filter's state."""
 
     def pipeline() -> ConnectorPipelineV2:
-        return ConnectorPipelineV2(OBS_SPACE, ACTION_SPACE, connectors=[FlattenObservations(), MeanStdFilter()])
+        return ConnectorPipelineV2(
+            OBS_SPACE, ACTION_SPACE, connectors=[FlattenObservations(), MeanStdFilter()]
+        )
 
     runners = [pipeline(), pipeline()]
     for offset, runner in enumerate(runners):
@@ -218,7 +223,12 @@ def test_explain_shows_the_batch_after_each_piece_and_changes_nothing(capsys: An
     pipeline = EnvToModulePipeline(
         OBS_SPACE,
         ACTION_SPACE,
-        connectors=[MeanStdFilter(), AddObservationsFromEpisodesToBatch(), BatchIndividualItems(), NumpyToTensor()],
+        connectors=[
+            MeanStdFilter(),
+            AddObservationsFromEpisodesToBatch(),
+            BatchIndividualItems(),
+            NumpyToTensor(),
+        ],
     )
     episodes = [make_episode(0, numpy=False, offset=5.0), make_episode(0, numpy=False)]
     shared_data: dict[str, Any] = {}
@@ -238,7 +248,9 @@ def test_explain_shows_the_batch_after_each_piece_and_changes_nothing(capsys: An
 
 
 def test_pipelines_can_be_copied_and_pickled() -> None:
-    pipeline = ConnectorPipelineV2(OBS_SPACE, ACTION_SPACE, connectors=[MeanStdFilter(), FlattenObservations()])
+    pipeline = ConnectorPipelineV2(
+        OBS_SPACE, ACTION_SPACE, connectors=[MeanStdFilter(), FlattenObservations()]
+    )
     call(pipeline, [make_episode(0, numpy=False)])
     for twin in (copy.deepcopy(pipeline), pickle.loads(pickle.dumps(pipeline))):
         assert twin.piece_names == pipeline.piece_names

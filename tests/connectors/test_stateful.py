@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -166,7 +167,11 @@ def test_advantages_of_sequences_equal_those_without_time_axis() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.lists(st.integers(1, 8), max_size=5), st.booleans())
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.lists(st.integers(1, 8), max_size=5),
+    st.booleans(),
+)
 def test_any_cut_of_episodes_gives_every_step_once_with_the_right_state(
     lengths: list[int], cuts: list[int], stored: bool
 ) -> None:
@@ -176,7 +181,7 @@ def test_any_cut_of_episodes_gives_every_step_once_with_the_right_state(
         whole = make_episode(length, extras={"state_out": states(length)})
         whole.initial_state = {"h": np.full(2, 100, np.float32)} if stored else None
         borders = sorted({0, length, *(cut for cut in cuts if cut < length)})
-        for start, stop in zip(borders[:-1], borders[1:], strict=True):
+        for start, stop in itertools.pairwise(borders):
             chunk = whole.slice(slice(start, stop), len_lookback_buffer=1)
             if not stored:
                 chunk.initial_state = None
