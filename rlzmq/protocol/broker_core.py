@@ -24,7 +24,8 @@ from rlzmq.protocol.broker_grants import Grants, take_acks
 from rlzmq.protocol.broker_peers import Door, publication_for_pub
 from rlzmq.protocol.broker_state import BrokerOptions, BrokerState, Peer
 from rlzmq.protocol.broker_updates import Updates
-from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.errors import SchemaError, WireError
 from rlzmq.protocol.events import Instruction, Malformed, PeerLost, Publish, Received, Stop, Tick
 from rlzmq.protocol.messages import (
     Accepted,
@@ -57,7 +58,7 @@ from rlzmq.protocol.messages import (
     Weights,
     WireMessage,
 )
-from rlzmq.protocol.ranges import to_spans, unpack_ranges
+from rlzmq.protocol.ranges import FragmentRange, to_spans, unpack_ranges
 from rlzmq.protocol.values import pack_blob
 from rlzmq.protocol.weights import open_publication
 
@@ -213,20 +214,20 @@ class BrokerCore:
 
     def _on_hello(self, event: Received, message: Hello, now: float) -> None:
         state = self.state
-        trained = training = None
+        ranges = []
         if message.role == "learner":
             try:
-                trained, training = unpack_ranges(event.payload[:2]), unpack_ranges(event.payload[2:])
+                ranges = _learner_ranges(message, event.payload)
             except WireError as error:
                 state.count_refused(error.reason)
-                state.send(event.peer, Refused(error.reason, str(error)[:1000]))
+                state.send(event.peer, Refused(error.reason, str(error)[:1000], message.generation))
                 return
         is_first_driver = state.driver_seen_at is None
         peer = self._door.hello(event.peer, message, now)
         if peer is None:
             return
-        if trained is not None and training is not None:
-            self._updates.learner_joined(peer, trained, training)
+        if message.role == "learner":
+            self._updates.learner_joined(peer, ranges[0], ranges[1:])
         elif message.role == "driver":
             state.driver_seen_at = now
             if is_first_driver:
@@ -495,3 +496,11 @@ class BrokerCore:
     def _tell_committed(self, peer: Peer) -> None:
         record = self.state.ledger.runner(peer.uuid, peer.incarnation)
         self.state.send(peer, Committed(peer.incarnation, record.watermark, to_spans(record.beyond)))
+
+
+def _learner_ranges(message: Hello, payload: tuple[Buffer, ...]) -> list[list[FragmentRange]]:
+    """What a learner has trained, then what each of its updates in training takes."""
+    num_updates = len(message.training_updates)
+    if len(message.training_attempts) != num_updates or len(payload) != 2 + 2 * num_updates:
+        raise SchemaError(f"a learner's HELLO with {num_updates} updates came with {len(payload)} frames")
+    return [unpack_ranges(payload[index : index + 2]) for index in range(0, len(payload), 2)]

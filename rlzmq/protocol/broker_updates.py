@@ -67,10 +67,12 @@ class Updates:
             self._send_report(report, now)
 
     def driver_has(self, next_report: int) -> None:
-        """Reports below are not needed any more."""
+        """Reports below are not needed any more, nor are the learners' memories of those updates."""
         state = self._state
         for update_id in [u for u in state.reports if u < next_report]:
             del state.reports[update_id]
+            for peer in state.ranks.values():
+                self._confirm(peer, update_id)
 
     def reset(self, message: Reset) -> None:
         """A new lineage: what was sampled for the old one is dropped."""
@@ -99,12 +101,16 @@ class Updates:
 
     # ------------------------------------------------------------------ learners
 
-    def learner_joined(self, peer: Peer, trained: list[FragmentRange], training: list[FragmentRange]) -> None:
+    def learner_joined(
+        self, peer: Peer, trained: list[FragmentRange], training: list[list[FragmentRange]]
+    ) -> None:
         """A rank registered (again): believe what it trained and what it is told to train."""
-        state, hello = self._state, peer.hello
-        state.ledger.note_trained(trained)
-        if hello.training_update >= 0:
-            self._adopt(hello.training_update, hello.training_attempt, training)
+        hello = peer.hello
+        self._state.ledger.note_trained(trained)
+        for update_id, attempt, ranges in zip(
+            hello.training_updates, hello.training_attempts, training, strict=True
+        ):
+            self._adopt(update_id, attempt, ranges)
 
     def ready(self, message: ShardReady, now: float) -> None:
         """A rank has decoded its shard; when all have, they are told to train."""
@@ -147,7 +153,9 @@ class Updates:
         state = self._state
         if state.next_commit is not None and message.update_id < state.next_commit:
             state.ledger.note_trained(ranges)
-            self._confirm(peer, message.update_id)
+            peer.next_update = max(peer.next_update, message.update_id + 1)
+            if message.update_id not in state.reports:
+                self._confirm(peer, message.update_id)
             return
         if message.generation != state.generation:
             return
@@ -241,6 +249,7 @@ class Updates:
             # Whatever is left was sampled for this exact batch or before it.
             self._drop_older(update.weights_version + 1, "surplus")
         report = UpdateReport(
+            broker_incarnation=state.options.incarnation,
             update_id=run.update_id,
             generation=run.generation,
             trained=run.trained,
@@ -260,8 +269,6 @@ class Updates:
         )
         kept = state.reports[run.update_id] = KeptReport(report, payload, now)
         self._send_report(kept, now)
-        for peer in state.ranks.values():
-            self._confirm(peer, run.update_id)
 
     def release_published(self) -> None:
         """Slots whose weights are out are free again."""

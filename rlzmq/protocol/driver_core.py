@@ -140,6 +140,9 @@ class DriverCore(PeerCore):
     def _on_report(self, message: UpdateReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
         if message.generation < self.min_generation:
             return []  # of the lineage that was given up
+        if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
+            # HELLO told a broker from where on reports lack here: it will see to them.
+            return []
         if message.update_id in self._open and message.update_id not in self._early:
             self._early[message.update_id] = parse_report(message, payload)
         instructions: list[Instruction] = []

@@ -142,12 +142,15 @@ class GroupFormed:
 
     Attributes:
         next_update: First update that this state has not trained; the same on all ranks.
+        memory: `LearnerCore.export_memory` of the rank whose state all adopted; b"" for a new run
+            or after a checkpoint was restored. Broadcast it with the state.
     """
 
     generation: int
     rank: int
     num_ranks: int
     next_update: int
+    memory: Buffer = b""
 
 
 @dataclass(frozen=True, slots=True)

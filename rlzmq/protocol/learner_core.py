@@ -50,7 +50,8 @@ from rlzmq.protocol.messages import (
 )
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.schema import FragmentId, from_header, to_header
+from rlzmq.protocol.values import pack_blob, unpack_blob
 
 __all__ = ["LearnerCore", "LearnerEvent"]
 
@@ -180,14 +181,33 @@ class LearnerCore(PeerCore):
             return [Send(b"", Goodbye(event.reason)), *self._stop("left", event.reason)]
         return self._on_tick(now)
 
+    def export_memory(self) -> bytes:
+        """What this rank remembers for the whole group: give it, with parameters and optimizer state,
+        to ranks that adopt this one's state (`GroupFormed.memory`)."""
+        done = [
+            [to_header(item.message), [bytes(memoryview(frame).cast("B")) for frame in item.payload]]
+            for item in self._done.values()
+        ]
+        return pack_blob({"trained": list(pack_ranges(self._trained_ranges())), "done": done})
+
+    def _import_memory(self, memory: Buffer) -> None:
+        content = unpack_blob(memory)
+        self._note_trained(tuple(content["trained"]))
+        for header, payload in content["done"]:
+            message = from_header(UpdateDone, header)
+            if message.update_id not in self._done:
+                self._done[message.update_id] = _Done(message, tuple(payload), float("-inf"))
+
     def _on_group(self, event: GroupFormed, now: float) -> list[Instruction]:
         """A new generation: what was not trained by the group's state is void."""
         if event.generation <= self.generation:
             raise ValueError(f"generation {event.generation} is not above {self.generation}")
         dropped = self._drop_at_hand(event.next_update)
-        for update_id in [u for u in self._done if u >= event.next_update]:
-            del self._done[update_id]
         self.generation, self.rank, self.num_ranks = event.generation, event.rank, event.num_ranks
+        if event.memory:
+            self._import_memory(event.memory)
+        for update_id in [u for u in self._done if u >= event.next_update]:
+            del self._done[update_id]  # its step did not survive
         for done in self._done.values():
             done.message = replace(
                 done.message, generation=event.generation, rank=event.rank, num_ranks=event.num_ranks
@@ -401,8 +421,7 @@ class LearnerCore(PeerCore):
 
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
         package_version, config_digest = self._digests
-        training = next((u for u, at_hand in self._at_hand.items() if at_hand.train is not None), None)
-        at_hand = self._at_hand[training] if training is not None else None
+        training = {u: item for u, item in self._at_hand.items() if item.train is not None}
         hello = Hello(
             role="learner",
             name=self.name,
@@ -415,16 +434,20 @@ class LearnerCore(PeerCore):
             rank=self.rank,
             num_ranks=self.num_ranks,
             next_update=self.next_update,
-            training_update=-1 if training is None else training,
-            training_attempt=-1 if at_hand is None else at_hand.attempt,
+            training_updates=tuple(training),
+            training_attempts=tuple(item.attempt for item in training.values()),
         )
-        trained = pack_ranges(
+        payload = pack_ranges(self._trained_ranges())
+        for item in training.values():
+            payload.extend(item.train_ranges)
+        return hello, tuple(payload)
+
+    def _trained_ranges(self) -> list[FragmentRange]:
+        return [
             FragmentRange(FragmentId(runner, incarnation, seq), 0, end)
             for (runner, incarnation), done in self._trained.items()
             for seq, end in done.items()
-        )
-        in_training = list(at_hand.train_ranges) if at_hand is not None else pack_ranges([])
-        return hello, (*trained, *in_training)
+        ]
 
     def _state(self) -> LearnerState:
         at_hand = sorted(self._at_hand.items())

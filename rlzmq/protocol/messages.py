@@ -137,8 +137,8 @@ class WireMessage:
 class Hello(WireMessage):
     """Registers a peer; sent again to a restarted broker and whenever the sender's group changes.
 
-    Payload: a learner adds four frames: `ranges.pack_ranges` of what it trained lately, then of the
-    update that it is told to train (see ``training_update``).
+    Payload: a learner adds `ranges.pack_ranges` (two frames) of what it trained lately, then of each
+    of ``training_updates``.
 
     Attributes:
         role: ``"runner"``, ``"learner"``, ``"driver"`` or ``"observer"``.
@@ -150,7 +150,7 @@ class Hello(WireMessage):
         generation: Of a learner's process group; of the driver's last RESET; else -1.
         rank, num_ranks: Of a learner; -1 for other roles.
         next_update: Learner: first update it has not committed. Driver: first without a report.
-        training_update, training_attempt: Of a learner that got TRAIN and is not done; -1 for none.
+        training_updates, training_attempts: Of a learner: what it got TRAIN for and has not done.
         num_envs: Of a runner: env steps per vector step.
         first_unacked, next_seq: Of a runner: what it still holds is within [first_unacked, next_seq).
         trained, dropped: Of the driver: env steps accounted for in earlier reports.
@@ -169,8 +169,8 @@ class Hello(WireMessage):
     rank: int = -1
     num_ranks: int = -1
     next_update: int = 0
-    training_update: int = -1
-    training_attempt: int = -1
+    training_updates: tuple[int, ...] = ()
+    training_attempts: tuple[int, ...] = ()
     num_envs: int = 0
     first_unacked: int = 0
     next_seq: int = 0
@@ -491,8 +491,11 @@ class UpdateDone(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class UpdateCommitted(WireMessage):
-    """All ranks are done with it. Payload: two frames, `ranges.pack_ranges` with, per runner, the
-    first sequence number it still holds (steps 0): what was trained before it may be forgotten."""
+    """All ranks are done with it and the driver has its report.
+
+    Payload: two frames, `ranges.pack_ranges` with, per runner, the first sequence number it still
+    holds (steps 0): what was trained before it may be forgotten.
+    """
 
     kind: ClassVar[Kind] = Kind.UPDATE_COMMITTED
     update_id: int
@@ -588,6 +591,7 @@ class UpdateReport(WireMessage):
     """
 
     kind: ClassVar[Kind] = Kind.UPDATE_REPORT
+    broker_incarnation: int
     update_id: int
     generation: int
     trained: bool

@@ -296,7 +296,9 @@ class Simulation:
         """Survivors adopt the furthest state; replacements get it from them; a new generation."""
         self.forming = False
         members = [self.learners[name] for name in sorted(self.learners) if self.learners[name].alive]
-        furthest = max((m.chain for m in members if m.generation >= 0), key=len, default=None)
+        source = max((m for m in members if m.generation >= 0), key=lambda m: len(m.chain), default=None)
+        furthest = None if source is None else source.chain
+        memory = b"" if source is None else source.core.export_memory()
         self.generation += 1
         if furthest is None and self.generation > 1:
             furthest = self.checkpoint
@@ -307,7 +309,7 @@ class Simulation:
         for rank, member in enumerate(members):
             member.chain = list(furthest or [])
             member.generation, member.rank, member.shards = self.generation, rank, {}
-            event = E.GroupFormed(self.generation, rank, len(members), len(member.chain))
+            event = E.GroupFormed(self.generation, rank, len(members), len(member.chain), memory)
             self.do(member, member.core.handle(event, self.now))
         self.new_weights(members[0])
 

@@ -1,0 +1,79 @@
+"""Restart decisions: back-off doubles, the budget holds in every window, incarnations never repeat."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlzmq.protocol.supervision import FAIL_FAST, GiveUp, Restart, RestartPolicy, Supervision
+
+
+def test_the_default_gives_up_at_the_first_death() -> None:
+    assert Supervision().failed(1.0) == GiveUp(1, FAIL_FAST.window_s)
+
+
+def test_delays_double_up_to_the_maximum() -> None:
+    machine = Supervision(RestartPolicy(max_restarts=12, window_s=1e6, max_delay_s=5.0))
+    delays = []
+    for number in range(8):
+        decision = machine.failed(float(number))
+        assert isinstance(decision, Restart)
+        delays.append(decision.delay_s)
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+
+
+def test_the_sixth_death_within_a_minute_gives_up() -> None:
+    machine = Supervision(RestartPolicy())
+    decisions = [machine.failed(10.0 * number) for number in range(6)]
+    assert all(isinstance(decision, Restart) for decision in decisions[:5])
+    assert decisions[5] == GiveUp(6, 60.0)
+
+
+def test_deaths_that_lie_far_apart_never_give_up() -> None:
+    machine = Supervision(RestartPolicy(max_restarts=1))
+    for number in range(100):
+        assert isinstance(machine.failed(61.0 * number), Restart)
+
+
+def test_a_long_run_starts_the_delays_over() -> None:
+    machine = Supervision(RestartPolicy(max_restarts=9))
+    machine.failed(0.0)
+    machine.failed(1.0)
+    machine.started(2.0)
+    assert machine.failed(62.0) == Restart(0.1, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_restarts": -1}, {"window_s": 0.0}, {"first_delay_s": -1.0}, {"max_delay_s": 0.0}]
+)
+def test_senseless_policies_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RestartPolicy(**wrong)  # type: ignore[arg-type]
+
+
+@given(
+    gaps=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=60),
+    max_restarts=st.integers(0, 6),
+    runs=st.booleans(),
+)
+def test_no_window_ever_holds_more_restarts_than_the_budget(
+    gaps: list[float], max_restarts: int, runs: bool
+) -> None:
+    policy = RestartPolicy(max_restarts=max_restarts)
+    machine = Supervision(policy)
+    now, restarts, incarnations = 0.0, [], [0]
+    for gap in gaps:
+        now += gap
+        if runs:
+            machine.started(now - gap / 2)
+        decision = machine.failed(now)
+        if isinstance(decision, GiveUp):
+            assert decision.num_failures == max_restarts + 1
+            break
+        assert policy.first_delay_s <= decision.delay_s <= policy.max_delay_s
+        restarts.append(now)
+        incarnations.append(decision.incarnation)
+    for end in restarts:
+        assert sum(end - policy.window_s <= at <= end for at in restarts) <= max_restarts
+    assert incarnations == list(range(len(incarnations)))
