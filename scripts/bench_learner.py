@@ -2,9 +2,9 @@
 
     python scripts/bench_learner.py [--rows 4000] [--epochs 30] [--minibatch 128] [--rounds 5]
 
-Both run in this process, turn about; the figure to quote is the ratio of the medians. The bare loop has the same
-two MLPs of 2×64, the same loss terms (clipped surrogate, clipped value error, KL, entropy logged), Adam in its fused
-form, a fresh permutation per epoch, the gradient norm, and no bookkeeping beyond that.
+Both run in this process, turn about; the figure to quote is the ratio of the medians. The bare loop has the
+same two MLPs of 2×64, the same loss terms (clipped surrogate, clipped value error, KL, entropy logged), Adam in
+its fused form, a fresh permutation per epoch, the gradient norm, and no bookkeeping beyond that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def make_episodes(num_rows: int, num_envs: int = 8) -> EpisodeBatch:
 
 
 def mlp(num_outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs))
+    return nn.Sequential(
+        nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs)
+    )
 
 
 class BareLoop:
@@ -98,7 +100,9 @@ class BareLoop:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--minibatch", type=int, default=128)

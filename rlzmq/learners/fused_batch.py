@@ -75,16 +75,18 @@ def fused_columns(
 
 
 def _chunks_of(episodes: MultiAgentEpisodeBatch, module_id: str) -> EpisodeBatch | None:
-    """A module's agents' chunks, episode after episode; None if they do not share columns."""
-    groups = []
+    """A module's agents' chunks, episode after episode; None if they differ in their columns."""
+    parts, keys = [], []
     for rows in episodes.rows:
-        mine = np.array([mid == module_id for mid in rows.batch.module_ids or ()], np.bool_)
-        if mine.any():
-            groups.append((rows, np.flatnonzero(mine)))
-    if len(groups) != 1:
+        mine = np.flatnonzero([mid == module_id for mid in rows.batch.module_ids or ()])
+        if len(mine):
+            parts.append(rows.batch.select(mine))
+            keys.append((rows.order[mine], rows.episode[mine]))
+    if any(part.columns.keys() != parts[0].columns.keys() for part in parts):
         return None
-    rows, chunks = groups[0]
-    return rows.batch.select(chunks[np.lexsort((rows.order[chunks], rows.episode[chunks]))])
+    batch = parts[0] if len(parts) == 1 else EpisodeBatch.concat(parts)
+    order = np.lexsort([np.concatenate(part) for part in zip(*keys, strict=True)])
+    return batch.select(order)
 
 
 def _module_columns(

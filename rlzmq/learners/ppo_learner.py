@@ -119,7 +119,8 @@ class PPOLearner(Learner):
         self._log_value_stats()
         self._adapt_kl_coefficients()
         for module_id, schedule in self.entropy_coeff_schedulers_per_module.items():
-            self.log_stats(module_id, {"curr_entropy_coeff": schedule.current})
+            if module_id in self._active:
+                self.log_stats(module_id, {"curr_entropy_coeff": schedule.current})
             schedule.update(self._clock(timesteps))
 
     def _log_value_stats(self) -> None:
@@ -147,15 +148,14 @@ class PPOLearner(Learner):
             {module_id: float(module_id in measured) for module_id in module_ids},
         )
         for module_id in module_ids:
-            coefficient = self.curr_kl_coeffs_per_module[module_id]
-            if module_id in self._active:
-                target = self._settings[module_id].kl_target
-                if sampled[module_id] > 2.0 * target:
-                    coefficient *= 1.5
-                elif sampled[module_id] < 0.5 * target:
-                    coefficient *= 0.5
-                self.curr_kl_coeffs_per_module[module_id] = coefficient
-            self.log_stats(module_id, {"curr_kl_coeff": coefficient})
+            if module_id not in self._active:
+                continue
+            target = self._settings[module_id].kl_target
+            if sampled[module_id] > 2.0 * target:
+                self.curr_kl_coeffs_per_module[module_id] *= 1.5
+            elif sampled[module_id] < 0.5 * target:
+                self.curr_kl_coeffs_per_module[module_id] *= 0.5
+            self.log_stats(module_id, {"curr_kl_coeff": self.curr_kl_coeffs_per_module[module_id]})
 
     def get_extra_state(self) -> dict[str, Any]:
         return {

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from rlzmq.learners.distributed import RankGroup, loopback_interface
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "rlzmq.learners.distributed"])
+_context.set_forkserver_preload(
+    ["rlzmq.algorithms.ppo", "rlzmq.learners.ppo_learner", "rlzmq.learners.data_parallel"]
+)
 
 
 class DiedError(Exception):

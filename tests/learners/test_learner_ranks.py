@@ -1,0 +1,166 @@
+"""Learners as ranks of a group, in real processes: equality, agreement, failures in the middle of an update."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+from rlzmq.core.errors import PeerLostError
+from rlzmq.learners.distributed import loopback_interface
+from rlzmq.learners.learner import Learner
+from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
+from tests.learners.ranks import DiedError, run_ranks
+
+
+def join(learner: Learner, path: Path, rank: int, world_size: int, generation: int = 0) -> None:
+    learner.setup_distributed(
+        rank=rank,
+        world_size=world_size,
+        store=dist.FileStore(str(path / f"store_{generation}"), world_size),
+        generation=generation,
+        timeout_s=30.0,
+        interface=loopback_interface(),
+    )
+
+
+def equal_data_main(rank: int, world_size: int, path: Path) -> Any:
+    learner = ppo_learner(ppo_config(minibatch_size=None, num_epochs=3))
+    join(learner, path, rank, world_size)
+    for _ in range(2):
+        results = learner.update(episodes=episode_batch(40, 24))
+    agree = learner.ranks_agree()
+    learner.leave_distributed()
+    return learner.parameter_hash(), agree, results["default_policy"]["curr_kl_coeff"]
+
+
+def test_two_ranks_with_equal_data_do_what_one_learner_does_bit_for_bit(tmp_path: Path) -> None:
+    alone = ppo_learner(ppo_config(minibatch_size=None, num_epochs=3))
+    for _ in range(2):
+        results = alone.update(episodes=episode_batch(40, 24))
+    expected = (alone.parameter_hash(), True, results["default_policy"]["curr_kl_coeff"])
+    assert run_ranks(equal_data_main, 2, tmp_path) == [expected, expected]
+
+
+def test_a_group_of_one_is_a_learner_on_its_own(tmp_path: Path) -> None:
+    alone, single = ppo_learner(), ppo_learner()
+    single.setup_distributed(rank=0, world_size=1)
+    assert single.group is None
+    for learner in (alone, single):
+        learner.update(episodes=episode_batch(40, 24))
+    assert alone.parameter_hash() == single.parameter_hash()
+
+
+class NaNOnRankOne(SquareLearner):
+    num_calls = 0
+
+    def compute_loss_for_module(self, *, module_id: str, **kwargs: Any) -> Tensor:
+        self.num_calls += 1
+        loss = super().compute_loss_for_module(module_id=module_id, **kwargs)
+        return loss * float("nan") if self.rank == 1 and module_id == "a" and self.num_calls == 1 else loss
+
+
+def uneven_main(rank: int, world_size: int, path: Path) -> Any:
+    learner = square_learner("a", "b", "c", learner_class=NaNOnRankOne, minibatch_size=4, num_epochs=1)
+    join(learner, path, rank, world_size)
+    # rank 0 has more rows, rank 1 has no data of "b", nobody has data of "c"
+    batch = {"a": rows(20), "b": rows(6)} if rank == 0 else {"a": rows(8)}
+    before = learner.module["c"].get_state()
+    results = learner.update(batch=batch)
+    empty = learner.update(batch={"a": rows(4)}) if rank == 0 else learner.update(episodes=[])
+    untouched = all(
+        np.array_equal(value, before[name]) for name, value in learner.module["c"].get_state().items()
+    )
+    answer = (
+        learner.ranks_agree(),
+        untouched,
+        results["__all_modules__"]["num_gradient_updates"],
+        empty["__all_modules__"]["num_gradient_updates"],
+        results["a"]["num_nonfinite_gradients_skipped"],
+        results["__all_modules__"]["num_env_steps_trained"],
+    )
+    learner.leave_distributed()
+    return answer
+
+
+def test_ranks_with_different_data_take_equally_many_steps_and_stay_equal(tmp_path: Path) -> None:
+    first, second = run_ranks(uneven_main, 2, tmp_path)
+    assert first == (True, True, 5, 1, 1, 20)
+    assert second == (True, True, 5, 1, 1, 8)
+
+
+def weighted_main(rank: int, world_size: int, path: Path) -> Any:
+    learner = square_learner(minibatch_size=None, num_epochs=1)
+    join(learner, path, rank, world_size)
+    data = rows(12)
+    part = {name: column[:9] if rank == 0 else column[9:] for name, column in data.items()}
+    norm = learner.update(batch=part)["default_policy"]["gradients_default_optimizer_global_norm"]
+    learner.leave_distributed()
+    return norm
+
+
+def test_gradients_are_the_mean_over_all_rows_however_they_are_shared_out(tmp_path: Path) -> None:
+    alone = square_learner(minibatch_size=None, num_epochs=1)
+    norm = alone.update(batch=rows(12))["default_policy"]["gradients_default_optimizer_global_norm"]
+    assert run_ranks(weighted_main, 2, tmp_path) == pytest.approx([norm, norm], rel=1e-5)
+
+
+class DyingLearner(SquareLearner):
+    """Rank 1 kills itself at its third minibatch."""
+
+    num_calls = 0
+
+    def apply_gradients(self, gradients_dict: Any) -> None:
+        self.num_calls += 1
+        if self.rank == 1 and self.num_calls == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().apply_gradients(gradients_dict)
+
+
+def survivor_main(rank: int, world_size: int, path: Path) -> Any:
+    learner = square_learner(
+        learner_class=DyingLearner if rank < 2 else SquareLearner, minibatch_size=4, num_epochs=1
+    )
+    answer: dict[str, Any] = {}
+    if rank < 2:
+        join(learner, path, rank, 2)
+        before = learner.parameter_hash()
+        with pytest.raises(PeerLostError, match="learner rank 0 of 2"):
+            learner.update(batch=rows(20))
+        answer["undone"] = learner.parameter_hash() == before
+        answer["counters"] = (learner.weights_seq_no, learner.num_gradient_updates_lifetime)
+        learner.leave_distributed()
+        learner.update(batch=rows(20))  # goes on alone, on the same data
+        answer["alone"] = (learner.weights_seq_no, learner.num_gradient_updates_lifetime)
+    # the replacement joins as rank 1 of a new generation and is brought up from the survivor
+    join(learner, path, 0 if rank == 0 else 1, 2, generation=1)
+    answer["equal before"] = learner.ranks_agree()
+    learner.broadcast_state(0)
+    answer["equal after"] = learner.ranks_agree()
+    learner.update(batch=rows(8, seed=rank))
+    answer["equal at the end"] = learner.ranks_agree()
+    answer["seq_no"] = learner.weights_seq_no
+    learner.leave_distributed()
+    return answer
+
+
+def test_a_rank_killed_in_an_update_costs_nothing_but_that_update(tmp_path: Path) -> None:
+    survivor, dead, replacement = run_ranks(survivor_main, 3, tmp_path, may_die=True)
+    assert isinstance(dead, DiedError)
+    assert survivor.pop("undone")
+    assert survivor.pop("counters") == (0, 0)
+    assert survivor.pop("alone") == (1, 5)
+    expected = {"equal before": False, "equal after": True, "equal at the end": True, "seq_no": 2}
+    assert survivor == expected
+    assert replacement == expected
+
+
+def test_several_ranks_need_a_store() -> None:
+    with pytest.raises(ValueError, match="2 ranks need a store"):
+        square_learner().setup_distributed(rank=0, world_size=2)

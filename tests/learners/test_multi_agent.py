@@ -1,0 +1,136 @@
+"""Learners on multi-agent episodes: which rows which module gets, on both paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.learners.ppo_learner import PPOLearner
+from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.spec import RLModuleSpec
+from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, ppo_config
+from tests.learners.test_train_batch import assert_identical, built
+
+AGENTS = ("a", "b", "c")
+OBSERVATION_SPACES = gym.spaces.Dict(dict.fromkeys(AGENTS, OBSERVATION_SPACE))
+ACTION_SPACES = gym.spaces.Dict(dict.fromkeys(AGENTS, ACTION_SPACE))
+
+
+def module_of(agent_id: str, episode: Any = None) -> str:
+    return "second" if agent_id == "c" else "first"
+
+
+def multi_agent_learner(**training: Any) -> PPOLearner:
+    config = ppo_config(**training).environment(
+        observation_space=OBSERVATION_SPACES, action_space=ACTION_SPACES
+    )
+    config.multi_agent(policies=["first", "second"], policy_mapping_fn=module_of)
+    spec = RLModuleSpec(
+        observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE, model_config={"fcnet_hiddens": [8]}
+    )
+    learner = PPOLearner(
+        config=config, module_spec=MultiRLModuleSpec(rl_module_specs={"first": spec, "second": spec.copy()})
+    )
+    learner.build()
+    return learner
+
+
+def multi_agent_episode(seed: int, num_steps: int, *, terminated: bool = False) -> MultiAgentEpisode:
+    """Agent "b" steps every second time only, "c" joins after two steps."""
+    rng = np.random.default_rng(seed)
+
+    def present(t: int) -> list[str]:
+        return [
+            agent
+            for agent in AGENTS
+            if agent == "a" or (agent == "b" and t % 2 == 0) or (agent == "c" and t > 1)
+        ]
+
+    def observations(t: int) -> dict[str, Any]:
+        return {agent: rng.normal(size=4).astype(np.float32) for agent in present(t)}
+
+    episode = MultiAgentEpisode(
+        f"episode_{seed}",
+        observation_space=OBSERVATION_SPACES,
+        action_space=ACTION_SPACES,
+        agent_to_module_mapping_fn=module_of,
+    )
+    episode.add_env_reset(observations=observations(0))
+    for t in range(num_steps):
+        acting = episode.get_agents_to_act()
+        last = t == num_steps - 1
+        episode.add_env_step(
+            observations(t + 1)
+            if not (last and terminated)
+            else dict.fromkeys(AGENTS, np.zeros(4, np.float32)),
+            {agent: int(rng.integers(2)) for agent in sorted(acting)},
+            {agent: float(rng.normal()) for agent in sorted(acting)},
+            terminateds={"__all__": last and terminated},
+            truncateds={"__all__": False},
+            extra_model_outputs={
+                agent: {
+                    Columns.ACTION_DIST_INPUTS: rng.normal(size=2).astype(np.float32),
+                    Columns.ACTION_LOGP: np.float32(-rng.random()),
+                }
+                for agent in sorted(acting)
+            },
+        )
+    return episode.to_numpy()
+
+
+def multi_agent_episodes() -> list[MultiAgentEpisode]:
+    return [multi_agent_episode(0, 7), multi_agent_episode(1, 12, terminated=True), multi_agent_episode(2, 1)]
+
+
+def test_each_module_is_trained_on_its_agents_steps() -> None:
+    learner = multi_agent_learner()
+    given = multi_agent_episodes()
+    results = learner.update(episodes=given)
+    steps = {"first": 0, "second": 0}
+    for episode in given:
+        for agent_id, agent_episode in episode.agent_episodes.items():
+            steps[module_of(agent_id)] += len(agent_episode)
+    assert {m: results[m]["num_module_steps_trained"] for m in steps} == steps
+    assert results["__all_modules__"]["num_env_steps_trained"] == 20
+    assert results["__all_modules__"]["num_module_steps_trained"] == sum(steps.values())
+    assert np.isfinite(results["second"]["policy_loss"])
+
+
+def test_a_module_without_agents_in_the_data_is_left_alone() -> None:
+    learner = multi_agent_learner()
+    before = learner.module["second"].get_state()
+    results = learner.update(episodes=[multi_agent_episode(2, 1)])
+    assert "second" not in results
+    after = learner.module["second"].get_state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_the_fused_path_equals_the_per_episode_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = multi_agent_learner()
+    given = multi_agent_episodes()
+    generic = built(learner, given, fused=False, monkeypatch=monkeypatch)
+    batch = MultiAgentEpisodeBatch.from_episodes(given)
+    assert_identical(built(learner, batch, fused=True, monkeypatch=monkeypatch), generic)
+    parts = [MultiAgentEpisodeBatch.from_episodes(given[:1]), MultiAgentEpisodeBatch.from_episodes(given[1:])]
+    assert_identical(built(learner, parts, fused=True, monkeypatch=monkeypatch), generic)
+
+
+def test_modules_minibatches_are_full_and_cycle_at_their_own_rate() -> None:
+    learner = multi_agent_learner(minibatch_size=8, num_epochs=1)
+    sizes: list[tuple[int, ...]] = []
+    original = learner.forward_train
+
+    def spy(batch: Any) -> Any:
+        sizes.append(tuple(len(columns[Columns.OBS]) for columns in batch.values()))
+        return original(batch)
+
+    learner.forward_train = spy  # type: ignore[method-assign]
+    results = learner.update(episodes=multi_agent_episodes())
+    num_rows = results["first"]["num_module_steps_trained"]
+    assert sizes == [(8, 8)] * -(-num_rows // 8)
