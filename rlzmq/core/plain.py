@@ -20,7 +20,7 @@ _TAG = "__type__"
 _MAX_DEPTH = 64
 _INT64 = range(-(2**63), 2**64)
 _DTYPE = re.compile(
-    r"[<>|=]?(?:b1|[iu][1248]|f[248]|c(?:8|16)|[SU][0-9]{1,6}|[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,7}\])?)"
+    r"[<>|=]?(?:b1|[iu][1248]|f[248]|c(?:8|16)|[SU][1-9][0-9]{0,5}|[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,7}\])?)"
 )
 _known_dtypes: dict[str, np.dtype[Any]] = {}
 
@@ -161,16 +161,18 @@ def _expect_list(value: Any) -> list[Any]:
 
 def _decode_array(value: dict[str, Any], *, scalar: bool) -> Any:
     dtype, shape, data = checked_dtype(value["dtype"]), _expect_list(value["shape"]), value["data"]
-    if len(shape) > 32 or any(type(size) is not int or size < 0 for size in shape):
+    if len(shape) > 32 or any(type(size) is not int or not 0 <= size < 2**48 for size in shape):
         raise ValueError(f"expected a shape of at most 32 sizes from 0, got {str(shape)[:200]}.")
     expected = math.prod(shape) * dtype.itemsize
     if not isinstance(data, bytes) or len(data) != expected:
         actual = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__qualname__
         raise ValueError(f"expected {expected} bytes for shape {shape} of {dtype}, got {actual}.")
+    if dtype.kind == "b" and data.strip(b"\x00\x01"):
+        raise ValueError("expected bools of 0 or 1, got other bytes.")
     if scalar:
         if shape:
             raise ValueError(f"expected a scalar, got shape {shape}.")
-        return np.frombuffer(data, dtype)[0] if dtype.itemsize else np.zeros((), dtype)[()]
+        return np.frombuffer(data, dtype)[0]
     if expected == 0:
         return np.zeros(shape, dtype)
     return np.frombuffer(data, dtype).reshape(shape).copy()

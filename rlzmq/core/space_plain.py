@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,8 @@ from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
 __all__ = ["space_from_plain", "space_to_plain"]
 
 _MAX_DEPTH = 16
+# A Box holds its bounds as arrays: 64 M elements are far above any real observation.
+_MAX_ELEMENTS = 2**26
 
 
 def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
@@ -82,9 +85,7 @@ def space_from_plain(plain: Any) -> gym.Space[Any] | None:
     """
     try:
         return _decode(plain, 0)
-    except ValueError:
-        raise
-    except (KeyError, TypeError, AssertionError, OverflowError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AssertionError, OverflowError, AttributeError) as error:
         raise ValueError(f"expected a space's plain form, got {str(plain)[:200]}: {error!r}.") from error
 
 
@@ -103,6 +104,8 @@ def _decode(plain: Any, depth: int) -> gym.Space[Any] | None:
     kind = plain["kind"]
     if kind == "box":
         shape, dtype = tuple(plain["shape"]), checked_dtype(plain["dtype"])
+        if math.prod(shape) > _MAX_ELEMENTS:
+            raise ValueError(f"expected a Box of at most {_MAX_ELEMENTS} elements, got shape {shape}.")
         low, high = from_plain(plain["low"]), from_plain(plain["high"])
         fits = all(bound.size == 1 or bound.shape == shape for bound in (low, high))
         if dtype.kind not in "biuf" or not fits:

@@ -167,10 +167,12 @@ class EpisodeChunks(EpisodeColumns):
 
     def _state_before(self, position: int) -> Any:
         """The module's state before the step at an absolute position, or None when not known."""
+        if position == self.rewards.lookback and self.initial_state is not None:
+            return self.initial_state
         state_out = self.extra_model_outputs.get(Columns.STATE_OUT)
         if state_out is not None and 0 < position <= state_out.len_incl_lookback():
             return state_out._at(position - 1)
-        return self.initial_state if position == self.rewards.lookback else None
+        return None
 
     def concat_episode(self, other: EpisodeChunks) -> None:
         """Append the chunk that continues this one, in place.

@@ -63,7 +63,10 @@ def to_wire(batch: EpisodeBatch) -> tuple[dict[str, Any], list[np.ndarray]]:
     frames = [_table(batch, low), np.frombuffer(text, np.uint8)]
     columns = []
     for name, column in batch.columns.items():
-        columns.append([name, tree_spec(column, frames, slice(low, high))])
+        try:
+            columns.append([name, tree_spec(column, frames, slice(low, high))])
+        except ValueError as error:
+            raise ValueError(f"EpisodeBatch, column {name!r}: {error}") from None
     meta = to_plain(batch.meta, "meta")
     if num_left_out:
         meta["num_infos_left_out"] = meta.get("num_infos_left_out", 0) + num_left_out
@@ -189,8 +192,11 @@ def from_wire(
     for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS):
         if name not in columns:
             raise ProtocolError(f"columns: expected one named {name!r}, got {sorted(columns)}.")
-    if isinstance(columns[Columns.REWARDS], (dict, tuple)):
-        raise ProtocolError("column 'rewards': expected an array, got a tree.")
+    rewards = columns[Columns.REWARDS]
+    # With this, num_slots is no larger than the bytes that came.
+    if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
+        actual = f"{rewards.dtype} {rewards.shape}" if isinstance(rewards, np.ndarray) else "a tree"
+        raise ProtocolError(f"column 'rewards': expected one number per slot, got {actual}.")
     state = fields["initial_state"]
     initial_state = None if state is None else reader.tree(state, num_chunks, "initial_state")
     reader.finish()

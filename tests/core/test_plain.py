@@ -1,0 +1,198 @@
+"""Plain values: nothing is lost, nothing but the fixed set of types is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import msgpack
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
+from rlzmq.core.space_plain import space_from_plain, space_to_plain
+
+_SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.complex_numbers(allow_nan=False),
+    st.sampled_from([np.float32(1.5), np.int8(-3), np.bool_(True), np.str_("x")]),
+)
+_KEYS = st.one_of(
+    st.integers(), st.text(max_size=3), st.just("__type__"), st.tuples(st.integers(), st.text())
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(_KEYS, inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+def through_msgpack(value: Any) -> Any:
+    return from_plain(msgpack.unpackb(msgpack.packb(to_plain(value)), strict_map_key=True))
+
+
+@given(_VALUES)
+@settings(max_examples=300, deadline=None)
+def test_values_come_back_with_their_types(value: Any) -> None:
+    again = through_msgpack(value)
+    assert again == value
+    assert type(again) is type(value)
+    assert repr(again) == repr(value)
+
+
+def test_arrays_come_back_with_dtype_and_shape() -> None:
+    for array in (
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+        np.zeros((0, 3), np.float32),
+        np.array(3.5),
+        np.array(["a", "bc"]),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.array([True]),
+        np.ones((2, 2), ">f8"),
+    ):
+        again = through_msgpack({"x": (array,)})["x"][0]
+        assert (again.dtype, again.shape) == (array.dtype, array.shape)
+        assert np.array_equal(again, array)
+        assert again.flags.writeable
+
+
+def test_what_has_no_plain_form_is_named_by_its_path() -> None:
+    with pytest.raises(NotPlainError, match=r"value\['a'\]\[1\]: expected .* got builtins.object"):
+        to_plain({"a": [1, object()]})
+    with pytest.raises(NotPlainError, match=r"x: expected an array of numbers or strings, got dtype object"):
+        to_plain(np.array([None]), "x")
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(NotPlainError, match="nested more than 64"):
+        to_plain(loop)
+    for subclass in (type("MyStr", (str,), {})("x"), type("MyList", (list,), {})([1])):
+        with pytest.raises(NotPlainError):
+            to_plain(subclass)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"__type__": "pickle", "data": b""},
+        {"__type__": ["x"]},
+        {"__type__": "array"},
+        {"__type__": "array", "dtype": "|O", "shape": [1], "data": b"\0" * 8},
+        {"__type__": "array", "dtype": "<i8", "shape": [2], "data": b"\0" * 8},
+        {"__type__": "array", "dtype": "<i8", "shape": [-1], "data": b"\0" * 8},
+        {"__type__": "array", "dtype": "<i8", "shape": [2**80], "data": b""},
+        {"__type__": "array", "dtype": "<i8", "shape": [2**80, 0], "data": b""},
+        {"__type__": "array", "dtype": "<i8", "shape": [1] * 40, "data": b"\0" * 8},
+        {"__type__": "array", "dtype": "<i8", "shape": [1], "data": "12345678"},
+        {"__type__": "array", "dtype": "|b1", "shape": [1], "data": b"\x05"},
+        {"__type__": "scalar", "dtype": "<i8", "shape": [1], "data": b"\0" * 8},
+        {"__type__": "int", "digits": "9" * 5000},
+        {"__type__": "int", "digits": "0x"},
+        {"__type__": "tuple", "items": {}},
+        {"__type__": "dict", "items": [[1]]},
+        {"__type__": "dict", "items": [[[1], 2]]},
+        {"__type__": "complex", "parts": [1]},
+        msgpack.Timestamp(0),
+        [set()],
+    ],
+)
+def test_what_is_no_plain_form_is_refused(plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected|not enough|invalid"):
+        from_plain(plain)
+
+
+def test_only_dtypes_of_numbers_datetimes_and_fixed_size_strings_pass() -> None:
+    for text in ("<f4", ">i8", "|b1", "|u1", "<c16", "<U12", "|S3", "<M8[ns]", "<m8[25us]", "<M8"):
+        assert checked_dtype(text) == np.dtype(text)
+    for text in (
+        "|O",
+        "O",
+        "V4",
+        "<f4,<f4",
+        "f16",
+        "<f3",
+        "S0",
+        "",
+        "x" * 99,
+        None,
+        4,
+        "{'names': []}",
+        "i4 ",
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            checked_dtype(text)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        None,
+        spaces.Box(-1, 1, (2, 3), np.float32),
+        spaces.Box(np.array([0, -np.inf]), np.array([np.inf, 3]), dtype=np.float64),
+        spaces.Box(0, 255, (4, 4, 1), np.uint8),
+        spaces.Box(0, 1, ()),
+        spaces.Discrete(5),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.MultiDiscrete([2, 3], start=[1, -1]),
+        spaces.MultiBinary(4),
+        spaces.MultiBinary([2, 2]),
+        spaces.Dict({"z": spaces.Discrete(2), "a": spaces.Tuple([spaces.Box(0, 1), spaces.Discrete(2)])}),
+        spaces.Text(5, min_length=2, charset="abc"),
+        spaces.Sequence(spaces.Discrete(3)),
+        spaces.Graph(spaces.Box(0, 1, (3,)), None),
+        spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1)]),
+    ],
+)
+def test_spaces_come_back_equal(space: gym.Space[Any] | None) -> None:
+    again = space_from_plain(msgpack.unpackb(msgpack.packb(space_to_plain(space))))
+    assert again == space
+    if isinstance(space, spaces.Dict):
+        assert isinstance(again, spaces.Dict)
+        assert list(again.spaces) == list(space.spaces)
+    if space is not None and space.dtype is not None:
+        assert again is not None
+        assert again.dtype == space.dtype
+
+
+def test_a_large_box_with_uniform_bounds_has_a_small_plain_form() -> None:
+    assert len(msgpack.packb(space_to_plain(spaces.Box(0, 255, (84, 84, 4), np.uint8)))) < 200
+
+
+def test_wrong_space_forms_are_refused() -> None:
+    class Mine(gym.Space[int]):
+        pass
+
+    with pytest.raises(NotPlainError, match="Gymnasium's own spaces, got Mine"):
+        space_to_plain(Mine())
+    deep: Any = {"kind": "discrete", "n": 2, "start": 0, "dtype": "<i8"}
+    for _ in range(20):
+        deep = {"kind": "tuple", "spaces": [deep]}
+    box = space_to_plain(spaces.Box(0, 1, (2,)))
+    assert box is not None
+    for plain in (
+        5,
+        {},
+        {"kind": "planet"},
+        {"kind": "discrete", "n": -1, "start": 0, "dtype": "<i8"},
+        {"kind": "tuple", "spaces": [None]},
+        {**box, "shape": "x"},
+        {**box, "dtype": "<U3"},
+        {**box, "low": to_plain(np.zeros(5))},
+        {**box, "low": 3},
+        {**box, "shape": [2**20, 2**20], "low": to_plain(np.zeros(())), "high": to_plain(np.ones(()))},
+        deep,
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            space_from_plain(plain)

@@ -1,0 +1,119 @@
+"""Trees of arrays: mapping, stacking, fillers, one-hots."""
+
+from __future__ import annotations
+
+import collections
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlzmq.core.tree import (
+    check_same_structure,
+    has_discrete,
+    is_nested,
+    num_items,
+    one_hot,
+    space_filler,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+    tree_unstack,
+    tree_zeros_like,
+)
+
+SPACE = gym.spaces.Dict(
+    {
+        "b": gym.spaces.Box(-1, 1, (2,), np.float32),
+        "a": gym.spaces.Tuple([gym.spaces.Discrete(3, start=1), gym.spaces.MultiDiscrete([[2, 3]])]),
+    }
+)
+
+
+def test_dicts_and_tuples_are_nodes_and_lists_are_leaves() -> None:
+    tree = {"b": [1, 2], "a": (None, 3)}
+    assert tree_leaves(tree) == [None, 3, [1, 2]]
+    assert tree_map(repr, tree) == {"b": "[1, 2]", "a": ("None", "3")}
+    assert tree_map(lambda x, y: x + y, {"a": 1}, collections.OrderedDict(a=2)) == {"a": 3}
+    leaves, spec = tree_flatten(tree)
+    assert spec.unflatten(leaves) == tree
+    assert (tree_map(abs, -1), tree_leaves(5), is_nested((1,)), is_nested([1])) == (1, [5], True, False)
+    with pytest.raises(ValueError, match="key"):
+        tree_map(lambda x, y: x, {"a": 1}, {"b": 1})
+
+
+def test_structures_that_differ_are_refused() -> None:
+    check_same_structure({"a": (1, 2)}, {"a": (3, np.zeros(2))})
+    check_same_structure(1, np.zeros(3))
+    for left, right in (
+        ({"a": 1}, 1),
+        (1, (1,)),
+        ({"a": 1}, {"b": 1}),
+        ((1, 2), (1,)),
+        ({"a": (1,)}, {"a": 1}),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            check_same_structure(left, right)
+
+
+def test_stacking_and_unstacking_undo_each_other() -> None:
+    items = [SPACE.sample() for _ in range(3)]
+    stacked = tree_stack(items)
+    assert stacked["b"].shape == (3, 2)
+    assert stacked["b"].dtype == np.float32
+    assert stacked["a"][1].shape == (3, 1, 2)
+    assert num_items(stacked) == 3
+    for item, again in zip(items, tree_unstack(stacked), strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(tree_leaves(item), tree_leaves(again), strict=True))
+    assert tree_unstack(np.arange(2)) == [0, 1]
+    assert tree_stack([1.5, 2]).dtype == np.float64
+    assert tree_stack([[1, 2], [3, 4]]).shape == (2, 2)
+    assert tree_stack([np.float32(1), np.float32(2)]).dtype == np.float32
+    assert tree_stack([torch.ones(2), torch.zeros(2)]).tolist() == [[1, 1], [0, 0]]
+    assert tree_stack([np.zeros(2, np.float32), np.zeros(2)]).dtype == np.float64
+
+
+def test_items_that_do_not_stack_are_named() -> None:
+    with pytest.raises(ValueError, match=r"item 1 has shape \(3,\), expected \(2,\) like item 0"):
+        tree_stack([np.zeros(2), np.zeros(3)])
+    with pytest.raises(ValueError, match="item 2 has another structure"):
+        tree_stack([{"a": 1}, {"a": 1}, 5])
+    with pytest.raises(ValueError, match="Python objects"):
+        tree_stack([np.array([None]), np.array([None])])
+    with pytest.raises(ValueError, match="type set can't be a column"):
+        tree_stack([{1}, {2}])
+    for batch in ({"a": np.zeros(2), "b": np.zeros(1)}, np.zeros(()), {}, {"a": {}}):
+        with pytest.raises(ValueError, match="expected"):
+            num_items(batch)
+
+
+def test_zeros_like_puts_dimensions_in_front() -> None:
+    zeros = tree_zeros_like({"a": np.ones(3, np.int8), "b": 1.5}, (2, 4))
+    assert (zeros["a"].shape, zeros["a"].dtype, zeros["b"].shape) == ((2, 4, 3), np.int8, (2, 4))
+
+
+def test_fillers_follow_the_space() -> None:
+    filler = space_filler(SPACE, 7, lead=(4,))
+    assert (filler["b"].shape, filler["a"][0].shape, filler["a"][1].shape) == ((4, 2), (4,), (4, 1, 2))
+    hot = space_filler(SPACE, 7, one_hot_discrete=True)
+    assert (hot["a"][0].tolist(), hot["a"][1].tolist()) == ([7] * 3, [7] * 5)
+    assert hot["a"][0].dtype == np.float32
+    assert space_filler(gym.spaces.Text(3), "x") == "x"
+
+
+def test_one_hots_of_items_and_of_batches_with_any_leading_dimensions() -> None:
+    item = {"b": np.zeros(2, np.float32), "a": (np.int64(3), np.array([[1, 2]]))}
+    hot = one_hot(SPACE, item)
+    assert hot["a"][0].tolist() == [0, 0, 1]
+    assert hot["a"][1].tolist() == [0, 1, 0, 0, 1]
+    assert hot["b"] is item["b"]
+    batch = tree_map(lambda leaf: np.broadcast_to(leaf, (2, 3, *np.shape(leaf))), item)
+    hot = one_hot(SPACE, batch)
+    assert (hot["a"][0].shape, hot["a"][1].shape, hot["b"].shape) == ((2, 3, 3), (2, 3, 5), (2, 3, 2))
+    assert hot["a"][0].sum() == 6
+    with pytest.raises(ValueError, match=r"expected values in 0…2 \(start of Discrete.* got 3…3"):
+        one_hot(gym.spaces.Discrete(3), 3)
+    assert has_discrete(SPACE)
+    assert not has_discrete(gym.spaces.Tuple([gym.spaces.Box(0, 1)]))

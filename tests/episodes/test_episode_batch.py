@@ -1,0 +1,343 @@
+"""EpisodeBatch: views on shared columns, cutting by steps, joining, packing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlzmq.core.tree import tree_leaves
+from rlzmq.episodes.chunk_table import ragged_arange, steps_window
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+
+def runner_batch(num_envs: int = 3, horizon: int = 8, lookback: int = 2) -> EpisodeBatch:
+    """What a runner fills: a row of slots per env, an autoreset step between two chunks of a row."""
+    width = lookback + horizon + 1
+    slots = np.arange(num_envs * width)
+    columns: dict[str, Any] = {
+        Columns.OBS: {"x": np.stack([slots, -slots], 1).astype(np.float32), "y": (slots % 5,)},
+        Columns.ACTIONS: slots + 1000,
+        Columns.REWARDS: slots / 8,
+        Columns.ACTION_LOGP: (-slots).astype(np.float32),
+        Columns.STATE_OUT: {"h": slots[:, None] * np.ones((1, 4))},
+    }
+    table = []
+    for env in range(num_envs):
+        row = env * width
+        first = 2 + env
+        table.append((row + lookback, first, lookback, 7, True, False, env))
+        table.append((row + lookback + first + 1, horizon - first - 1, 0, 0, False, env == 1, env))
+    names = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
+    parts = dict(zip(names, zip(*table, strict=True), strict=True))
+    return EpisodeBatch(
+        columns,
+        **parts,
+        episode_ids=[f"e{i}" for i in range(len(table))],
+        initial_state={"h": np.arange(len(table))[:, None] * np.full((1, 4), -1.0)},
+        infos={2: {"k": 1}, width - 1: {"k": 2}, width + 2: {"k": 3}},
+        custom_data={1: {"mine": 4}},
+        duration_s=np.arange(len(table)) + 1.0,
+        observation_space=gym.spaces.Dict(
+            {"x": gym.spaces.Box(-99, 99, (2,)), "y": gym.spaces.Tuple([gym.spaces.Discrete(5)])}
+        ),
+        action_space=gym.spaces.Discrete(9999),
+        meta={"runner": "r"},
+    )
+
+
+def facts(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Everything about an episode but how long it took."""
+    return {**episode.get_state(), "duration_s": 0.0}
+
+
+def assert_same_episodes(actual: Any, expected: Any, *, drop: tuple[str, ...] = ()) -> None:
+    actual, expected = list(actual), list(expected)
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected, strict=True):
+        left, right = facts(a), facts(e)
+        for name in drop:
+            del left[name], right[name]
+        assert left == right
+
+
+def test_items_are_views_on_the_columns() -> None:
+    batch = runner_batch()
+    batch.validate()
+    assert len(batch) == 6
+    episode = batch[0]
+    assert episode.is_numpy
+    assert (episode.id_, episode.t_started, episode.t, len(episode)) == ("e0", 7, 9, 2)
+    assert (episode.is_terminated, episode.is_truncated) == (True, False)
+    assert episode.get_actions().tolist() == [1002, 1003]
+    assert episode.get_actions(-4) == 1000
+    assert episode.get_observations()["x"][:, 0].tolist() == [2, 3, 4]
+    assert episode.get_observations(-5)["y"] == (0,)
+    assert episode.get_infos() == [{"k": 1}, {}, {}]
+    assert episode.get_extra_model_outputs("state_out")["h"][:, 0].tolist() == [2, 3]
+    assert episode.initial_state["h"].tolist() == [0] * 4
+    assert batch[1].custom_data == {"mine": 4}
+    assert batch[1].get_duration_s() == 2.0
+    assert episode.observation_space is batch.observation_space
+    for column in (episode.observations, episode.actions, episode.rewards):
+        for leaf in tree_leaves(column.data):
+            assert any(np.shares_memory(leaf, other) for other in tree_leaves(batch.columns))
+    assert batch[-1].id_ == "e5"
+    with pytest.raises(IndexError):
+        batch[6]
+    assert_same_episodes(batch, [batch[i] for i in range(6)])
+    assert (batch[np.int64(1)].id_, len(batch[:0]), batch.num_env_steps) == ("e1", 0, 21)
+
+
+def test_changing_an_item_leaves_the_batch_alone() -> None:
+    batch = runner_batch()
+    before = copy.deepcopy(batch.columns)
+    episode = batch[0]
+    episode.set_rewards(new_data=[7.0, 8.0])
+    episode.set_observations(new_data=episode.get_observations(0), at_indices=-1)
+    assert episode.get_return() == 15.0
+    observation = {"x": np.zeros(2), "y": (3,)}
+    outputs = {"action_logp": 0.0, "state_out": {"h": np.zeros(4)}}
+    ongoing = batch[1]
+    ongoing.add_env_step(observation, 5, 1.0, extra_model_outputs=outputs)
+    assert (len(ongoing), ongoing.is_numpy) == (batch.length[1] + 1, True)
+    ongoing.custom_data["more"] = 1
+    assert batch.custom_data == {1: {"mine": 4}}
+    for left, right in zip(tree_leaves(before), tree_leaves(batch.columns), strict=True):
+        assert np.array_equal(left, right)
+
+
+def test_returns_and_step_slots_agree_with_the_episodes() -> None:
+    batch = runner_batch()
+    assert batch.get_returns().tolist() == [episode.get_return() for episode in batch]
+    assert batch.get_returns().dtype == np.float64
+    actions = batch.columns[Columns.ACTIONS][batch.step_slots()].tolist()
+    assert actions == [action for episode in batch for action in episode.get_actions()]
+    assert batch.step_chunks().tolist() == [i for i, e in enumerate(batch) for _ in range(len(e))]
+    assert batch.num_slots == 33
+    assert batch.num_bytes == sum(leaf.nbytes for leaf in tree_leaves(batch.columns))
+    assert batch.extra_names == ["action_logp", "state_out"]
+    assert "chunks=6, env_steps=21, slots=33" in repr(batch)
+
+
+def test_selected_chunks_share_the_columns() -> None:
+    batch = runner_batch()
+    for part, chosen in (
+        (batch[1:5:2], [1, 3]),
+        (batch[::-1], [5, 4, 3, 2, 1, 0]),
+        (batch.select([4, 0, 4]), [4, 0, 4]),
+        (batch.select(batch.terminated), [0, 2, 4]),
+    ):
+        assert part.columns is batch.columns
+        assert_same_episodes(part, [batch[c] for c in chosen])
+
+
+def test_every_split_keeps_steps_and_states() -> None:
+    batch = runner_batch()
+    steps = batch.step_slots().tolist()
+    for num_steps in range(batch.num_env_steps + 1):
+        head, tail = batch.split(num_steps)
+        head.validate()
+        tail.validate()
+        assert head.step_slots().tolist() == steps[:num_steps]
+        assert tail.step_slots().tolist() == steps[num_steps:]
+        assert head.num_env_steps == num_steps
+        joined = EpisodeBatch.concat([head, tail])
+        assert joined.columns is batch.columns
+        assert joined.step_slots().tolist() == steps
+        assert joined.get_returns().sum() == batch.get_returns().sum()
+        assert sum(joined.terminated) + sum(joined.truncated) == 4
+        assert joined.duration_s.sum() == pytest.approx(21.0)
+        if num_steps and len(tail) and tail.start[0] not in batch.start:
+            state_out = batch.columns[Columns.STATE_OUT]["h"][tail.start[0] - 1]
+            assert tail.initial_state["h"][0].tolist() == state_out.tolist()
+            assert batch.initial_state["h"][-len(tail)].tolist() != state_out.tolist()
+
+
+def test_a_chunk_cut_in_two_is_what_slicing_its_episode_gives() -> None:
+    batch = runner_batch()[2:3]
+    for k in range(1, 3):
+        head, tail = batch.split(k)
+        episode = batch[0]
+        assert_same_episodes(head, [episode[:k]], drop=("custom_data",))
+        assert_same_episodes(tail, [episode.slice(slice(k, None), len_lookback_buffer=99)])
+        assert not head.terminated.any()
+        assert tail.terminated.all()
+        assert tail.lookback[0] == 2 + k
+
+
+@given(st.lists(st.integers(0, 4), max_size=8), st.data())
+@settings(max_examples=300, deadline=None)
+def test_slices_of_steps_agree_with_a_list_of_steps(lengths: list[int], data: st.DataObject) -> None:
+    starts = np.cumsum([0, *(n + 1 for n in lengths)])
+    num_slots = int(starts[-1])
+    columns = {name: np.arange(num_slots, dtype=float) for name in ("obs", "actions", "rewards")}
+    batch = EpisodeBatch(columns, start=starts[:-1], length=lengths, terminated=[True] * len(lengths))
+    steps = batch.step_slots().tolist()
+    begin = data.draw(st.integers(0, len(steps)))
+    end = data.draw(st.integers(begin, len(steps)))
+    part = batch.slice_steps(begin, end)
+    part.validate()
+    assert part.step_slots().tolist() == steps[begin:end]
+    head, tail = batch.split(begin)
+    assert len(head) + len(tail) <= len(lengths) + 1
+    # Chunks without steps are in exactly one of the two parts.
+    ids = head.episode_ids + tail.episode_ids
+    assert sorted(set(ids)) == sorted(batch.episode_ids)
+    assert sum(head.length == 0) + sum(tail.length == 0) == lengths.count(0)
+    window = steps_window(np.array(lengths, np.int64), begin, end)
+    assert 0 <= window[0] <= window[1] <= len(lengths)
+
+
+def test_steps_outside_are_refused() -> None:
+    batch = runner_batch()
+    for begin, end in ((-1, 2), (3, 2), (0, 22)):
+        with pytest.raises(ValueError, match=r"expected steps within 0…21"):
+            batch.slice_steps(begin, end)
+    with pytest.raises(ValueError, match="expected steps"):
+        batch.split(22)
+
+
+def test_compacting_keeps_the_episodes_and_drops_other_slots() -> None:
+    batch = runner_batch()
+    for part in (batch, batch[1:4], batch.split(7)[1], batch.select([3, 0])):
+        dense = part.compact()
+        dense.validate()
+        assert dense.num_slots == int((part.lookback + part.length + 1).sum())
+        assert_same_episodes(dense, part)
+        assert dense.meta == part.meta
+
+
+def test_joining_batches_on_different_columns() -> None:
+    a, b = runner_batch(), runner_batch(2, 9, 1)
+    joined = EpisodeBatch.concat([a, b[1:], a[:0]])
+    joined.validate()
+    assert_same_episodes(joined, [*a, *b[1:]])
+    assert joined.meta == {}
+    assert EpisodeBatch.concat([a]) is a
+    assert len(EpisodeBatch.concat([])) == 0
+    assert len(EpisodeBatch.concat([a[:0], a[:0]])) == 0
+    del b.columns[Columns.ACTION_LOGP]
+    with pytest.raises(ValueError, match=r"batch 1: expected the columns \['action_logp'"):
+        EpisodeBatch.concat([a, b])
+    b = runner_batch()
+    b.columns = {**b.columns, Columns.ACTIONS: np.zeros((33, 2))}
+    with pytest.raises(ValueError, match="column 'actions' of the batches"):
+        EpisodeBatch.concat([a, b])
+    a.agent_ids = ["x"] * 6
+    assert EpisodeBatch.concat([a, runner_batch()]).agent_ids == ["x"] * 6 + [None] * 6
+
+
+def mixed_episodes() -> list[SingleAgentEpisode]:
+    episodes = []
+    for i, num_steps in enumerate((4, 0, 1, 7)):
+        episode = SingleAgentEpisode(
+            f"e{i}", observation_space=gym.spaces.Discrete(99), agent_id=i, module_id="m", t_started=i
+        )
+        episode.add_env_reset(0, {"start": i})
+        for t in range(num_steps):
+            outputs = {"logp": np.float32(t), "state_out": {"h": np.full(3, t, np.float32)}}
+            episode.add_env_step(t + 1, (t, np.ones(2)), 0.5, {"t": t} if t % 2 else None,
+                                 terminated=t == 6, extra_model_outputs=outputs)  # fmt: skip
+        if num_steps:
+            episode.custom_data["n"] = num_steps
+        episodes.append(episode if i != 2 else episode.to_numpy())
+    long = episodes[0]
+    episodes.append(long.cut(2))
+    episodes.append(long.slice(slice(2, None), len_lookback_buffer=1))
+    return episodes
+
+
+@pytest.mark.parametrize("numpy_ones", ["none", "some", "all"])
+def test_from_episodes_keeps_everything(numpy_ones: str) -> None:
+    episodes = mixed_episodes()
+    for i, episode in enumerate(episodes):
+        if numpy_ones == "all" or (numpy_ones == "some" and i % 2):
+            episode.to_numpy()
+    batch = EpisodeBatch.from_episodes(episodes)
+    batch.validate()
+    assert batch.length.tolist() == [4, 0, 1, 7, 0, 2]
+    assert batch.lookback.tolist() == [0, 0, 0, 0, 2, 1]
+    assert batch.agent_ids == [0, 1, 2, 3, 0, 0]
+    assert batch.multi_agent_episode_ids is None
+    for original, item in zip(episodes, batch, strict=True):
+        if len(original):
+            original.to_numpy()
+            states = facts(original), facts(item)
+            for state in states:
+                del state["initial_state"]
+            assert states[0] == states[1]
+        else:
+            assert item.get_observations().tolist() == original.get_observations()
+            assert item.get_infos() == original.get_infos()
+            assert item.get_rewards(slice(None), fill=0).tolist() == []
+        assert item.get_duration_s() == original.get_duration_s()
+    again = EpisodeBatch.from_episodes(list(batch))
+    assert_same_episodes(again, batch)
+
+
+def test_initial_states_are_kept_when_all_are_known() -> None:
+    episodes = mixed_episodes()
+    assert EpisodeBatch.from_episodes(episodes).initial_state is None
+    assert EpisodeBatch.from_episodes(episodes[-2:]).initial_state["h"].tolist() == [[3.0] * 3, [1.0] * 3]
+
+
+def test_from_episodes_refuses_what_does_not_fit_together() -> None:
+    def episode(*outputs: dict[str, Any], observation: Any = 0) -> SingleAgentEpisode:
+        new = SingleAgentEpisode("e")
+        new.add_env_reset(observation)
+        for output in outputs:
+            new.add_env_step(observation, 0, 0.0, extra_model_outputs=output)
+        return new
+
+    with pytest.raises(ValueError, match=r"'e', column 'logp': expected 1 items .* same columns"):
+        EpisodeBatch.from_episodes([episode({"logp": 1}), episode({})])
+    with pytest.raises(ValueError, match="one observation more than rewards"):
+        EpisodeBatch.from_episodes([SingleAgentEpisode("e")])
+    for to_numpy in (False, True):
+        parts = [episode({}), episode({}, observation=np.zeros(2))]
+        with pytest.raises(ValueError, match="column 'obs'"):
+            EpisodeBatch.from_episodes([part.to_numpy() if to_numpy else part for part in parts])
+    assert len(EpisodeBatch.from_episodes([])) == 0
+    spaced = episode({})
+    spaced.action_space = gym.spaces.Box(-1, 1, (3,))
+    bare = SingleAgentEpisode(action_space=gym.spaces.Box(-1, 1, (3,)))
+    bare.add_env_reset(0)
+    assert EpisodeBatch.from_episodes([bare]).columns[Columns.ACTIONS].shape == (1, 3)
+
+
+def test_batches_can_be_pickled_and_copied() -> None:
+    batch = runner_batch()
+    for twin in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):
+        assert_same_episodes(twin, batch)
+        assert twin.meta == batch.meta
+
+
+def test_tables_that_do_not_fit_are_refused() -> None:
+    batch = runner_batch()
+    with pytest.raises(ValueError, match=r"EpisodeBatch\.length: expected 2 values, one per chunk, got 1"):
+        EpisodeBatch(batch.columns, start=[0, 1], length=[1])
+    for change in ({"start": [33]}, {"length": [33]}, {"length": [-1]}, {"lookback": [1]}, {"start": [32]}):
+        table = {"start": [0], "length": [1], "lookback": [0], **change}
+        with pytest.raises(ValueError, match="chunk 0: expected slots within 0…32"):
+            EpisodeBatch(batch.columns, **table).validate()
+    with pytest.raises(ValueError, match="column 'x': expected 33 slots"):
+        EpisodeBatch({**batch.columns, "x": np.zeros(3)}, start=[], length=[]).validate()
+    with pytest.raises(ValueError, match="expected a column 'rewards'"):
+        EpisodeBatch({"obs": np.zeros(1), "actions": np.zeros(1)}, start=[], length=[]).validate()
+    with pytest.raises(ValueError, match="initial_state: expected 1 rows"):
+        EpisodeBatch(batch.columns, start=[0], length=[1], initial_state=np.zeros(3)).validate()
+
+
+def test_ragged_ranges() -> None:
+    starts, counts = np.array([5, 0, 9]), np.array([2, 0, 3])
+    assert ragged_arange(starts, counts).tolist() == [5, 6, 9, 10, 11]
+    assert ragged_arange(starts[:0], counts[:0]).tolist() == []
