@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -60,7 +60,7 @@ def call(piece: Any, episodes: Any, batch: Any = None, **kwargs: Any) -> dict[st
 class ValueModule:
     """V(obs) is the sum of the observation's elements."""
 
-    model_config: dict[str, Any] = {}
+    model_config: ClassVar[dict[str, Any]] = {}
 
     def is_stateful(self) -> bool:
         return False
@@ -72,7 +72,7 @@ class ValueModule:
 class StatefulModule(ValueModule):
     """Has a state of two numbers and sequences of three steps."""
 
-    model_config: dict[str, Any] = {"max_seq_len": 3}
+    model_config: ClassVar[dict[str, Any]] = {"max_seq_len": 3}
 
     def is_stateful(self) -> bool:
         return True

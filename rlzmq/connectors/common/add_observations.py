@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
 from rlzmq.episodes.columns import Columns
 
 __all__ = ["AddObservationsFromEpisodesToBatch"]
@@ -46,8 +46,11 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         if Columns.OBS in batch:
             return batch
         if not self._as_learner_connector:
+            items: dict[Any, list[Any]] = {}
             for episode in self.single_agent_episode_iterator(episodes):
-                self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
+                items.setdefault(batch_key(episode), []).append(episode.get_observations(-1))
+            if items:
+                batch[Columns.OBS] = items
             return batch
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             num_steps = len(episode)

@@ -63,6 +63,7 @@ class MeanStdFilter(ConnectorV2):
         self.de_std_to_one = de_std_to_one
         self.clip_by_value = clip_by_value
         self._update_stats = update_stats
+        self._box_indices: dict[Any, list[int]] = {}
         # By agent id (DEFAULT_AGENT_ID in single-agent use): what all copies agreed on, what this one saw
         # since, and both together.
         self._base: dict[Any, RunningStats] = {}
@@ -75,6 +76,7 @@ class MeanStdFilter(ConnectorV2):
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
         """Box parts become float32 Boxes bounded by `clip_by_value`."""
+        self._box_indices = {}
         return map_agent_spaces(input_observation_space, self._filtered_space, self._multi_agent)
 
     def _filtered_space(self, space: Any) -> Any:
@@ -125,18 +127,24 @@ class MeanStdFilter(ConnectorV2):
             return observations
         key = DEFAULT_AGENT_ID if agent_id is None else agent_id
         stats = self._total.get(key) or RunningStats()
+        if not self._update_stats:
+            for position, (leaf, values) in enumerate(zip(chosen, samples, strict=True)):
+                mean = stats.means[position] if stats.num else np.zeros(())
+                leaves[leaf] = self._normalised(values, mean, stats.std(position))
+            return spec.unflatten(leaves)
+        num = stats.num + len(samples[0])
+        degrees_of_freedom = np.maximum(np.arange(stats.num, num, dtype=np.float64), 1.0)
+        means, m2s = [], []
         for position, (leaf, values) in enumerate(zip(chosen, samples, strict=True)):
-            if self._update_stats:
-                mean, std = stats.prefixes(position, values)
-            elif stats.num:
-                mean, std = stats.means[position], stats.std(position)
-            else:
-                mean, std = np.zeros(()), np.ones(())
+            mean, m2 = stats.prefixes(position, values)
+            std = np.sqrt(m2 / degrees_of_freedom.reshape(-1, *[1] * (values.ndim - 1)))
+            if stats.num == 0:
+                std[0] = 1.0
             leaves[leaf] = self._normalised(values, mean, std)
-        if self._update_stats:
-            news = RunningStats.of_samples(samples)
-            self._delta[key] = self._delta.get(key, RunningStats()).merged(news)
-            self._sum_up(key)
+            means.append(mean[-1])
+            m2s.append(m2[-1])
+        self._total[key] = RunningStats(num, means, m2s)
+        self._delta[key] = self._delta.get(key, RunningStats()).with_samples(samples)
         return spec.unflatten(leaves)
 
     def _normalised(self, values: Any, mean: Any, std: Any) -> npt.NDArray[np.float32]:
@@ -145,15 +153,20 @@ class MeanStdFilter(ConnectorV2):
         if self.de_std_to_one:
             values = values / (std + _SMALL)
         if self.clip_by_value is not None:
-            values = np.clip(values, -self.clip_by_value, self.clip_by_value)
+            values = np.minimum(np.maximum(values, -self.clip_by_value), self.clip_by_value)
         return values.astype(np.float32)  # type: ignore[no-any-return]
 
     def _box_leaves(self, agent_id: Any, num_leaves: int) -> list[int]:
         """Indices of the leaves to filter: those of Box spaces, or all while no space is known."""
-        space = agent_space(self.input_observation_space, agent_id)
-        if space is None:
-            return list(range(num_leaves))
-        return [i for i, leaf in enumerate(_leaf_spaces(space)) if isinstance(leaf, gym.spaces.Box)]
+        indices = self._box_indices.get(agent_id)
+        if indices is None:
+            space = agent_space(self.input_observation_space, agent_id)
+            if space is None:
+                return list(range(num_leaves))
+            spaces = _leaf_spaces(space)
+            indices = [i for i, leaf in enumerate(spaces) if isinstance(leaf, gym.spaces.Box)]
+            self._box_indices[agent_id] = indices
+        return indices
 
     def freeze_statistics(self) -> None:
         """Stops learning from observations."""
@@ -172,18 +185,19 @@ class MeanStdFilter(ConnectorV2):
         not_components: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """``{agent_id: {"base": stats, "delta": stats}}``; single-agent under ``"default_agent"``.
+        """``{agent_id: {"base": stats, "delta": stats, "total": stats}}``; single-agent: ``"default_agent"``.
 
-        `base` is what was agreed on at the last synchronisation, `delta` what was seen since; stats are
-        ``{"num": int, "means": [arrays], "m2s": [arrays]}``, one array per Box part.
+        `base` is what was agreed on at the last synchronisation, `delta` what was seen since, `total`
+        both; stats are ``{"num": int, "means": [arrays], "m2s": [arrays]}``, one array per Box part.
         """
         nothing = RunningStats()
         return {
             key: {
                 "base": self._base.get(key, nothing).get_state(),
                 "delta": self._delta.get(key, nothing).get_state(),
+                "total": total.get_state(),
             }
-            for key in self._total
+            for key, total in self._total.items()
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -192,7 +206,7 @@ class MeanStdFilter(ConnectorV2):
         for key, of_agent in state.items():
             self._base[key] = RunningStats.from_state(of_agent["base"])
             self._delta[key] = RunningStats.from_state(of_agent["delta"])
-            self._sum_up(key)
+            self._total[key] = RunningStats.from_state(of_agent["total"])
 
     def reset_state(self) -> None:
         """Forgets everything."""
@@ -208,7 +222,11 @@ class MeanStdFilter(ConnectorV2):
             stats = max(bases, key=lambda base: base.num)
             for part in of_agent:
                 stats = stats.merged(RunningStats.from_state(part["delta"]))
-            merged[key] = {"base": stats.get_state(), "delta": RunningStats().get_state()}
+            merged[key] = {
+                "base": stats.get_state(),
+                "delta": RunningStats().get_state(),
+                "total": stats.get_state(),
+            }
         return merged
 
     def get_delta(self) -> dict[str, Any]:

@@ -36,9 +36,21 @@ class RunningStats:
     @classmethod
     def of_samples(cls, leaves: Sequence[Float64]) -> RunningStats:
         """The statistics of samples ``[num, ...]`` per leaf."""
-        means = [leaf.mean(axis=0) for leaf in leaves]
-        m2s = [np.square(leaf - mean).sum(axis=0) for leaf, mean in zip(leaves, means, strict=True)]
-        return cls(len(leaves[0]), means, m2s)
+        return cls().with_samples(leaves)
+
+    def with_samples(self, leaves: Sequence[Float64]) -> RunningStats:
+        """The statistics with further samples ``[N, ...]`` per leaf."""
+        num = self.num + len(leaves[0])
+        means, m2s = [], []
+        for leaf, samples in enumerate(leaves):
+            reference = self.means[leaf] if self.num else samples[0]
+            differences = samples - reference
+            sums = np.add.reduce(differences, axis=0)
+            shift = sums / num
+            m2 = np.add.reduce(differences * differences, axis=0) - sums * shift
+            means.append(reference + shift)
+            m2s.append(np.maximum(m2 + self.m2s[leaf] if self.num else m2, 0.0))
+        return RunningStats(num, means, m2s)
 
     def merged(self, other: RunningStats) -> RunningStats:
         """The statistics of both sets of samples together."""
@@ -61,26 +73,27 @@ class RunningStats:
         return np.sqrt(self.m2s[leaf] / (self.num - 1))
 
     def prefixes(self, leaf: int, samples: Float64) -> tuple[Float64, Float64]:
-        """Mean and standard deviation after each further sample, without a loop.
+        """Mean and M2 after each further sample, without a loop.
 
         Args:
             leaf: Which leaf.
             samples: float64 ``[N, ...]``.
 
         Returns:
-            ``(means, stds)``, float64 ``[N, ...]`` each: entry k counts samples 0 … k.
+            ``(means, m2s)``, float64 ``[N, ...]`` each: entry k counts samples 0 … k.
         """
         reference = self.means[leaf] if self.num else samples[0]
         differences = samples - reference
-        counts = (self.num + 1 + np.arange(len(samples))).reshape(-1, *[1] * (samples.ndim - 1))
-        sums = np.cumsum(differences, axis=0)
-        m2s = np.cumsum(np.square(differences), axis=0) - np.square(sums) / counts
+        counts = np.arange(self.num + 1.0, self.num + len(samples) + 1.0)
+        sums = np.add.accumulate(differences, axis=0)
+        means = sums / counts.reshape(-1, *[1] * (samples.ndim - 1))
+        m2s = np.add.accumulate(differences * differences, axis=0)
+        m2s -= sums * means
         if self.num:
             m2s += self.m2s[leaf]
-        stds = np.sqrt(np.maximum(m2s, 0.0) / np.maximum(counts - 1, 1))
-        if self.num == 0:
-            stds[0] = 1.0
-        return reference + sums / counts, stds
+        np.maximum(m2s, 0.0, out=m2s)
+        means += reference
+        return means, m2s
 
     def get_state(self) -> dict[str, Any]:
         """``{"num": int, "means": [float64 arrays], "m2s": [float64 arrays]}``."""

@@ -45,7 +45,7 @@ class ListifyDataForVectorEnv(ConnectorV2):
     ) -> list[Any]:
         if isinstance(column, list):
             return column
-        if not any(len(key) == 3 for key in column):
+        if len(next(iter(column), ())) != 3:
             entries = [item for items in column.values() for item in items]
             is_multi_agent = bool(len(episodes)) and hasattr(episodes[0], "agent_episodes")
             return [{} for _ in episodes] if is_multi_agent and not entries else entries

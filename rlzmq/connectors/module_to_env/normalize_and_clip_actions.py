@@ -69,16 +69,13 @@ class NormalizeAndClipActions(ConnectorV2):
         if not (self.normalize_actions or self.clip_actions):
             return batch
         actions = batch[Columns.ACTIONS]
-        batch[Columns.ACTIONS_FOR_ENV] = (
-            list(actions)
-            if isinstance(actions, list)
-            else {key: list(items) for key, items in actions.items()}
-        )
-        self.foreach_batch_item_change_in_place(
-            batch,
-            Columns.ACTIONS_FOR_ENV,
-            lambda action, episode_id, agent_id, module_id: self.apply_vectorized(action, agent_id),
-        )
+        if isinstance(actions, list):
+            batch[Columns.ACTIONS_FOR_ENV] = [self.apply_vectorized(action) for action in actions]
+        else:
+            batch[Columns.ACTIONS_FOR_ENV] = {
+                key: [self.apply_vectorized(action, key[1] if len(key) == 3 else None) for action in items]
+                for key, items in actions.items()
+            }
         return batch
 
     def apply_vectorized(self, actions: Any, agent_id: Any = None) -> Any:
