@@ -250,6 +250,7 @@ class Updates:
             self._drop_older(update.weights_version + 1, "surplus")
         report = UpdateReport(
             broker_incarnation=state.options.incarnation,
+            min_generation=state.min_generation,
             update_id=run.update_id,
             generation=run.generation,
             trained=run.trained,

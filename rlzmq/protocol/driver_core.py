@@ -138,8 +138,8 @@ class DriverCore(PeerCore):
         return []
 
     def _on_report(self, message: UpdateReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
-        if message.generation < self.min_generation:
-            return []  # of the lineage that was given up
+        if message.min_generation != self.min_generation:
+            return []  # of the lineage that was given up, or of a broker that does not know so yet
         if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
             # HELLO told a broker from where on reports lack here: it will see to them.
             return []

@@ -585,6 +585,7 @@ class UpdateReport(WireMessage):
     of the ranks' results in order of rank, `pack_ranges` of committed watermarks per runner.
 
     Attributes:
+        min_generation: Of the last RESET that the broker knows: the lineage that it reports on.
         trained: False if all ranks skipped the step.
         num_env_steps: Of the batch.
         accounting, dropped: In env steps over the broker's lifetime (and what the driver had before).
@@ -592,6 +593,7 @@ class UpdateReport(WireMessage):
 
     kind: ClassVar[Kind] = Kind.UPDATE_REPORT
     broker_incarnation: int
+    min_generation: int
     update_id: int
     generation: int
     trained: bool
