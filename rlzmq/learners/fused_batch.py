@@ -8,7 +8,6 @@ every chunk has one extra, masked row here too, which holds the value to bootstr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,8 +113,7 @@ def _module_columns(
     }
     if plan.gae is not None and hasattr(module, "compute_values"):
         values = _values(module, tensors, device)
-        known = SimpleNamespace(compute_values=lambda columns: values)
-        plan.gae._add_advantages(tensors, known, rows.lengths, module_id)
+        plan.gae.add_advantages(tensors, values, rows.lengths, module_id)
     return tensors
 
 

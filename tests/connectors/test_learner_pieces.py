@@ -1,4 +1,4 @@
-"""Learner pieces alone and as PPO's pipeline; stateful sequences are in test_stateful.py."""
+"""Learner pieces alone and as PPO's pipeline; stateful sequences are in test_stateful_connectors.py."""
 
 from __future__ import annotations
 

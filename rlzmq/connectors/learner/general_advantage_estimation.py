@@ -81,13 +81,27 @@ class GeneralAdvantageEstimation(ConnectorV2):
             module = modules[module_id]
             if hasattr(module, "compute_values"):
                 chunk_lengths = np.array([n for of_key in by_key.values() for n in of_key], np.int64)
-                self._add_advantages(columns, module, chunk_lengths, module_id)
+                self.add_advantages(columns, _values(module, columns), chunk_lengths, module_id)
         return batch
 
-    def _add_advantages(
-        self, columns: dict[str, Any], module: Any, lengths: npt.NDArray[np.int64], module_id: Any
+    def add_advantages(
+        self,
+        columns: dict[str, Any],
+        values: torch.Tensor,
+        lengths: npt.NDArray[np.int64],
+        module_id: Any,
     ) -> None:
-        values = _values(module, columns)
+        """Adds both columns to one module's batch; learners' fused path calls it with values of its own.
+
+        Args:
+            columns: The module's columns, ``[B, ...]`` or, with ``seq_lens``, ``[B, T, ...]``.
+            values: V of every row, ``[B]`` or ``[B, T]``.
+            lengths: int64[C], rows of each chunk in the order of the rows, extra ones included.
+            module_id: For error texts.
+
+        Raises:
+            ValueError: As of calling the piece.
+        """
         seq_lens = columns.get(Columns.SEQ_LENS)
         shape = tuple(values.shape)
         real = None
