@@ -44,7 +44,7 @@ from rlzmq.episodes.frame_reader import (
 if TYPE_CHECKING:
     from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["from_wire", "to_wire", "tree_spec"]
+__all__ = ["FrameReader", "from_wire", "to_wire", "tree_spec"]
 
 _FIELDS = frozenset({"num_slots", "num_chunks", "columns", "initial_state", "meta"})
 _TEXT_FIELDS = frozenset(

@@ -130,7 +130,12 @@ class InfiniteLookbackBuffer(ColumnStore):
     __hash__ = None  # type: ignore[assignment]
 
     def _after_lookback(self) -> Any:
-        return self.get()
+        lookback, num = self.lookback, self._num
+        if self._items is not None:
+            return self._items[lookback:]
+        if isinstance(self._arrays, np.ndarray):
+            return self._arrays[lookback:num]
+        return tree_map(lambda array: array[lookback:num], self._arrays)
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -167,6 +172,8 @@ class InfiniteLookbackBuffer(ColumnStore):
         if type(indices) is int:
             return self._get_int(indices, neg_index_as_lookback, fill, one_hot_discrete)
         if indices is None:
+            if not one_hot_discrete:
+                return self._after_lookback()
             indices = slice(None)
         if isinstance(indices, slice):
             return self._get_slice(indices, neg_index_as_lookback, fill, one_hot_discrete)
