@@ -1,0 +1,305 @@
+"""Sampling speed of one env runner against a bare loop (and RLlib), all in one run.
+
+The bare loop is what one would write by hand: Gymnasium's own vector env, the same torch module under
+``inference_mode``, actions from the same distribution; it stores nothing. The sampler stores whole episodes,
+with log-probabilities. Both are timed in short turns, and the ratio is the median over the turns. Rates are
+env steps per second; the resets of autoreset steps do not count, in neither of them.
+
+    python scripts/bench_sampling.py                                    # CartPole, MLP 2x64, several sizes
+    python scripts/bench_sampling.py --envs 8 --lstm
+    python scripts/bench_sampling.py --envs 8 --image
+    python scripts/bench_sampling.py --envs 8 --custom-piece
+    python scripts/bench_sampling.py --peer rllib --peer-python /path/to/venv/with/ray/bin/python
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+IMAGE_SHAPE = (84, 84, 4)
+
+
+def main() -> None:
+    options = parse()
+    if options.as_peer:
+        print(json.dumps(rllib_rates(options)))
+        return
+    import gymnasium
+    import torch
+
+    print(
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}, gymnasium {gymnasium.__version__}, 1 torch thread; "
+        f"{options.turns} turns of {options.turn_s} s each"
+    )
+    print(f"{'mode':20} {'envs':>5} {'bare/s':>11} {'rlzmq/s':>11} {'ratio':>7}", end="")
+    print(f" {'rllib/s':>11} {'ratio':>7}" if options.peer else "")
+    for mode in options.mode:
+        for num_envs in options.envs or default_sizes(mode, options):
+            print(f"{mode:20} {num_envs:5d}", end="", flush=True)
+            bare, ours, ratio = measure(options, mode, num_envs)
+            print(f" {bare:11,.0f} {ours:11,.0f} {ratio:7.2f}", end="", flush=True)
+            if options.peer:
+                peer = ask_peer(options, mode, num_envs)
+                print(f" {peer:11,.0f} {ours / peer:7.2f}", end="")
+            print(flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--envs", type=int, nargs="+", help="numbers of environments (default: several, by mode)"
+    )
+    parser.add_argument(
+        "--mode",
+        nargs="+",
+        default=["sync", "vector_entry_point"],
+        choices=["sync", "async", "vector_entry_point"],
+        help="how environments are vectorised (default: sync and vector_entry_point)",
+    )
+    parser.add_argument("--lstm", action="store_true", help="the default module with an LSTM of 64 cells")
+    parser.add_argument("--image", action="store_true", help="images (84,84,4) of uint8, the default CNN")
+    parser.add_argument(
+        "--custom-piece", action="store_true", help="one per-episode piece in the env-to-module pipeline"
+    )
+    parser.add_argument("--hiddens", type=int, nargs="+", default=[64, 64], help="hidden layers of the MLP")
+    parser.add_argument("--lease", type=int, default=200, help="vector steps per call (default 200)")
+    parser.add_argument("--turns", type=int, default=15, help="turns of each side (default 15)")
+    parser.add_argument("--turn-s", type=float, default=0.25, help="seconds per turn (default 0.25)")
+    parser.add_argument("--peer", choices=["rllib"], help="also measure RLlib's SingleAgentEnvRunner")
+    parser.add_argument("--peer-python", default=sys.executable, help="interpreter in which ray is installed")
+    parser.add_argument("--as-peer", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.image:
+        options.mode = [mode for mode in options.mode if mode != "vector_entry_point"]
+    return options
+
+
+def default_sizes(mode: str, options: argparse.Namespace) -> list[int]:
+    if options.image:
+        return [8]
+    return {"sync": [1, 8, 32], "async": [2, 8], "vector_entry_point": [8, 32, 256]}[mode]
+
+
+def static_image_env(config: Any = None) -> Any:
+    """Gives one of a few random images at every step and ends every 100 steps: costs next to nothing."""
+    import gymnasium as gym
+    import numpy as np
+
+    class StaticImages(gym.Env):  # type: ignore[type-arg]
+        observation_space = gym.spaces.Box(0, 255, IMAGE_SHAPE, np.uint8)
+        action_space = gym.spaces.Discrete(6)
+        images = np.random.default_rng(0).integers(0, 255, (8, *IMAGE_SHAPE), np.uint8)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.num_steps = 0
+            return self.images[0], {}
+
+        def step(self, action: Any) -> Any:
+            self.num_steps += 1
+            return self.images[self.num_steps % 8], 1.0, False, self.num_steps >= 100, {}
+
+    return StaticImages()
+
+
+# -- both sides in this process --------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace, mode: str, num_envs: int) -> tuple[float, float, float]:
+    """(bare loop's env steps per second, the runner's, median ratio)."""
+    import torch
+
+    from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+
+    torch.set_num_threads(1)
+    with SingleAgentEnvRunner(config=our_config(options, mode, num_envs)) as runner:
+        bare = BareLoop(options, mode, num_envs, runner.module)
+        rates = []
+        for turn in range(options.turns + 1):
+            pair = bare.rate(options.turn_s), our_rate(runner, options)
+            if turn:  # the first one warms up
+                rates.append(pair)
+        bare.close()
+    bare_rates, our_rates = zip(*rates, strict=True)
+    return (
+        statistics.median(bare_rates),
+        statistics.median(our_rates),
+        statistics.median(ours / theirs for theirs, ours in rates),
+    )
+
+
+def our_config(options: argparse.Namespace, mode: str, num_envs: int) -> Any:
+    from rlzmq import PPOConfig
+
+    config = (
+        PPOConfig()
+        .environment(static_image_env if options.image else "CartPole-v1")
+        .env_runners(num_envs_per_env_runner=num_envs, gym_env_vectorize_mode=mode)
+        .rl_module(model_config=model_config(options))
+        .debugging(seed=0)
+    )
+    if options.custom_piece:
+        from rlzmq import ConnectorV2
+
+        config.env_runners(env_to_module_connector=lambda env, spaces, device: halver(ConnectorV2)())
+    return config
+
+
+def model_config(options: argparse.Namespace) -> dict[str, Any]:
+    if options.image:
+        return {}
+    model: dict[str, Any] = {"fcnet_hiddens": list(options.hiddens), "fcnet_activation": "tanh"}
+    if options.lstm:
+        model.update(use_lstm=True, lstm_cell_size=64, max_seq_len=20)
+    return model
+
+
+def halver(base: Any) -> Any:
+    """A custom piece for either library: reads and rewrites each episode's last observation."""
+
+    class HalveObservations(base):  # type: ignore[misc]
+        def __call__(self, *, rl_module: Any, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+            for episode in self.single_agent_episode_iterator(episodes):
+                episode.set_observations(new_data=episode.get_observations(-1) * 0.5, at_indices=-1)
+            return batch
+
+    return HalveObservations
+
+
+def our_rate(runner: Any, options: argparse.Namespace) -> float:
+    num_steps, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < options.turn_s:
+        num_steps += runner.sample_lease(options.lease).num_env_steps
+    return num_steps / elapsed
+
+
+class BareLoop:
+    """Env, module and sampling by hand."""
+
+    def __init__(self, options: argparse.Namespace, mode: str, num_envs: int, module: Any) -> None:
+        import gymnasium as gym
+        import torch
+
+        if options.image:
+            self.env: Any = gym.vector.SyncVectorEnv([static_image_env] * num_envs)
+        else:
+            self.env = gym.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode=mode)
+        self.module, self.num_envs = module, num_envs
+        self.dist_cls = module.get_exploration_action_dist_cls()
+        self.generator = torch.Generator().manual_seed(0)
+        self.observations, _ = self.env.reset(seed=0)
+        self.state: Any = None
+        if module.is_stateful():
+            from rlzmq.core.tree import tree_map
+
+            initial = module.get_initial_state()
+            self.state = tree_map(
+                lambda leaf: torch.as_tensor(leaf)[None].repeat(num_envs, *[1] * leaf.ndim), initial
+            )
+
+    def rate(self, turn_s: float) -> float:
+        num_vector_steps, num_resets, start = 0, 0, time.perf_counter()
+        while time.perf_counter() - start < turn_s:
+            num_resets += self.run(50)
+            num_vector_steps += 50
+        return (num_vector_steps * self.num_envs - num_resets) / (time.perf_counter() - start)
+
+    def run(self, num_steps: int) -> int:
+        import torch
+
+        env, forward, dist_cls = self.env, self.module.forward_exploration, self.dist_cls
+        generator, observations, state = self.generator, self.observations, self.state
+        done_flags = []
+        with torch.inference_mode():
+            for _ in range(num_steps):
+                batch = {"obs": torch.from_numpy(observations)}
+                if state is not None:
+                    batch = {"obs": batch["obs"].unsqueeze(1), "state_in": state}
+                outputs = forward(batch)
+                logits = outputs["action_dist_inputs"]
+                if state is not None:
+                    state, logits = outputs["state_out"], logits.squeeze(1)
+                actions = dist_cls.from_logits(logits).sample(generator=generator).numpy()
+                observations, _, terminated, truncated, _ = env.step(actions)
+                done_flags.append(terminated | truncated)
+        self.observations, self.state = observations, state
+        return sum(int(flags.sum()) for flags in done_flags)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+# -- RLlib, in the interpreter that has it ----------------------------------------------------------
+
+
+def ask_peer(options: argparse.Namespace, mode: str, num_envs: int) -> float:
+    """RLlib's env steps per second for the same case."""
+    command = [options.peer_python, str(Path(__file__).resolve()), "--as-peer", "--mode", mode]
+    command += ["--envs", str(num_envs), "--lease", str(options.lease)]
+    command += ["--turns", str(options.turns), "--turn-s", str(options.turn_s)]
+    command += ["--hiddens", *map(str, options.hiddens)]
+    command += [f"--{name}" for name in ("lstm", "image") if getattr(options, name)]
+    command += ["--custom-piece"] if options.custom_piece else []
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if result.returncode:
+        raise SystemExit(f"The peer failed:\n{result.stderr[-3000:]}")
+    return float(json.loads(result.stdout.strip().splitlines()[-1]))
+
+
+def rllib_rates(options: argparse.Namespace) -> float:
+    """Median env steps per second of RLlib's own runner."""
+    import logging
+
+    import ray  # noqa: F401
+    import torch
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.connectors.connector_v2 import ConnectorV2
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+    from ray.tune.registry import register_env
+
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    register_env("static-images", static_image_env)
+    (mode,), (num_envs,) = options.mode, options.envs
+    config = (
+        PPOConfig()
+        .environment("static-images" if options.image else "CartPole-v1")
+        .env_runners(
+            num_env_runners=0,
+            num_envs_per_env_runner=num_envs,
+            gym_env_vectorize_mode=mode,
+            rollout_fragment_length=options.lease,
+        )
+        .rl_module(model_config=model_config(options))
+        .debugging(seed=0)
+    )
+    if options.custom_piece:
+        config.env_runners(env_to_module_connector=lambda env, spaces, device: halver(ConnectorV2)())
+    runner = SingleAgentEnvRunner(config=config, worker_index=0)
+    rates = []
+    for turn in range(options.turns + 1):
+        num_steps, start = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < options.turn_s:
+            num_steps += sum(
+                len(episode) for episode in runner.sample(num_timesteps=options.lease * num_envs)
+            )
+        if turn:
+            rates.append(num_steps / elapsed)
+    return statistics.median(rates)
+
+
+if __name__ == "__main__":
+    main()
