@@ -25,8 +25,11 @@ class Grants:
     def heartbeat(self, peer: Peer, message: RunnerState, now: float) -> None:
         """Leases that the runner never got are granted anew; a runner that moves is not suspect."""
         state = self._state
-        if message.progress > peer.progress or not message.leases:
-            peer.progress = message.progress
+        if message.is_sampling:
+            if peer.watch.stamp(message.progress, now):
+                peer.is_suspect = False
+        else:
+            peer.watch.idle(now)
             peer.is_suspect = False
         if message.unaccepted:
             return  # a fragment is on its way and may answer a lease
@@ -36,14 +39,21 @@ class Grants:
                 state.leases.end(lease.lease_id)
 
     def expire(self, now: float) -> None:
-        """Leases past their deadline: their runner is slow, hung or gone."""
+        """Leases past their deadline, and runners without progress: slow, hung or gone."""
         state = self._state
-        for lease in state.leases.expire(now):
-            peer = state.runners.get(lease.peer)
-            if peer is not None:
+        for peer in state.runners.values():
+            if not peer.is_suspect and peer.watch.health(now) == "hung":
                 peer.is_suspect = True
+                detail = f"no progress for {peer.watch.hung_after_s():g} s while it held a lease"
+                state.notify("hung", "runner", peer.hello.name, detail)
+                for lease in state.leases.of_peer(peer.uuid):
+                    state.leases.end(lease.lease_id)
+        for lease in state.leases.expire(now):
+            holder = state.runners.get(lease.peer)
+            if holder is not None:
+                holder.is_suspect = True
                 detail = f"lease {lease.lease_id} of {lease.num_vector_steps} vector steps was not fulfilled"
-                state.notify("lease_expired", "runner", peer.hello.name, detail)
+                state.notify("lease_expired", "runner", holder.hello.name, detail)
 
     def progress(self, now: float) -> None:
         """Grants whatever may be granted."""

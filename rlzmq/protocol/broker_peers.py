@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlzmq.protocol.broker_state import BrokerState, Peer
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.messages import Hello, Refused, Snapshot, Welcome
+from rlzmq.protocol.progress_watch import ProgressWatch
 from rlzmq.protocol.weights import notice_of
 
 __all__ = ["Door", "publication_for_pub"]
@@ -43,7 +44,7 @@ class Door:
             state.by_routing.pop(previous.routing, None)
         peer = Peer(routing, hello, incarnation, now, next_update=hello.next_update)
         if previous is not None:
-            peer.sampled, peer.num_bad = previous.sampled, previous.num_bad
+            peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
         state.by_routing[routing] = peer
         welcome = Welcome(
             state.options.run_id, state.options.incarnation, incarnation, state.options.heartbeat_s
@@ -135,6 +136,8 @@ class Door:
         state, hello = self._state, peer.hello
         if hello.role == "runner":
             state.runners[hello.uuid] = peer
+            if is_new:
+                peer.watch = ProgressWatch(state.options.hung_after_s)
             peer.first_unacked = hello.first_unacked
             state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
             self._send_latest(peer)

@@ -10,6 +10,7 @@ from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.leases import LeaseBook
 from rlzmq.protocol.ledger import Entry, Ledger
 from rlzmq.protocol.messages import Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
+from rlzmq.protocol.progress_watch import ProgressWatch
 from rlzmq.protocol.ranges import FragmentRange
 from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.weights import Publication
@@ -39,6 +40,8 @@ class BrokerOptions:
         memory_bytes: Fragments held in all beyond which nobody may run ahead.
         death_limit: A fragment in flight at so many learner deaths is quarantined.
         push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
+        hung_after_s: A runner at work without progress for so long hangs; 0: learnt from its own
+            pace (see `ProgressWatch`).
     """
 
     run_id: str
@@ -54,7 +57,7 @@ class BrokerOptions:
     memory_bytes: int = 1024 * 1024 * 1024
     death_limit: int = 3
     push_weights_below_bytes: int = 32 * 1024 * 1024
-    package_version: str = ""
+    hung_after_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,7 +67,7 @@ class Peer:
     Attributes:
         routing: Where to send to; changes when the peer reconnects.
         next_update: Of a learner: first update it has not trained.
-        is_suspect: Of a runner: let a lease expire and showed no progress since.
+        is_suspect: Of a runner: let a lease expire, or hangs, and showed no progress since.
         first_unacked: Of a runner: what it said last.
         sampled: Of a runner: env steps accepted from it.
     """
@@ -75,7 +78,7 @@ class Peer:
     heard_at: float
     next_update: int = 0
     is_suspect: bool = False
-    progress: int = -1
+    watch: ProgressWatch = field(default_factory=ProgressWatch)
     first_unacked: int = 0
     sampled: int = 0
     num_bad: int = 0

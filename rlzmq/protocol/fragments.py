@@ -11,10 +11,11 @@ import numpy.typing as npt
 from rlzmq.protocol.codec import Buffer, decode, encode
 from rlzmq.protocol.errors import ArrayMismatchError, MalformedFrameError, SchemaError
 from rlzmq.protocol.messages import Fragment, Kind
+from rlzmq.protocol.ranges import pack_blobs, unpack_blobs
 from rlzmq.protocol.schema import from_header, to_header
 from rlzmq.protocol.values import pack_blob
 
-__all__ = ["decode_fragment", "encode_fragment", "meta_frame"]
+__all__ = ["decode_fragment", "encode_fragment", "fragment_from_bytes", "fragment_to_bytes"]
 
 
 def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta: Any = None) -> list[Buffer]:
@@ -48,6 +49,24 @@ def decode_fragment(
     return from_header(Fragment, message.header), arrays, meta
 
 
-def meta_frame(frames: Sequence[Buffer]) -> Buffer:
-    """The meta blob of a fragment message whose first frame was already decoded."""
-    return frames[-1]
+def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:
+    """A fragment message as the content of one file, for quarantine."""
+    lengths, body = pack_blobs(frames)
+    return b"".join([_FILE_MAGIC, len(frames).to_bytes(4, "little"), lengths, body])
+
+
+def fragment_from_bytes(content: bytes) -> list[memoryview]:
+    """The frames from `fragment_to_bytes`, for `decode_fragment`.
+
+    Raises:
+        WireError: Not such a file, or a torn one.
+    """
+    view = memoryview(content)
+    start = len(_FILE_MAGIC) + 4
+    if bytes(view[: len(_FILE_MAGIC)]) != _FILE_MAGIC or len(view) < start:
+        raise MalformedFrameError("not a quarantined fragment: the file does not begin as one")
+    num_frames = int.from_bytes(view[len(_FILE_MAGIC) : start], "little")
+    return unpack_blobs([view[start : start + 8 * num_frames], view[start + 8 * num_frames :]])
+
+
+_FILE_MAGIC = b"rlzmq fragment 1\n"

@@ -236,7 +236,8 @@ class RunnerState(WireMessage):
     Attributes:
         leases: Ids of leases received and not yet answered by a fragment.
         unaccepted: Sequence numbers sent and not yet accepted.
-        progress: Rises with every vector step: a runner whose progress stands still hangs.
+        is_sampling: Whether one of them is at work; else the runner is idle or waits for weights.
+        progress: Rises while sampling: a sampling runner whose progress stands still hangs.
     """
 
     kind: ClassVar[Kind] = Kind.RUNNER_STATE
@@ -244,6 +245,7 @@ class RunnerState(WireMessage):
     next_seq: int
     unaccepted: Spans
     leases: tuple[int, ...]
+    is_sampling: bool
     generation: int
     weights_version: int
     connector_version: int
@@ -633,7 +635,7 @@ class Notice(WireMessage):
     """Something a supervisor acts on: a peer joined, left, hangs, sent bad data. Payload: (none).
 
     Attributes:
-        event: ``joined``, ``left``, ``lost``, ``fenced``, ``lease_expired``, ``bad_fragment``,
+        event: ``joined``, ``left``, ``lost``, ``fenced``, ``lease_expired``, ``hung``, ``bad_fragment``,
             ``quarantined``, ``refused``, ``protocol_error``.
     """
 

@@ -256,6 +256,7 @@ class RunnerCore(PeerCore):
             next_seq=self._next_seq,
             unaccepted=to_spans(seq for seq, kept in self._kept.items() if not kept.is_accepted),
             leases=tuple(leases),
+            is_sampling=self._current is not None,
             generation=self.weights.generation,
             weights_version=self.weights.version,
             connector_version=self.connector_version,

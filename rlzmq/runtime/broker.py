@@ -1,78 +1,247 @@
 """The broker role: leases out, fragments in, exact shards to learners, weights to everyone.
 
-(first version, see the protocol package for every decision)
+```
+   runners ──FRAGMENT──►┌────────┐──SHARD, TRAIN──► learners
+   runners ◄──LEASE─────│ ROUTER │◄──UPDATE_DONE, WEIGHTS── learners
+   driver ──OPEN_UPDATE►│  core  │──UPDATE_REPORT─► driver
+                        │  PUB   │──weights───────► runners
+                        └────────┘
+```
+
+| consumes        | produces            | waits for                           | unblocked by                |
+|-----------------|---------------------|-------------------------------------|-----------------------------|
+| FRAGMENT        | shards of a batch   | the batch to be covered             | more fragments              |
+| an open update  | leases              | weights of that version, free slots | WEIGHTS, COMMITTED updates  |
+| UPDATE_DONE     | COMMITTED, a report | all ranks                           | the last rank, a new group  |
+| WEIGHTS         | one publication     | –                                   | –                           |
+
+Back-pressure. The loop never waits: a ROUTER has no high-water mark, and what it may hold is bounded by
+the leases granted (batch, staleness, windows in messages and bytes: `rlzmq.protocol.broker_grants`).
+PUB has a mark of one: a slow subscriber loses versions and asks for a snapshot of the newest.
+
+Every decision is made in `rlzmq.protocol.broker_core`; this loop only decodes headers, forwards payload
+frames untouched, and keeps time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import json
+import logging
 import time
+from collections import deque
+from pathlib import Path
 from typing import Any
 
-from rlzmq.core.errors import PeerLostError
+from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.net.context import Context
+from rlzmq.net.keys import CurveServer
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.broker_core import BrokerCore
-from rlzmq.protocol.broker_state import BrokerOptions
+from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
 from rlzmq.protocol.errors import WireError
-from rlzmq.protocol.events import Malformed, PeerLost, Publish, Received, Send, Tick
-from rlzmq.protocol.messages import decode_message
+from rlzmq.protocol.events import Malformed, PeerLost, Publish, Quarantine, Received, Send, Stop, Tick
+from rlzmq.protocol.fragments import fragment_to_bytes
+from rlzmq.protocol.messages import Hello, decode_message
 
 __all__ = ["BrokerRole"]
 
+_log = logging.getLogger("rlzmq.broker")
+
+# How often timers are looked at: well below the shortest of them (heartbeats, resends, deadlines).
+_TICK_S = 0.05
+# One frame: a column of a fragment, or a whole model's weights.
+_MAX_MESSAGE_BYTES = 1 << 30
+
 
 class BrokerRole:
-    def __init__(self, run_id: str, options: dict[str, Any] | None = None) -> None:
-        self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=int(time.time() * 1000), **(options or {})))
+    """Runs a broker on the current event loop; spawn it as an actor, or `start` it by hand.
+
+    Args:
+        run_id: Of the run; peers of another run are refused.
+        options: Fields of `BrokerOptions` other than the run id and incarnation.
+        addresses: ``{"data": …, "weights": …}`` to listen on: those of the broker that died, or TCP
+            ones; a private directory with ipc addresses if None.
+        incarnation: Rises with every start of this run's broker; milliseconds of wall time if 0.
+        curve: Keys, needed for TCP addresses other than loopback.
+        insecure: Lets TCP addresses go without keys.
+        quarantine_dir: Where fragments that killed learners are written; nowhere if None.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        options: dict[str, Any] | None = None,
+        *,
+        addresses: dict[str, str] | None = None,
+        incarnation: int = 0,
+        curve: CurveServer | None = None,
+        insecure: bool = False,
+        quarantine_dir: str | None = None,
+    ) -> None:
+        incarnation = incarnation or int(time.time() * 1000)
+        self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **(options or {})))
+        self._wanted_addresses = addresses
+        self._curve = curve
+        self._insecure = insecure
+        self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
+        self._directory: RunDirectory | None = None
+        self._context: Context | None = None
+        self._lost: deque[bytes] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_due = 0.0
+        self._writes: set[asyncio.Task[None]] = set()
+        self.max_loop_lag_s = 0.0
+        self.loop_lag_s = 0.0
+        self.num_messages = 0
+        self.num_unsent = 0
 
     async def start(self) -> dict[str, str]:
+        """Listens.
+
+        Returns:
+            ``{"data": …, "weights": …}``: the addresses that peers connect to.
+
+        Raises:
+            ConfigurationError: An address is taken, or not allowed without keys.
+        """
         self._loop = asyncio.get_running_loop()
-        self._directory = RunDirectory()
+        self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
+        wanted = self._wanted_addresses
+        if wanted is None:
+            self._directory = RunDirectory()
+            wanted = {name: self._directory.address(name) for name in ("data", "weights")}
         self._context = Context()
-        options = SocketOptions(max_message_bytes=1 << 30, linger_ms=500, max_queued_bytes=1 << 30)
-        self._data = DrainSocket(self._context, "ROUTER", self._on_message, options=options, name="broker")
-        self._weights = DrainSocket(self._context, "PUB", None, options=options, name="broker weights")
+        data = SocketOptions(max_message_bytes=_MAX_MESSAGE_BYTES, linger_ms=500)
+        weights = SocketOptions(max_message_bytes=_MAX_MESSAGE_BYTES, send_high_water_mark=1)
+        self._data = self._open("ROUTER", self._on_message, data, "broker data")
+        self._weights = self._open("PUB", None, weights, "broker weights")
         addresses = {
-            "data": self._data.bind(self._directory.address("data")),
-            "weights": self._weights.bind(self._directory.address("weights")),
+            "data": self._data.bind(wanted["data"]),
+            "weights": self._weights.bind(wanted["weights"]),
         }
+        self._tick_due = self._loop.time()
         self._tick()
         return addresses
 
-    def _tick(self) -> None:
-        self._do(self._core.handle(Tick(), self._loop.time()))
-        self._timer = self._loop.call_later(0.05, self._tick)
+    async def stop(self) -> None:
+        """Says goodbye and closes. Idempotent."""
+        if self._context is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._do(self._core.stop("the broker was stopped"))
+        context, self._context = self._context, None
+        self._data.close()
+        self._weights.close()
+        if self._writes:
+            await asyncio.gather(*self._writes)
+        await asyncio.to_thread(context.close)
+        if self._directory is not None:
+            self._directory.close()
+        if not self.ended.done():
+            self.ended.set_result(("stopped", ""))
+
+    async def status(self) -> dict[str, Any]:
+        """`BrokerCore.status`, and how this loop fares."""
+        return {
+            **self._core.status(),
+            "loop_lag_s": self.loop_lag_s,
+            "max_loop_lag_s": self.max_loop_lag_s,
+            "num_messages": self.num_messages,
+            "num_unsent": self.num_unsent,
+        }
+
+    async def wait_ended(self) -> tuple[str, str]:
+        """Waits until this broker ends, e.g. because its driver is gone: (reason, detail)."""
+        return await self.ended
+
+    # ------------------------------------------------------------------ the loop
+
+    def _open(self, zmq_type: str, on_message: Any, options: SocketOptions, name: str) -> DrainSocket:
+        assert self._context is not None
+        return DrainSocket(
+            self._context,
+            zmq_type,
+            on_message,
+            options=options,
+            curve=self._curve,
+            insecure=self._insecure,
+            name=name,
+        )
 
     def _on_message(self, frames: list[Any]) -> None:
+        self.num_messages += 1
         peer = bytes(frames[0])
-        now = self._loop.time()
+        event: Received | Malformed
         try:
             message, _ = decode_message(frames[1:])
+            event = Received(peer, message, tuple(frames[1:]))
+            if type(message) is Hello:
+                event = self._check_key(peer, message) or event
         except WireError as error:
-            self._do(self._core.handle(Malformed(peer, error.reason, str(error)), now))
-            return
-        self._do(self._core.handle(Received(peer, message, tuple(frames[1:])), now))
+            event = Malformed(peer, error.reason, str(error))
+        self._handle(event)
+
+    def _check_key(self, peer: bytes, hello: Hello) -> Malformed | None:
+        """A key gives one role: a runner's key does not open a learner's door."""
+        role = self._data.sender_role
+        if role is None or role == hello.role:
+            return None
+        return Malformed(peer, "key", f"a key of role {role!r} said HELLO as {hello.role!r}")
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self.loop_lag_s = max(0.0, now - self._tick_due)
+        self.max_loop_lag_s = max(self.max_loop_lag_s, self.loop_lag_s)
+        self._handle(Tick())
+        self._tick_due = self._loop.time() + _TICK_S
+        self._timer = self._loop.call_at(self._tick_due, self._tick)
+
+    def _handle(self, event: Received | Malformed | Tick) -> None:
+        self._do(self._core.handle(event, self._loop.time()))
+        # Peers found unreachable while sending: told to the core afterwards, in order.
+        while self._lost:
+            self._do(self._core.handle(PeerLost(self._lost.popleft()), self._loop.time()))
 
     def _do(self, instructions: list[Any]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Send):
-                try:
-                    self._data.send([instruction.peer, *instruction.frames])
-                except PeerLostError:
-                    self._do(self._core.handle(PeerLost(instruction.peer), self._loop.time()))
+                self._send(instruction)
             elif isinstance(instruction, Publish):
                 self._weights.send([instruction.frame])
+            elif isinstance(instruction, Quarantine):
+                self._quarantine(instruction)
+            elif isinstance(instruction, Stop) and not self.ended.done():
+                self.ended.set_result((instruction.reason, instruction.detail))
 
-    async def status(self) -> dict[str, Any]:
-        return self._core.status()
+    def _send(self, instruction: Send) -> None:
+        try:
+            self._data.send([instruction.peer, *instruction.frames])
+        except PeerLostError:
+            self._lost.append(instruction.peer)
+        except ProtocolError as error:
+            # Too large for the wire: sending it again would not help, its sender must be told by a log.
+            self.num_unsent += 1
+            _log.error(
+                "%s to %r was not sent: %s", type(instruction.message).__name__, instruction.peer, error
+            )
 
-    async def stop(self) -> None:
-        self._timer.cancel()
-        self._do(self._core.stop("stopped"))
-        self._data.close()
-        self._weights.close()
-        await asyncio.to_thread(self._context.close)
-        self._directory.close()
+    def _quarantine(self, instruction: Quarantine) -> None:
+        _log.warning("fragment %s is quarantined: %s", instruction.fragment, instruction.reason)
+        if self._quarantine_dir is not None:
+            task = self._loop.create_task(asyncio.to_thread(_write, self._quarantine_dir, instruction))
+            self._writes.add(task)
+            task.add_done_callback(self._writes.discard)
+
+
+def _write(directory: Path, item: Quarantine) -> None:
+    """``NAME.fragment`` (the message, see `fragments.fragment_to_bytes`) and ``NAME.json`` (why)."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(item.fragment).replace("/", "-"))
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / f"{name}.fragment").write_bytes(fragment_to_bytes(item.frames))
+        (directory / f"{name}.json").write_text(json.dumps({"id": str(item.fragment), "reason": item.reason}))
+    except OSError as error:
+        _log.error("fragment %s could not be written to %s: %s", item.fragment, directory, error)

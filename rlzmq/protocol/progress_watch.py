@@ -1,0 +1,66 @@
+"""When a worker that shows no progress counts as slow, and when as hung. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal
+
+__all__ = ["Health", "ProgressWatch"]
+
+Health = Literal["ok", "slow", "hung"]
+
+
+class ProgressWatch:
+    """Tells slow from hung by the intervals between progress stamps of one worker.
+
+    Long steps are normal, silence is not: the limits follow what the worker itself has shown.
+    slow: 5 times its median interval; hung: 20 times its longest of 99 in 100, at least 30 s; or, if
+    given, `timeout_s` for both.
+
+    Args:
+        timeout_s: Fixed limit for hung instead of the learnt one; 0 for none.
+        min_hung_s: The learnt limit is never below it.
+    """
+
+    _NUM_INTERVALS = 256
+
+    def __init__(self, timeout_s: float = 0.0, min_hung_s: float = 30.0) -> None:
+        self._timeout_s = timeout_s
+        self._min_hung_s = min_hung_s
+        self._intervals: deque[float] = deque(maxlen=self._NUM_INTERVALS)
+        self._stamp: int | None = None
+        self._stamped_at = 0.0
+
+    def stamp(self, progress: int, now: float) -> bool:
+        """A progress counter was seen; returns whether it moved."""
+        if progress == self._stamp:
+            return False
+        if self._stamp is not None:
+            self._intervals.append(now - self._stamped_at)
+        self._stamp, self._stamped_at = progress, now
+        return True
+
+    def idle(self, now: float) -> None:
+        """The worker has nothing to do: its silence means nothing."""
+        self._stamped_at = now
+
+    def health(self, now: float) -> Health:
+        """What the time since the last progress means."""
+        if self._stamp is None:
+            return "ok"
+        silent = now - self._stamped_at
+        if silent >= self.hung_after_s():
+            return "hung"
+        intervals = sorted(self._intervals)
+        median = intervals[len(intervals) // 2] if intervals else self._min_hung_s
+        return "slow" if silent > 5 * median else "ok"
+
+    def hung_after_s(self) -> float:
+        """Seconds of silence that count as hung."""
+        if self._timeout_s > 0:
+            return self._timeout_s
+        if not self._intervals:
+            return self._min_hung_s
+        intervals = sorted(self._intervals)
+        p99 = intervals[min(len(intervals) - 1, int(len(intervals) * 0.99))]
+        return max(self._min_hung_s, 20 * p99)
