@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import tree_map
-
-if TYPE_CHECKING:
-    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = ["BatchItemMethods", "batch_key"]
 
@@ -27,7 +25,7 @@ class BatchItemMethods:
         """All SingleAgentEpisodes, in the order of the batch: by episode, then by agent.
 
         Args:
-            episodes: SingleAgentEpisodes, MultiAgentEpisodes, EpisodeBatches, also mixed.
+            episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, also mixed.
             agents_that_stepped_only: Of MultiAgentEpisodes, only agents that have an observation at
                 the last env step. Learner pipelines pass False.
             zip_with_batch_column: A batch column in phase 2. If given, yields pairs (episode, item),
@@ -182,14 +180,16 @@ def batch_key(episode: Any) -> tuple[Any, ...]:
 
 def _iterate(episodes: Sequence[Any], agents_that_stepped_only: bool) -> Iterator[Any]:
     for episode in episodes:
-        if hasattr(episode, "agent_episodes"):
+        if type(episode) is SingleAgentEpisode:
+            yield episode
+        elif hasattr(episode, "agent_episodes"):
             stepped = episode.get_agents_that_stepped() if agents_that_stepped_only else None
             # In the order of agent_episodes: sets of ids have no order that other processes share.
             for agent_id, agent_episode in episode.agent_episodes.items():
                 if stepped is None or agent_id in stepped:
                     yield agent_episode
-        elif hasattr(episode, "step_slots"):
-            yield from episode
+        elif isinstance(episode, Sequence):
+            yield from _iterate(episode, agents_that_stepped_only)
         else:
             yield episode
 

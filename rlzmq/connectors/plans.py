@@ -114,11 +114,26 @@ class LearnerPlan:
         Returns:
             Tree of arrays ``[M, ...]``.
         """
+        if not self.observation_pieces:
+            return tree_map(lambda leaf: leaf[slots], batch.columns[Columns.OBS])
+        agent_ids = list(dict.fromkeys(batch.agent_ids or [None]))
+        if len(agent_ids) == 1:
+            return self._transformed(batch, slots, chunks, agent_ids[0])
+        agent_of = np.array([agent_ids.index(agent_id) for agent_id in batch.agent_ids or ()])[chunks]
+        order = np.argsort(agent_of, kind="stable")
+        parts = [
+            self._transformed(batch, slots[mine], chunks[mine], agent_ids[agent_of[mine[0]]])
+            for mine in np.split(order, np.flatnonzero(np.diff(agent_of[order])) + 1)
+            if len(mine)
+        ]
+        back = np.argsort(order)
+        return tree_map(lambda *leaves: np.concatenate(leaves)[back], *parts)
+
+    def _transformed(self, batch: EpisodeBatch, slots: IntArray, chunks: IntArray, agent_id: Any) -> Any:
+        rows = FlatRows.of_batch(batch, slots, chunks, agent_id)
         observations = tree_map(lambda leaf: leaf[slots], batch.columns[Columns.OBS])
-        if self.observation_pieces:
-            rows = FlatRows.of_batch(batch, slots, chunks)
-            for piece in self.observation_pieces:
-                observations = piece.transform_observations(observations, rows)
+        for piece in self.observation_pieces:
+            observations = piece.transform_observations(observations, rows)
         return observations
 
     def extra_columns(self, batch: EpisodeBatch) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rlzmq.connectors.env_to_module import (
     MultiAgentObservationPreprocessor,
     PrevActionsPrevRewards,
 )
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.modules.distributions import TorchCategorical
 
@@ -248,3 +249,24 @@ def test_the_order_of_agents_is_the_episodes_not_a_sets() -> None:
     episode = new_episode("E", c=3, a=1, b=2)
     batch = call(AddObservationsFromEpisodesToBatch(), [episode])
     assert [key[1] for key in batch["obs"]] == list(episode.agent_episodes)
+
+
+def test_learner_plans_flatten_with_each_agents_space() -> None:
+    spaces = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Discrete(3, start=1)})
+    piece = FlattenObservations(multi_agent=True, as_learner_connector=True)
+    pipeline = build_learner(config(learner_connector=lambda: piece), spaces, ACTION_SPACES)
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, episode: "m1")
+    episode.add_env_reset(observations={"a": 0, "b": 1})
+    for t in (1, 2):
+        episode.add_env_step({"a": t, "b": t + 1}, {"a": 0, "b": 0}, {"a": 1.0, "b": 1.0})
+    batch = pipeline(
+        rl_module={"m1": ValueModule()}, episodes=MultiAgentEpisodeBatch.from_episodes([episode])
+    )
+    plan = pipeline.columnar_plan()
+    assert plan is not None
+    (chunks,) = MultiAgentEpisodeBatch.from_episodes([episode]).batches_of("m1")
+    columnar = plan.observations(chunks, chunks.step_slots(), chunks.step_chunks())
+    expected = [[1, 0, 0], [0, 1, 0]] * 2
+    assert columnar.tolist() == expected
+    assert batch["m1"]["obs"].tolist() == expected
+    assert [len(e) for e in ConnectorV2.single_agent_episode_iterator([chunks, [episode]], False)] == [2] * 4

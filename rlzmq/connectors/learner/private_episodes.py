@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlzmq.connectors.connector_v2 import batch_key
@@ -18,18 +18,23 @@ def private_copies(episodes: Sequence[Any]) -> list[Any]:
     id with ``_1``, ``_2``, … behind it), so that their items in the batch are kept apart.
 
     Args:
-        episodes: SingleAgentEpisodes, MultiAgentEpisodes, EpisodeBatches, also mixed.
+        episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, also mixed.
     """
-    copies: list[Any] = []
     num_seen: dict[Any, int] = {}
+    return [
+        _multi_agent_copy(episode, num_seen)
+        if hasattr(episode, "agent_episodes")
+        else _told_apart(single_agent_copy(episode), num_seen)
+        for episode in _flat(episodes)
+    ]
+
+
+def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
     for episode in episodes:
-        if hasattr(episode, "agent_episodes"):
-            copies.append(_multi_agent_copy(episode, num_seen))
-        elif hasattr(episode, "step_slots"):
-            copies.extend(_told_apart(item, num_seen) for item in episode)
+        if isinstance(episode, Sequence):
+            yield from _flat(episode)
         else:
-            copies.append(_told_apart(single_agent_copy(episode), num_seen))
-    return copies
+            yield episode
 
 
 def single_agent_copy(episode: Any) -> Any:
