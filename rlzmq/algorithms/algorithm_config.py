@@ -620,13 +620,14 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
 
     @property
     def module_ids(self) -> list[str]:
-        """The ids of all modules, in the order given."""
+        """The ids of all modules, in the order given (of a set: sorted)."""
         policies = self.policies
         if policies is None:
             spec = self.rl_module_spec
             specs = getattr(spec, "rl_module_specs", None)
             return list(specs) if isinstance(specs, dict) and specs else ["default_policy"]
-        return [str(module_id) for module_id in policies]
+        ordered = sorted(policies) if isinstance(policies, set | frozenset) else policies
+        return [str(module_id) for module_id in ordered]
 
     def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
         """Vector steps of a full lease of one runner.

@@ -15,7 +15,7 @@ from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
 
 __all__ = ["SyncVectorMultiAgentEnv", "make_multi_agent_vec"]
 
-Recover = Callable[[int, Exception], None]
+Recover = Callable[[int, Exception], int | None]
 
 
 class SyncVectorMultiAgentEnv:
@@ -35,8 +35,8 @@ class SyncVectorMultiAgentEnv:
         needs_reset: bool[N], whether the next step resets; may be set (e.g. when all known agents are done).
         resetting: bool[N], whether the last step was a reset.
         failed: Indices of the environments that were recreated in the last step or reset.
-        recover: Called with (index, error) when an environment raises; it raises itself, or returns to
-            have the environment recreated and reset. None: the error is raised.
+        recover: Called with (index, error) when an environment raises; it raises itself, or returns the seed
+            with which a new environment is reset in its place. None: the error is raised.
     """
 
     def __init__(self, creators: Sequence[Callable[[], Any]]) -> None:
@@ -151,7 +151,7 @@ class SyncVectorMultiAgentEnv:
                 raise EnvironmentError_(
                     f"Environment {index} of {self.num_envs} raised {type(attempt).__name__}: {attempt}"
                 ) from attempt
-            self.recover(index, attempt)
+            seed = self.recover(index, attempt)
             if index not in self.failed:
                 self.failed.append(index)
             self.resetting[index] = True
@@ -162,7 +162,7 @@ class SyncVectorMultiAgentEnv:
                 error.add_note(f"close() raised {close_error!r}")
             try:
                 self.envs[index] = self._creators[index]()
-                observations, infos = self.envs[index].reset(seed=None, options=None)
+                observations, infos = self.envs[index].reset(seed=seed, options=None)
             except Exception as again:
                 attempt = again
                 continue

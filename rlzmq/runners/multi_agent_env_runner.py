@@ -17,12 +17,16 @@ from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_ag
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode, default_agent_to_module_mapping_fn
+from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.env_runner import EnvRunner, sample_limits
 from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.multi_agent_fused import FusedMultiAgentSampler
 from rlzmq.runners.multi_agent_sampler import MultiAgentSampler
 from rlzmq.runners.request import SampleRequest
 
 __all__ = ["MultiAgentEnvRunner"]
+
+_EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
 
 class MultiAgentEnvRunner(EnvRunner):
@@ -150,7 +154,18 @@ class MultiAgentEnvRunner(EnvRunner):
         ):
             return self._sampler
         self._chosen_for = key
-        self._sampler = MultiAgentSampler(self)
+        env_plan = self.env_to_module.columnar_plan() if self.use_fused else None
+        module_plan = self.module_to_env.columnar_plan() if self.use_fused else None
+        has_hooks = any(self.callbacks.has(hook) for hook in _EPISODE_HOOKS)
+        if (
+            env_plan is not None
+            and module_plan is not None
+            and not (env_plan.writers or env_plan.readers or has_hooks)
+            and type(self.multi_rl_module) is MultiRLModule
+        ):
+            self._sampler = FusedMultiAgentSampler(self, module_plan, env_plan.device)
+        else:
+            self._sampler = MultiAgentSampler(self)
         return self._sampler
 
     # -- what samplers ask for -----------------------------------------------------------------
@@ -205,12 +220,14 @@ class MultiAgentEnvRunner(EnvRunner):
         env.recover = self._recover_env
         if self.seed is not None:
             env.single_action_spaces.seed(
-                derive_seed(self.seed, "random_actions", self.worker_index, self.incarnation)
+                derive_seed(self.seed, "random_actions", self.stream_index, self.incarnation)
             )
         return env
 
-    def _recover_env(self, index: int, error: Exception) -> None:
+    def _recover_env(self, index: int, error: Exception) -> int | None:
+        """The seed of the environment that replaces one that raised; raises if it is not to be replaced."""
         self.count_env_failure(error, index, "step")
+        return self.env_seed(index, self.num_env_failures)
 
     def _make_pipelines(self) -> None:
         spaces = self._env_spaces()

@@ -178,6 +178,8 @@ class MultiAgentSampler:
         new = [name for name in outputs if name not in (track.output_keys or ())]
         num_before = sae.rewards.len_incl_lookback()
         zeros = {name: tree_map(np.zeros_like, outputs[name]) for name in new}
+        if Columns.STATE_OUT in zeros:  # random actions have left the state as it was
+            zeros[Columns.STATE_OUT] = self._state_now(sae)
         for name in new if num_before else ():
             buffer = InfiniteLookbackBuffer([zeros[name]] * num_before, sae.rewards.lookback)
             sae.extra_model_outputs[name] = buffer

@@ -1,0 +1,362 @@
+"""MultiAgentEnvRunner: what it samples, chunk by chunk, with real episodes and fused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq.algorithms.ppo import PPOConfig
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.core.errors import ConfigurationError, EnvironmentError_
+from rlzmq.core.tree import tree_map
+from rlzmq.envs.examples import MultiAgentCartPole
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner
+from rlzmq.runners.multi_agent_fused import FusedMultiAgentSampler
+from rlzmq.runners.multi_agent_sampler import MultiAgentSampler
+from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
+
+
+def mapping(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+    return "tracing" if agent_id in ("a", "c") else "steady"
+
+
+def restless_config(
+    seed: int = 0, num_envs: int = 2, lookback: int = 1, env_config: Any = None, **runner_settings: Any
+) -> Any:
+    specs = {
+        "tracing": RLModuleSpec(module_class=TracingModule, model_config={"max_seq_len": 5}),
+        "steady": RLModuleSpec(module_class=SteadyModule),
+    }
+    return (
+        PPOConfig()
+        .environment(RestlessAgentsEnv, env_config=env_config or {})
+        .env_runners(num_envs_per_env_runner=num_envs, episode_lookback_horizon=lookback, **runner_settings)
+        .multi_agent(policies={"tracing", "steady"}, policy_mapping_fn=mapping)
+        .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+        .debugging(seed=seed)
+    )
+
+
+def make_runner(config: Any, *, fused: bool) -> MultiAgentEnvRunner:
+    runner = MultiAgentEnvRunner(config=config)
+    runner.use_fused = fused
+    runner._id_prefix = ""
+    return runner
+
+
+def cartpole_config(num_envs: int = 2, num_agents: int = 2, **settings: Any) -> Any:
+    config = (
+        PPOConfig()
+        .environment(MultiAgentCartPole, env_config={"num_agents": num_agents})
+        .env_runners(num_envs_per_env_runner=num_envs)
+        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode, **kw: f"p{agent_id % 2}")
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .debugging(seed=3)
+    )
+    return config.multi_agent(**settings) if settings else config
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    """Two batches hold the same episodes, number by number."""
+    assert left.episode_ids == right.episode_ids
+    assert left.env_index.tolist() == right.env_index.tolist()
+    for one, two in zip(left, right, strict=True):
+        one.validate()
+        two.validate()
+        state_one, state_two = one.get_state(), two.get_state()
+        assert_equal_timelines(one._timeline, two._timeline)
+        assert state_one["agent_module_ids"] == state_two["agent_module_ids"]
+        assert list(one.agent_episodes) == list(two.agent_episodes)
+        assert (one.is_terminated, one.is_truncated) == (two.is_terminated, two.is_truncated)
+        for agent_id, a in one.agent_episodes.items():
+            b = two.agent_episodes[agent_id]
+            assert (a.id_, a.module_id, a.t_started, a.t) == (b.id_, b.module_id, b.t_started, b.t)
+            assert (a.is_terminated, a.is_truncated) == (b.is_terminated, b.is_truncated)
+            assert list(a.infos.data) == list(b.infos.data)
+            assert a.observation_space == b.observation_space
+            assert a.action_space == b.action_space
+            assert sorted(a.extra_model_outputs) == sorted(b.extra_model_outputs)
+            columns = [("observations", a.observations, b.observations), ("actions", a.actions, b.actions)]
+            columns += [("rewards", a.rewards, b.rewards)]
+            columns += [(name, buffer, b.extra_model_outputs[name]) for name, buffer in a.extra_model_outputs.items()]
+            for name, x, y in columns:
+                assert x.lookback == y.lookback
+                tree_map(lambda p, q, name=name: _same(name, p, q), x.data, y.data)
+            if a.initial_state is None or b.initial_state is None:
+                assert a.initial_state is b.initial_state
+            else:
+                tree_map(lambda p, q: _same("initial_state", p, q), a.initial_state, b.initial_state)
+
+
+def assert_equal_timelines(left: Any, right: Any) -> None:
+    for name in ("env_t_started", "env_t", "lookback", "is_terminated", "is_truncated", "departed", "early_rewards"):
+        assert getattr(left, name) == getattr(right, name), name
+    assert list(left.tracks) == list(right.tracks)
+    for agent_id, one in left.tracks.items():
+        two = right.tracks[agent_id]
+        for name in ("obs_env_ts", "reward", "reward_before_start", "terminated", "done_env_t", "output_keys"):
+            assert getattr(one, name) == getattr(two, name), (agent_id, name)
+        assert (one.pending is None) == (two.pending is None)
+        if one.pending is not None and two.pending is not None:
+            assert one.pending.extra_model_outputs.keys() == two.pending.extra_model_outputs.keys()
+            items = [("action", one.pending.action, two.pending.action)]
+            outputs = two.pending.extra_model_outputs
+            items += [(name, value, outputs[name]) for name, value in one.pending.extra_model_outputs.items()]
+            for name, x, y in items:
+                tree_map(lambda p, q, name=name: _same(name, np.asarray(p), np.asarray(q)), x, y)
+
+
+def _same(name: str, left: Any, right: Any) -> None:
+    assert left.dtype == right.dtype, name
+    np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("sample", {"num_timesteps": 7}),
+    ("sample_lease", {"num_vector_steps": 1}),
+    ("sample_lease", {"num_vector_steps": 4}),
+    ("sample", {"num_timesteps": 1}),
+    ("sample", {"num_timesteps": 30, "explore": False}),
+    ("sample_lease", {"num_vector_steps": 20, "max_env_steps": 9}),
+    ("sample", {"num_timesteps": 12, "random_actions": True}),
+    ("sample", {"num_timesteps": 12}),
+    ("sample", {"num_episodes": 3}),
+    ("sample", {"num_timesteps": 25}),
+    ("sample", {"num_timesteps": 5, "force_reset": True}),
+]
+
+
+@pytest.mark.parametrize("lookback", [0, 1, 3])
+@pytest.mark.parametrize("action", ["discrete", "box", "mixed"])
+def test_fused_and_real_episode_sampling_are_identical(lookback: int, action: str) -> None:
+    for seed in range(4):
+        config = restless_config(seed, num_envs=3, lookback=lookback, env_config={"action": action})
+        fused, real = make_runner(config.copy(), fused=True), make_runner(config.copy(), fused=False)
+        for name, arguments in CALLS:
+            one, two = getattr(fused, name)(**arguments), getattr(real, name)(**arguments)
+            assert_equal(one, two)
+            for key in ("num_env_steps", "num_agent_steps", "num_vector_steps"):
+                assert one.meta[key] == two.meta[key]
+            left, right = one.meta["episode_metrics"], two.meta["episode_metrics"]
+            for key in ("returns", "lengths", "agent_returns", "module_returns"):
+                assert left[key] == right[key], key
+        assert isinstance(fused._sampler, FusedMultiAgentSampler)
+        assert isinstance(real._sampler, MultiAgentSampler)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_random_actions_first_and_modules_later_keep_one_set_of_columns(fused: bool) -> None:
+    runner = make_runner(restless_config(5), fused=fused)
+    other = make_runner(restless_config(5), fused=not fused)
+    for arguments in ({"num_timesteps": 9, "random_actions": True}, {"num_timesteps": 9}, {"num_timesteps": 9}):
+        assert_equal(runner.sample(**arguments), other.sample(**arguments))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fragment", [1, 2, 3, 7])
+def test_agents_born_and_dying_at_fragment_borders_keep_their_own_state_and_data(fragment: int, fused: bool) -> None:
+    for seed in range(12):
+        env_config = {"p_birth": 0.5, "p_death": 0.3, "p_wait": 0.4}
+        runner = make_runner(restless_config(seed, env_config=env_config), fused=fused)
+        steps: dict[Any, list[Any]] = defaultdict(list)
+        for _ in range(40 // fragment):
+            for episode in runner.sample_lease(fragment):
+                for agent_id, sae in episode.agent_episodes.items():
+                    check_chunk(sae, agent_id)
+                    steps[episode.id_, agent_id].append(sae)
+        assert len(steps) > 8
+        for (_, agent_id), chunks in steps.items():
+            check_continuity(agent_id, chunks)
+
+
+def check_chunk(sae: Any, agent_id: str) -> None:
+    """All of a chunk's data are its agent's own, and its states follow from each other."""
+    number, lookback = AGENTS.index(agent_id), sae.observations.lookback
+    observations = np.asarray(sae.observations.data)
+    assert (observations[:, 0] == number).all()
+    first = sae.t_started - lookback
+    expected = first + np.arange(len(observations))
+    if sae.is_terminated and observations[-1, 1] == observations[-2, 1]:
+        expected[-1] -= 1  # died without a last observation: the one before is repeated
+    assert observations[:, 1].tolist() == expected.tolist()
+    rewards = np.asarray(sae.rewards.data)
+    assert (rewards >= 100 * number).all()
+    if sae.module_id != "tracing":
+        return
+    states = np.asarray(sae.extra_model_outputs["state_out"].data["h"])
+    assert (states[:, 1] == number).all()
+    assert states[:, 0].tolist() == [first + k + 1 for k in range(len(states))]
+    own = 7 + np.cumsum(np.arange(first + len(states)))[first:]
+    assert states[:, 2].tolist() == own.tolist()
+    before = sae.initial_state["h"]
+    if sae.t_started == 0:
+        assert before.tolist() == [0.0, -1.0, 7.0]
+    else:
+        assert before[0] == sae.t_started
+        assert before[1] == number
+
+
+def check_continuity(agent_id: str, chunks: list[Any]) -> None:
+    """An agent's chunks follow each other without a gap, and only the last one is done."""
+    t = 0
+    for chunk in chunks:
+        assert chunk.t_started == t
+        t = chunk.t
+    assert not any(chunk.is_done for chunk in chunks[:-1])
+
+
+def test_timesteps_are_counted_as_documented() -> None:
+    runner = make_runner(cartpole_config(num_envs=2), fused=True)
+    assert runner.sample(num_timesteps=0) == []
+    assert runner.sample(num_timesteps=25).num_env_steps == 26
+    assert 25 <= runner.sample(num_timesteps=25).num_env_steps <= 26
+    assert runner.sample_lease(1).num_env_steps in (1, 2)
+    with pytest.raises(AssertionError):
+        runner.sample(num_timesteps=1, num_episodes=1)
+    with pytest.raises(AssertionError):
+        runner.sample(num_timesteps=-1)
+    assert [episode.is_done for episode in runner.sample(num_episodes=3)] == [True] * 3
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_count_steps_by_agent_steps_samples_so_many_agent_steps(fused: bool) -> None:
+    runner = make_runner(cartpole_config(num_envs=2, count_steps_by="agent_steps"), fused=fused)
+    for _ in range(4):
+        batch = runner.sample(num_timesteps=30)
+        assert 30 <= batch.num_agent_steps <= 33
+        assert batch.num_agent_steps == sum(episode.agent_steps() for episode in batch)
+
+
+def test_episode_order_is_finished_first_then_ongoing_by_env() -> None:
+    runner = make_runner(cartpole_config(num_envs=3), fused=True)
+    batch = runner.sample(num_timesteps=150)
+    done = (batch.terminated | batch.truncated).tolist()
+    assert done == sorted(done, reverse=True)
+    ongoing = batch.env_index[~(batch.terminated | batch.truncated)].tolist()
+    assert ongoing == sorted(ongoing)
+
+
+def test_mapping_function_is_asked_once_per_agent_and_episode_also_across_chunks() -> None:
+    calls: list[Any] = []
+
+    def count(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+        if episode is not None and hasattr(episode, "env_t"):
+            calls.append((episode.id_, agent_id))
+        return "p0"
+
+    for fused in (True, False):
+        calls.clear()
+        runner = make_runner(cartpole_config(num_envs=2).multi_agent(policy_mapping_fn=count), fused=fused)
+        for _ in range(10):
+            for episode in runner.sample_lease(7):
+                assert set(episode.get_actions()) == {sae.agent_id for sae in episode.agent_episodes.values()}
+        assert len(calls) == len(set(calls)) > 4
+
+
+def test_mapping_to_an_unknown_module_is_an_error_that_names_the_closest() -> None:
+    config = cartpole_config().multi_agent(
+        policy_mapping_fn=lambda agent_id, episode, **kw: "p0" if episode is None else "po"
+    )
+    with pytest.raises(ConfigurationError, match="Did you mean 'p0'"):
+        MultiAgentEnvRunner(config=config).sample(num_timesteps=5)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_failing_env_is_recreated_and_its_episode_ends_truncated(fused: bool) -> None:
+    config = restless_config(1, num_envs=2, env_config={"p_raise": 0.05})
+    with pytest.raises(EnvironmentError_, match="scripted failure"):
+        make_runner(config.copy(), fused=fused).sample(num_timesteps=400)
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    runner, other = make_runner(config.copy(), fused=fused), make_runner(config.copy(), fused=not fused)
+    for _ in range(3):
+        batch = runner.sample(num_timesteps=100)
+        assert batch.num_env_steps >= 100
+        assert_equal(batch, other.sample(num_timesteps=100))
+    assert runner.num_env_failures == other.num_env_failures > 0
+
+
+def test_metrics_tell_agents_and_modules_apart() -> None:
+    runner = make_runner(cartpole_config(), fused=True)
+    batch = runner.sample(num_timesteps=300)
+    metrics = runner.get_metrics()
+    assert metrics["num_env_steps_sampled"] == batch.num_env_steps
+    assert sum(metrics["num_agent_steps_sampled"].values()) == batch.num_agent_steps
+    assert set(metrics["num_module_steps_sampled"]) == {"p0", "p1"}
+    assert set(metrics["agent_episode_return_mean"]) == {0, 1}
+    assert set(metrics["module_episode_return_mean"]) == {"p0", "p1"}
+    total = sum(metrics["agent_episode_return_mean"].values())
+    assert metrics["episode_return_mean"] == pytest.approx(total)
+
+
+class Doubled(ConnectorV2):
+    """A per-episode piece: forces real episodes."""
+
+    def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+        for sae in self.single_agent_episode_iterator(episodes):
+            sae.set_observations(new_data=sae.get_observations(-1) * 2, at_indices=-1)
+        return batch
+
+
+def test_a_per_episode_piece_is_run_and_its_observations_are_stored() -> None:
+    config = restless_config(2).env_runners(env_to_module_connector=lambda env, spaces, device: Doubled())
+    runner, plain = make_runner(config, fused=True), make_runner(restless_config(2), fused=True)
+    doubled, single = runner.sample(num_timesteps=1), plain.sample(num_timesteps=1)
+    assert isinstance(runner._sampler, MultiAgentSampler)
+    one, two = doubled[0].agent_episodes["a"], single[0].agent_episodes["a"]
+    np.testing.assert_allclose(one.get_observations(0), 2 * two.get_observations(0))
+
+
+def test_callbacks_come_in_order_with_real_episodes() -> None:
+    events: list[str] = []
+
+    def on(name: str) -> Any:
+        def hook(*, episode: Any, **kwargs: Any) -> None:
+            events.append(name)
+            if name != "created":
+                assert episode.agent_ids
+
+        return hook
+
+    config = cartpole_config(num_envs=1).callbacks(
+        on_episode_created=on("created"),
+        on_episode_start=on("start"),
+        on_episode_step=on("step"),
+        on_episode_end=on("end"),
+    )
+    batch = make_runner(config, fused=True).sample(num_episodes=2)
+    assert events.count("start") == events.count("end") == events.count("created") == 2
+    assert events.count("step") == batch.num_env_steps
+    assert events[:3] == ["created", "start", "step"]
+
+
+def test_fragments_survive_the_wire() -> None:
+    runner = make_runner(restless_config(3), fused=True)
+    batch = runner.sample_lease(30)
+    header, frames = batch.to_wire()
+    received = MultiAgentEpisodeBatch.from_wire(
+        header,
+        [bytes(frame) for frame in frames],
+        observation_space=batch.observation_space,
+        action_space=batch.action_space,
+    )
+    received.agent_to_module_mapping_fn = batch.agent_to_module_mapping_fn
+    assert_equal(batch, received)
+    assert received.meta["num_env_steps"] == batch.num_env_steps
+    head, tail = received.split(17)
+    assert (head.num_env_steps, tail.num_env_steps) == (17, batch.num_env_steps - 17)
+
+
+def test_the_same_seed_samples_the_same_and_another_worker_something_else() -> None:
+    def sampled(**kwargs: Any) -> Any:
+        runner = MultiAgentEnvRunner(config=restless_config(7), **kwargs)
+        runner._id_prefix = ""
+        return runner.sample(num_timesteps=40)
+
+    assert_equal(sampled(), sampled())
+    assert sampled(worker_index=1).get_returns().tolist() != sampled(worker_index=2).get_returns().tolist()
