@@ -218,25 +218,31 @@ class ForkServer:
 
 
 _server: ForkServer | None = None
+_preload: tuple[str, ...] = PRELOAD
 _server_lock = threading.Lock()
 
 
-def get_fork_server() -> ForkServer:
+def get_fork_server(preload: Sequence[str] = PRELOAD) -> ForkServer:
     """This process's fork server, started now if need be (again, if it has died)."""
-    global _server
+    global _server, _preload
     with _server_lock:
         if _server is None or not _server.is_usable:
             if _server is None:
                 atexit.register(shutdown)
+                _preload = tuple(preload)
             else:
                 _server.close()
-            _server = ForkServer()
+            _server = ForkServer(_preload)
         return _server
 
 
-def prestart() -> None:
-    """Starts the fork server and returns at once: call it before importing torch yourself."""
-    get_fork_server()
+def prestart(preload: Sequence[str] = PRELOAD) -> None:
+    """Starts the fork server and returns at once: call it before importing torch yourself.
+
+    Args:
+        preload: Modules that children find imported; without effect when the server runs already.
+    """
+    get_fork_server(preload)
 
 
 def shutdown() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
@@ -24,7 +23,6 @@ MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1 on Linux
 
 _SCHEMES = ("ipc", "tcp", "inproc")
 _WILDCARDS = {"", "*", "0.0.0.0", "::", "[::]"}
-_UNLINK_WAIT_S = 0.2
 
 
 def check_bind_address(address: str, *, has_keys: bool, insecure: bool = False) -> None:
@@ -170,11 +168,7 @@ class AddressLock:
         """Gives the path free, after its socket was closed. Idempotent."""
         if self._fd < 0:
             return
-        # libzmq removes the path from its own thread a moment after the close; a new owner who bound
-        # earlier would lose the fresh one.
-        deadline = time.monotonic() + _UNLINK_WAIT_S
-        while self._path.exists() and time.monotonic() < deadline:
-            time.sleep(0.0005)
+        self._path.unlink(missing_ok=True)  # libzmq leaves it behind
         self._lock_path.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1

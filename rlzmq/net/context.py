@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import weakref
 from types import TracebackType
 from typing import Protocol
 
@@ -59,7 +58,7 @@ class Context:
         self._raw: zmq.Context[zmq.Socket[bytes]] = zmq.Context(num_io_threads)
         self._raw.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._pid = os.getpid()
-        self._open: weakref.WeakSet[_Closable] = weakref.WeakSet()
+        self._open: set[_Closable] = set()  # strong: a socket nobody refers to must be closed as well
 
     @property
     def closed(self) -> bool:

@@ -65,6 +65,7 @@ class SocketMonitor:
         self._reader.detach()
         if not self._watched.closed:
             self._watched.disable_monitor()
+        self._raw.close(0)
 
     def _on_message(self, frames: list[Frame]) -> None:
         message = parse_monitor_message([bytes(frame) for frame in frames])

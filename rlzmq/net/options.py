@@ -58,7 +58,7 @@ class SocketOptions:
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
         """Sets the options on a fresh socket, before it is bound or connected."""
-        is_router = socket.socket_type == zmq.ROUTER
+        is_router = socket.get(zmq.TYPE) == zmq.ROUTER
         socket.set(zmq.MAXMSGSIZE, self.max_message_bytes)
         socket.set(zmq.SNDHWM, 0 if is_router else self.send_high_water_mark)
         socket.set(zmq.RCVHWM, self.receive_high_water_mark)

@@ -1,0 +1,418 @@
+"""DrainSocket: nothing stalls, bounds hold, ends are noticed; on uvloop and on asyncio's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import uvloop
+from chaos_proxy import ChaosProxy
+
+from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
+from rlzmq.net.context import Context
+from rlzmq.net.events import SocketEvent
+from rlzmq.net.options import CHUNKS, CONTROL, SocketOptions, weights_options
+from rlzmq.net.run_directory import RunDirectory
+from rlzmq.net.socket import DrainSocket, SendTicket
+
+pytestmark = pytest.mark.timeout(60)
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with Context() as context:
+        yield context
+
+
+@pytest.fixture
+def directory() -> Iterator[RunDirectory]:
+    with RunDirectory() as directory:
+        yield directory
+
+
+class Inbox:
+    """Collects messages; ``await inbox.get()`` is the next one."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[list[Any]] = asyncio.Queue()
+
+    def __call__(self, frames: list[Any]) -> None:
+        self.queue.put_nowait(frames)
+
+    async def get(self) -> list[Any]:
+        return await asyncio.wait_for(self.queue.get(), DEADLINE_S)
+
+
+@contextlib.asynccontextmanager
+async def until_event(kind: str, num: int = 1) -> AsyncIterator[Callable[[SocketEvent], None]]:
+    """Waits at its end until ``num`` events of a kind have come."""
+    seen = asyncio.Semaphore(0)
+
+    def on_event(event: SocketEvent) -> None:
+        if event.kind == kind:
+            seen.release()
+
+    yield on_event
+    for _ in range(num):
+        await asyncio.wait_for(seen.acquire(), DEADLINE_S)
+
+
+@pytest.mark.parametrize("loop_factory", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize("high_water_mark", [10, 1000])
+def test_twenty_thousand_messages_both_ways_never_stall(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], high_water_mark: int
+) -> None:
+    async def run() -> None:
+        num = 20_000
+        options = SocketOptions(
+            send_high_water_mark=high_water_mark,
+            receive_high_water_mark=high_water_mark,
+            max_queued_messages=100,
+        )
+        done = asyncio.Event()
+        answers: list[int] = []
+        num_sent = 0
+
+        def answer(frames: list[Any]) -> None:
+            assert router.send([frames[0], b"answer", frames[1]])
+
+        def collect(frames: list[Any]) -> None:
+            answers.append(int(frames[1]))
+            if len(answers) == num:
+                done.set()
+
+        def pump() -> None:
+            nonlocal num_sent
+            while num_sent < num and dealer.send([b"%d" % num_sent]):
+                num_sent += 1
+
+        with Context() as context, RunDirectory() as directory:
+            router = DrainSocket(context, "ROUTER", answer, options=options)
+            dealer = DrainSocket(
+                context, "DEALER", collect, options=options, routing_id=b"d", on_writable=pump
+            )
+            dealer.connect(router.bind(directory.address("r")))
+            pump()
+            await asyncio.wait_for(done.wait(), DEADLINE_S)
+            assert answers == list(range(num))
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run())
+
+
+@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
+async def test_a_handler_that_raises_loses_no_later_message(
+    context: Context, directory: RunDirectory
+) -> None:
+    inbox = Inbox()
+    raised = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, details: raised.append(details["exception"]))
+
+    def on_message(frames: list[Any]) -> None:
+        if frames[0] == b"bad":
+            raise ValueError("refused")
+        inbox(frames)
+
+    pull = DrainSocket(context, "PULL", on_message)
+    push = DrainSocket(context, "PUSH", None)
+    push.connect(pull.bind(directory.address("p")))
+    for body in (b"1", b"bad", b"2", b"bad", b"3"):
+        push.send([body])
+    assert [await inbox.get() for _ in range(3)] == [[b"1"], [b"2"], [b"3"]]
+    assert [str(error) for error in raised] == ["refused", "refused"]
+
+
+async def test_a_busy_socket_leaves_turns_to_others(context: Context, directory: RunDirectory) -> None:
+    num_between: list[int] = []
+    num = 0
+    done = asyncio.Event()
+
+    def on_message(frames: list[Any]) -> None:
+        nonlocal num
+        num += 1
+        if num == 200:
+            done.set()
+
+    pull = DrainSocket(context, "PULL", on_message, max_per_tick=8)
+    push = DrainSocket(context, "PUSH", None, options=replace(CONTROL, send_high_water_mark=0))
+    push.connect(pull.bind(directory.address("p")))
+    for _ in range(200):
+        push.send([b"x"])
+    last = 0
+    while not done.is_set():
+        await asyncio.sleep(0)
+        num_between.append(num - last)
+        last = num
+    # One wake-up by the descriptor and one by call_soon may fall into the same turn.
+    assert max(num_between) <= 16
+
+
+async def test_a_router_refuses_a_peer_that_is_not_there(context: Context, directory: RunDirectory) -> None:
+    router = DrainSocket(context, "ROUTER", lambda frames: None, name="leases")
+    router.bind(directory.address("r"))
+    with pytest.raises(PeerLostError, match="leases: no peer b'nobody'"):
+        router.send([b"nobody", b"x"])
+
+
+async def test_a_full_queue_refuses_and_says_when_it_is_empty_again(
+    context: Context, directory: RunDirectory
+) -> None:
+    inbox = Inbox()
+    writable = asyncio.Event()
+    options = replace(CONTROL, immediate=True, max_queued_messages=5, linger_ms=100)
+    dealer = DrainSocket(context, "DEALER", None, options=options, on_writable=writable.set)
+    dealer.connect(directory.address("later"))
+    assert [dealer.send([b"%d" % number]) for number in range(7)] == [True] * 5 + [False] * 2
+    assert (dealer.num_queued_messages, dealer.num_queued_bytes) == (5, 5)
+    assert not writable.is_set()
+    router = DrainSocket(context, "ROUTER", inbox)
+    router.bind(directory.address("later"))
+    received = [(await inbox.get())[1] for _ in range(5)]
+    assert received == [b"0", b"1", b"2", b"3", b"4"]
+    await asyncio.wait_for(writable.wait(), DEADLINE_S)
+    assert dealer.num_queued_messages == 0
+
+
+async def test_bytes_bound_the_queue_but_one_message_always_fits(
+    context: Context, directory: RunDirectory
+) -> None:
+    options = replace(CONTROL, immediate=True, max_queued_bytes=1000)
+    dealer = DrainSocket(context, "DEALER", None, options=options)
+    dealer.connect(directory.address("nobody"))
+    assert dealer.send([bytes(5000)])
+    assert not dealer.send([b"x"])
+
+
+async def test_large_frames_arrive_as_views_and_are_forwarded_whole(
+    context: Context, directory: RunDirectory
+) -> None:
+    inbox = Inbox()
+    body = bytes(range(256)) * 400
+
+    def forward(frames: list[Any]) -> None:
+        assert isinstance(frames[0], bytes)
+        assert isinstance(frames[1], memoryview)
+        assert not frames[1].readonly
+        push_on.send(frames)
+
+    middle = DrainSocket(context, "PULL", forward, options=CHUNKS)
+    push = DrainSocket(context, "PUSH", None, options=CHUNKS)
+    push.connect(middle.bind(directory.address("a")))
+    last = DrainSocket(context, "PULL", inbox, options=CHUNKS)
+    push_on = DrainSocket(context, "PUSH", None, options=CHUNKS)
+    push_on.connect(last.bind(directory.address("b")))
+    for _ in range(50):
+        push.send([b"header", body])
+    for _ in range(50):
+        header, received = await inbox.get()
+        assert (header, bytes(received)) == (b"header", body)
+
+
+async def test_a_ticket_tells_when_buffers_are_free(context: Context, directory: RunDirectory) -> None:
+    inbox = Inbox()
+    options = replace(CHUNKS, immediate=True)
+    push = DrainSocket(context, "PUSH", None, options=options)
+    push.connect(directory.address("t"))
+    ticket = SendTicket()
+    push.send([b"header", bytearray(1_000_000)], ticket)
+    assert not ticket.done  # nobody listens yet
+    pull = DrainSocket(context, "PULL", inbox, options=CHUNKS)
+    pull.bind(directory.address("t"))
+    assert len((await inbox.get())[1]) == 1_000_000
+
+    async def poll() -> None:
+        # libzmq frees it on its own thread, without an event
+        while not ticket.done:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(poll(), DEADLINE_S)
+
+
+async def test_the_sender_checks_the_size(context: Context, directory: RunDirectory) -> None:
+    push = DrainSocket(context, "PUSH", None, name="control")
+    push.connect(directory.address("x"))
+    with pytest.raises(ProtocolError, match=r"1048577 bytes .* 1048576 bytes that control carries"):
+        push.send([bytes(CONTROL.max_message_bytes + 1)])
+
+
+async def test_an_oversize_peer_is_cut_off_and_others_are_served(
+    context: Context, directory: RunDirectory
+) -> None:
+    inbox = Inbox()
+    async with until_event("disconnected") as on_event:
+        router = DrainSocket(context, "ROUTER", inbox, on_event=on_event)
+        address = router.bind(directory.address("r"))
+        good = DrainSocket(context, "DEALER", None, routing_id=b"good")
+        good.connect(address)
+        greedy = DrainSocket(context, "DEALER", None, routing_id=b"greedy", options=CHUNKS)
+        greedy.connect(address)
+        greedy.send([bytes(2 * CONTROL.max_message_bytes)])
+    greedy.close(linger_ms=0)
+    good.send([b"still here"])
+    assert await inbox.get() == [b"good", b"still here"]
+
+
+async def test_a_new_peer_with_an_old_routing_id_takes_over(
+    context: Context, directory: RunDirectory
+) -> None:
+    inbox, old_inbox, new_inbox = Inbox(), Inbox(), Inbox()
+    router = DrainSocket(context, "ROUTER", inbox)
+    address = router.bind(directory.address("r"))
+    old = DrainSocket(context, "DEALER", old_inbox, routing_id=b"me")
+    old.connect(address)
+    old.send([b"old"])
+    assert await inbox.get() == [b"me", b"old"]
+    new = DrainSocket(context, "DEALER", new_inbox, routing_id=b"me")
+    new.connect(address)
+    new.send([b"new"])
+    assert await inbox.get() == [b"me", b"new"]
+    router.send([b"me", b"for the new one"])
+    assert await new_inbox.get() == [b"for the new one"]
+
+
+async def test_peers_find_a_restarted_router_again(context: Context, directory: RunDirectory) -> None:
+    inbox = Inbox()
+    events: asyncio.Queue[str] = asyncio.Queue()
+
+    async def next_event() -> str:
+        return await asyncio.wait_for(events.get(), DEADLINE_S)
+
+    dealer = DrainSocket(
+        context, "DEALER", None, routing_id=b"d", on_event=lambda event: events.put_nowait(event.kind)
+    )
+    for number in range(2):
+        router = DrainSocket(context, "ROUTER", inbox)
+        address = router.bind(directory.address("r"))
+        if number == 0:
+            dealer.connect(address)
+        while (kind := await next_event()) == "retrying":
+            pass
+        assert kind == "connected"
+        dealer.send([b"%d" % number])
+        assert await inbox.get() == [b"d", b"%d" % number]
+        router.close()
+        assert await next_event() == "disconnected"
+
+
+async def test_a_silent_client_is_dropped_at_the_handshake_interval(context: Context) -> None:
+    options = replace(CONTROL, handshake_interval_ms=200)
+    router = DrainSocket(context, "ROUTER", lambda frames: None, options=options, insecure=True)
+    address = router.bind("tcp://127.0.0.1:0")
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    assert len(await asyncio.wait_for(reader.read(), DEADLINE_S)) <= 64  # its greeting, then the end
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_black_hole_is_noticed_by_heartbeats(context: Context, directory: RunDirectory) -> None:
+    inbox = Inbox()
+    options = replace(CONTROL, heartbeat_interval_ms=100, heartbeat_timeout_ms=300)
+    connected, disconnected = asyncio.Event(), asyncio.Event()
+    router = DrainSocket(context, "ROUTER", inbox, options=options)
+    server = router.bind(directory.address("server"))
+    async with ChaosProxy(server, listen=directory.address("proxy")) as proxy:
+
+        def on_event(event: SocketEvent) -> None:
+            {"connected": connected, "disconnected": disconnected}.get(event.kind, asyncio.Event()).set()
+
+        dealer = DrainSocket(context, "DEALER", None, options=options, on_event=on_event)
+        dealer.connect(proxy.address)
+        await asyncio.wait_for(connected.wait(), DEADLINE_S)
+        proxy.to_server.black_hole = proxy.to_client.black_hole = True
+        await asyncio.wait_for(disconnected.wait(), 5)
+        assert proxy.fired["black_hole"]
+
+
+async def test_closing_inside_the_handler_ends_the_delivery(
+    context: Context, directory: RunDirectory
+) -> None:
+    received = []
+    closed = asyncio.Event()
+
+    def on_message(frames: list[Any]) -> None:
+        received.append(frames)
+        pull.close()
+        closed.set()
+
+    pull = DrainSocket(context, "PULL", on_message)
+    push = DrainSocket(context, "PUSH", None)
+    push.connect(pull.bind(directory.address("p")))
+    for _ in range(5):
+        push.send([b"x"])
+    await asyncio.wait_for(closed.wait(), DEADLINE_S)
+    await asyncio.sleep(0)
+    assert len(received) == 1
+    pull.close()
+    with pytest.raises(ClosedError):
+        pull.send([b"x"])
+
+
+async def test_another_thread_is_turned_away(context: Context, directory: RunDirectory) -> None:
+    push = DrainSocket(context, "PUSH", None)
+    push.connect(directory.address("p"))
+    caught: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            push.send([b"x"])
+        except RuntimeError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert "call_soon_threadsafe" in str(caught[0])
+
+
+async def test_unknown_socket_types_are_named(context: Context) -> None:
+    with pytest.raises(ConfigurationError, match=r"'ROUTR'\. Did you mean 'ROUTER'"):
+        DrainSocket(context, "ROUTR", None)
+    assert context.num_open_sockets == 0
+
+
+async def test_subscribers_get_their_topics(context: Context, directory: RunDirectory) -> None:
+    inbox = Inbox()
+    subscribed = Inbox()
+    xpub = DrainSocket(context, "XPUB", subscribed, options=weights_options(100))
+    address = xpub.bind(directory.address("w"))
+    sub = DrainSocket(context, "SUB", inbox, subscriptions=[b"w"])
+    sub.connect(address)
+    assert await subscribed.get() == [b"\x01w"]
+    xpub.send([b"other", b"x"])
+    xpub.send([b"w", b"3"])
+    assert await inbox.get() == [b"w", b"3"]
+
+
+async def test_a_context_closes_what_was_left_open(directory: RunDirectory) -> None:
+    context = Context()
+    router = DrainSocket(context, "ROUTER", lambda frames: None)
+    router.bind(directory.address("r"))
+    dealer = DrainSocket(context, "DEALER", None)
+    dealer.connect(directory.address("r"))
+    dealer.send([b"x"])
+    assert context.num_open_sockets == 2
+    context.close()
+    context.close()
+    assert router.closed
+    assert dealer.closed
+    with pytest.raises(ClosedError, match="make a new Context"):
+        DrainSocket(context, "DEALER", None)
+
+
+async def test_a_context_refuses_another_process(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 1)
+        with pytest.raises(ClosedError, match="after the process started"):
+            DrainSocket(context, "DEALER", None)
+
+
+def test_an_endless_linger_is_refused() -> None:
+    with pytest.raises(ValueError, match="linger_ms"):
+        SocketOptions(linger_ms=-1)

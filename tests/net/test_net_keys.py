@@ -1,0 +1,229 @@
+"""Real CURVE keys: who is let in, as what; files with secrets; the join file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_proxy import ChaosProxy
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.net.authenticator import Authenticator
+from rlzmq.net.context import Context
+from rlzmq.net.events import SocketEvent
+from rlzmq.net.join_file import JoinFile
+from rlzmq.net.keys import CurveClient, CurveServer, KeyPair, read_private_file, write_private_file
+from rlzmq.net.socket import DrainSocket
+
+DEADLINE_S = 20
+SERVER = KeyPair.generate()
+RUNNER = KeyPair.generate()
+STRANGER = KeyPair.generate()
+
+
+class Server:
+    """A ROUTER on loopback TCP with keys; ``received`` holds (role, body)."""
+
+    def __init__(self, context: Context) -> None:
+        self.received: asyncio.Queue[tuple[str | None, bytes]] = asyncio.Queue()
+        self.refused = asyncio.Event()
+        self.hung_up = asyncio.Event()
+        self.socket = DrainSocket(
+            context, "ROUTER", self._on_message, curve=CurveServer(SERVER), on_event=self._on_event
+        )
+        self.address = self.socket.bind("tcp://127.0.0.1:0")
+
+    def _on_message(self, frames: list[Any]) -> None:
+        self.received.put_nowait((self.socket.sender_role, bytes(frames[1])))
+
+    def _on_event(self, event: SocketEvent) -> None:
+        if event.kind == "handshake_failed":
+            self.refused.set()
+        elif event.kind == "disconnected":
+            self.hung_up.set()
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with Context() as context:
+        yield context
+
+
+def client(context: Context, keys: KeyPair, server_public: str = SERVER.public) -> DrainSocket:
+    return DrainSocket(context, "DEALER", None, curve=CurveClient(server_public, keys))
+
+
+async def test_a_known_key_is_let_in_with_its_role(context: Context) -> None:
+    with Authenticator(context, {RUNNER.public: "runner"}) as authenticator:
+        server = Server(context)
+        dealer = client(context, RUNNER)
+        dealer.connect(server.address)
+        dealer.send([b"hello"])
+        assert await asyncio.wait_for(server.received.get(), DEADLINE_S) == ("runner", b"hello")
+        assert (authenticator.num_accepted, authenticator.num_refused) == (1, {})
+
+
+async def test_unknown_and_revoked_keys_are_refused_and_counted(context: Context) -> None:
+    with Authenticator(context, {RUNNER.public: "runner", STRANGER.public: "runner"}) as authenticator:
+        authenticator.revoke(STRANGER.public)
+        server = Server(context)
+        stranger = client(context, STRANGER)
+        stranger.connect(server.address)
+        stranger.send([b"let me in"])
+        await asyncio.wait_for(server.refused.wait(), DEADLINE_S)
+        good = client(context, RUNNER)
+        good.connect(server.address)
+        good.send([b"hello"])
+        assert await asyncio.wait_for(server.received.get(), DEADLINE_S) == ("runner", b"hello")
+        assert authenticator.num_refused["unknown key"] >= 1
+
+
+@pytest.mark.parametrize("kind", ["no keys", "wrong server key", "garbage"])
+async def test_whoever_breaks_the_handshake_never_reaches_the_application(
+    context: Context, kind: str
+) -> None:
+    with Authenticator(context, {RUNNER.public: "runner"}):
+        server = Server(context)
+        if kind == "no keys":
+            dealer = DrainSocket(context, "DEALER", None, insecure=True)
+            dealer.connect(server.address)
+            dealer.send([b"x"])
+        elif kind == "wrong server key":
+            dealer = client(context, RUNNER, STRANGER.public)
+            dealer.connect(server.address)
+            dealer.send([b"x"])
+        else:
+            host, _, port = server.address.removeprefix("tcp://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(256)))
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), DEADLINE_S)  # until it hangs up
+            writer.close()
+        if kind != "garbage":
+            await asyncio.wait_for(server.refused.wait(), DEADLINE_S)
+        good = client(context, RUNNER)
+        good.connect(server.address)
+        good.send([b"hello"])
+        assert await asyncio.wait_for(server.received.get(), DEADLINE_S) == ("runner", b"hello")
+        assert server.received.empty()
+
+
+async def test_without_an_authenticator_nobody_is_let_in(context: Context) -> None:
+    server = Server(context)
+    dealer = client(context, RUNNER)
+    dealer.connect(server.address)
+    dealer.send([b"x"])
+    await asyncio.wait_for(server.refused.wait(), DEADLINE_S)
+    assert server.received.empty()
+
+
+async def test_the_authenticator_answers_while_the_loop_is_busy(context: Context) -> None:
+    with Authenticator(context, {RUNNER.public: "runner"}) as authenticator:
+        server = Server(context)
+        dealer = client(context, RUNNER)
+        dealer.connect(server.address)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + DEADLINE_S
+        while authenticator.num_accepted == 0 and loop.time() < end:
+            pass  # never yields
+        assert authenticator.num_accepted == 1
+
+
+async def test_replayed_traffic_is_refused(context: Context) -> None:
+    with Authenticator(context, {RUNNER.public: "runner"}):
+        server = Server(context)
+        async with ChaosProxy(server.address) as proxy:
+            proxy.to_server.duplicate = 1.0
+            dealer = client(context, RUNNER)
+            dealer.connect(proxy.address)
+            dealer.send([b"once"])
+            assert await asyncio.wait_for(server.received.get(), DEADLINE_S) == ("runner", b"once")
+            await asyncio.wait_for(server.hung_up.wait(), DEADLINE_S)  # on the copy
+            assert proxy.fired["duplicate"] >= 1
+            assert server.received.empty()
+            dealer.close(linger_ms=0)
+
+
+async def test_one_authenticator_per_context(context: Context) -> None:
+    with Authenticator(context), pytest.raises(ConfigurationError, match="has an authenticator already"):
+        Authenticator(context)
+
+
+def test_a_key_pair_hides_its_secret() -> None:
+    assert SERVER.secret not in repr(SERVER)
+    assert KeyPair.from_secret(SERVER.secret) == SERVER
+    for wrong in ("", "x" * 39, "é" * 40, '"' * 40):
+        with pytest.raises(ConfigurationError, match="not a secret key"):
+            KeyPair.from_secret(wrong)
+
+
+def test_private_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    old_umask = os.umask(0)
+    try:
+        write_private_file(tmp_path / "key", "secret")
+    finally:
+        os.umask(old_umask)
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert read_private_file(tmp_path / "key") == "secret"
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    (tmp_path / "key").chmod(0o640)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        read_private_file(tmp_path / "key")
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_private_file(tmp_path / "key", "old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_private_file(tmp_path / "key", "new")
+    monkeypatch.undo()
+    assert read_private_file(tmp_path / "key") == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+JOIN = JoinFile(
+    run_id='run "1"\n',
+    role="runner",
+    addresses={"control": "tcp://10.0.0.5:5555", "weights": "tcp://10.0.0.5:5556"},
+    server_public_key=SERVER.public,
+    client_secret_key=RUNNER.secret,
+)
+
+
+def test_a_join_file_comes_back_as_written(tmp_path: Path) -> None:
+    JOIN.write(tmp_path / "join.toml")
+    assert (tmp_path / "join.toml").stat().st_mode & 0o777 == 0o600
+    read = JoinFile.read(tmp_path / "join.toml")
+    assert read == JOIN
+    assert read.curve() == CurveClient(SERVER.public, RUNNER)
+    assert RUNNER.secret not in repr(read)
+
+
+def test_a_join_file_without_keys_is_for_ipc() -> None:
+    assert JoinFile("r", "runner", {"control": "ipc:///run/x"}).curve() is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("role =", "rol =", "unknown key 'rol'. Did you mean 'role'"),
+        ('role = "runner"\n', "", "role must be a string, got nothing"),
+        ("tcp://10.0.0.5:5555", "tcp://10.0.0.5", "malformed address"),
+        (SERVER.public, "short", "not a public key"),
+        ("[addresses]", "[addresses", "not valid TOML"),
+        ('"tcp://10.0.0.5:5555"', "7", "addresses.control must be a string, got 7"),
+    ],
+)
+def test_a_wrong_join_file_says_what_is_wrong(old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        JoinFile.from_text(JOIN.to_text().replace(old, new), source="join.toml")
+    assert message in str(caught.value)
