@@ -24,8 +24,14 @@ class Door:
         self._state = state
 
     def hello(self, routing: bytes, hello: Hello, now: float) -> Peer | None:
-        """Registers a peer, or refuses it and returns None."""
+        """Registers a peer; refuses it, or ignores a HELLO that came late or twice, and returns None."""
         state = self._state
+        known_hello = state.hello_ids.get(hello.uuid, 0)
+        if hello.hello_id <= known_hello:
+            registered = state.by_routing.get(routing)
+            if registered is not None and registered.hello == hello:
+                self._welcome(registered)
+            return None
         refusal = self._mismatch(hello) or self._fence_reason(hello)
         if refusal is not None:
             state.count_refused(refusal[0])
@@ -33,6 +39,7 @@ class Door:
             if refusal[0] != "fenced":
                 state.notify("refused", hello.role, hello.name, refusal[1])
             return None
+        state.hello_ids[hello.uuid] = hello.hello_id
         incarnation = self._incarnation(hello)
         known = state.names.get((hello.role, hello.name))
         is_same = known is not None and known[0] == hello.uuid
@@ -46,10 +53,7 @@ class Door:
         if previous is not None:
             peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
         state.by_routing[routing] = peer
-        welcome = Welcome(
-            state.options.run_id, state.options.incarnation, incarnation, state.options.heartbeat_s
-        )
-        state.send(peer, welcome)
+        self._welcome(peer)
         self._seat(peer, is_new=not is_same)
         return peer
 
@@ -69,6 +73,13 @@ class Door:
         state.notify(event, role, peer.hello.name, detail)
 
     # ------------------------------------------------------------------ private
+
+    def _welcome(self, peer: Peer) -> None:
+        options = self._state.options
+        message = Welcome(
+            options.run_id, peer.hello.hello_id, options.incarnation, peer.incarnation, options.heartbeat_s
+        )
+        self._state.send(peer, message)
 
     def _mismatch(self, hello: Hello) -> tuple[str, str] | None:
         state = self._state
@@ -148,6 +159,8 @@ class Door:
                 state.group_next_update = None
                 state.ranks.clear()
             state.ranks[hello.rank] = peer
+            if state.group_next_update is not None:
+                state.group_next_update = max(state.group_next_update, hello.next_update)
         elif hello.role == "driver":
             if state.driver is not None and state.driver is not peer and state.driver.uuid != hello.uuid:
                 self.forget(state.driver, "left", "another driver took over")

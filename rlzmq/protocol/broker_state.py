@@ -140,6 +140,7 @@ class BrokerState:
         self.driver: Peer | None = None
         self.names: dict[tuple[str, str], tuple[str, int]] = {}
         self.fenced: OrderedDict[str, None] = OrderedDict()
+        self.hello_ids: dict[str, int] = {}
         self.references: dict[str, str] = {}
         self.config: tuple[WireMessage, Buffer] | None = None
         self.driver_seen_at: float | None = None

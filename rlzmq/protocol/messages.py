@@ -144,6 +144,8 @@ class Hello(WireMessage):
         role: ``"runner"``, ``"learner"``, ``"driver"`` or ``"observer"``.
         name: The logical place, e.g. ``"runner-3"``; a restarted process keeps it.
         uuid: Of this process.
+        hello_id: Counts this process's HELLOs, from 1. WELCOME repeats it: only the answer to the
+            newest one counts, and an older one that comes late is ignored.
         incarnation: The one asked for: the supervisor's restart count, or what an earlier WELCOME
             gave; 0 for "give me one".
         run_id, package_version, config_digest, spaces_digest: Must equal the broker's; "" = unchecked.
@@ -160,6 +162,7 @@ class Hello(WireMessage):
     role: str
     name: str
     uuid: str
+    hello_id: int = 1
     incarnation: int = 0
     run_id: str = ""
     package_version: str = ""
@@ -190,6 +193,7 @@ class Welcome(WireMessage):
 
     kind: ClassVar[Kind] = Kind.WELCOME
     run_id: str
+    hello_id: int
     broker_incarnation: int
     incarnation: int
     heartbeat_s: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Instruction, Received, Send, Stop
@@ -51,6 +51,7 @@ class PeerCore(abc.ABC):
         self.is_welcome = False
         self.is_stopped = False
         self.heartbeat_s = 1.0
+        self._hello_id = 0
         self._hello_at = float("-inf")
         self._state_at = float("-inf")
         self._heard_at = float("-inf")
@@ -71,8 +72,9 @@ class PeerCore(abc.ABC):
         """Registers with the broker."""
         self._hello_at = self._heard_at = now
         self.is_welcome = False
+        self._hello_id += 1
         message, payload = self._hello()
-        return [Send(b"", message, payload)]
+        return [Send(b"", replace(message, hello_id=self._hello_id), payload)]
 
     def _tick_peer(self, now: float) -> list[Instruction]:
         if self.is_stopped:
@@ -110,8 +112,8 @@ class PeerCore(abc.ABC):
         return None
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
-        if message.broker_incarnation < self.broker_incarnation:
-            return []  # late, from a broker that was replaced
+        if message.hello_id != self._hello_id or message.broker_incarnation < self.broker_incarnation:
+            return []  # it answers an earlier HELLO, or is of a broker that was replaced
         is_new = message.broker_incarnation != self.broker_incarnation
         self.broker_incarnation = message.broker_incarnation
         self.heartbeat_s = message.heartbeat_s
