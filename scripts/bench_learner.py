@@ -2,9 +2,9 @@
 
     python scripts/bench_learner.py [--rows 4000] [--epochs 30] [--minibatch 128] [--rounds 5]
 
-Both run in this process, turn about; the figure to quote is the ratio of the medians. The bare loop has the
-same two MLPs of 2×64, the same loss terms (clipped surrogate, clipped value error, KL, entropy logged), Adam in
-its fused form, a fresh permutation per epoch, the gradient norm, and no bookkeeping beyond that.
+Both run in this process, turn about; the figure to quote is the ratio of the medians. The bare loop has
+the same two MLPs of 2×64, the same loss terms (clipped surrogate, clipped value error, KL, entropy logged),
+Adam in its fused form, a fresh permutation per epoch, the gradient norm, and no bookkeeping beyond that.
 """
 
 from __future__ import annotations

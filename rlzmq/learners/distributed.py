@@ -20,7 +20,7 @@ from rlzmq.core.errors import PeerLostError, RlzmqError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["DesynchronizedError", "RankGroup", "loopback_interface", "parameter_hash"]
+__all__ = ["DesynchronizedError", "RankGroup", "Vote", "loopback_interface", "parameter_hash", "peer_errors"]
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # What a collective's failure says (gloo, NCCL, the stores); any other RuntimeError is a bug and stays one.
@@ -88,7 +88,7 @@ class RankGroup:
         self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self._owns_group = True
         self._closed = False
-        with _listening_on(interface), self._typed_errors("forming the group"):
+        with _listening_on(interface), self.typed_errors("forming the group"):
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore(f"rlzmq/generation_{generation}", store),  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ class RankGroup:
             PeerLostError: A peer died or hangs.
         """
         tensor = tensor.to(self.device)
-        with self._typed_errors(f"all-reduce({operation})"):
+        with self.typed_errors(f"all-reduce({operation})"):
             dist.all_reduce(tensor, op=_OPERATIONS[operation], group=self.process_group)
         return tensor
 
@@ -133,7 +133,7 @@ class RankGroup:
             PeerLostError: A peer died or hangs.
         """
         tensor = tensor.to(self.device)
-        with self._typed_errors("broadcast"):
+        with self.typed_errors("broadcast"):
             dist.broadcast(tensor, src=source_rank, group=self.process_group)
         return tensor
 
@@ -152,32 +152,29 @@ class RankGroup:
         received = self.broadcast(buffer, source_rank)
         return received.cpu().numpy().tobytes()[:size]
 
-    def vote(self, ok: Sequence[bool], step_id: int) -> list[bool]:
-        """One all-reduce before an optimiser step: what every rank says ok to.
+    def start_vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> Vote:
+        """Begin one all-reduce of what every rank says ok to; read it with `Vote.result`.
+
+        Begun before the backward pass, it travels beside the gradients and costs no round trip of its own.
 
         Args:
-            ok: One verdict per thing voted on (e.g. per module: are its gradients finite); equally many on
-                all ranks.
+            ok: One verdict per thing voted on (e.g. per module: is its loss finite); equally many on all
+                ranks.
             step_id: Which step this is; must be the same on all ranks.
-
-        Returns:
-            For each thing whether all ranks said ok.
+            num_skipped: How many steps were skipped so far; must be the same on all ranks.
 
         Raises:
-            DesynchronizedError: The ranks are at different steps or generations.
             PeerLostError: A peer died or hangs.
         """
-        mine = [step_id, self.generation, -step_id, -self.generation]
-        votes = torch.tensor([*mine, *ok], dtype=torch.int64)
-        lowest: list[int] = self.all_reduce(votes, "min").tolist()
-        if lowest[:4] != mine:
-            raise DesynchronizedError(
-                f"rank {self.rank}: expected all {self.world_size} ranks at step {step_id} of generation "
-                f"{self.generation}, got steps {lowest[0]}…{-lowest[2]} of generations "
-                f"{lowest[1]}…{-lowest[3]}. No step was taken; re-form the group and broadcast "
-                "one rank's state."
-            )
-        return [bool(verdict) for verdict in lowest[4:]]
+        mine = [step_id, self.generation, num_skipped, -step_id, -self.generation, -num_skipped]
+        votes = torch.tensor([*mine, *ok], dtype=torch.int64, device=self.device)
+        with self.typed_errors("vote"):
+            work = dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self.process_group, async_op=True)
+        return Vote(self, mine, votes, work)
+
+    def vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> list[bool]:
+        """`start_vote` and its result at once."""
+        return self.start_vote(ok, step_id=step_id, num_skipped=num_skipped).result()
 
     def agree(self, digest: str) -> bool:
         """Whether all ranks pass the same hex digest (at least 16 digits), e.g. `parameter_hash`.
@@ -201,11 +198,43 @@ class RankGroup:
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group)
 
     @contextmanager
-    def _typed_errors(self, what: str) -> Iterator[None]:
+    def typed_errors(self, what: str) -> Iterator[None]:
+        """Inside the block a collective's failure is raised as PeerLostError that says `what` failed."""
         with peer_errors(
             f"learner rank {self.rank} of {self.world_size}, generation {self.generation}: {what}"
         ):
             yield
+
+
+class Vote:
+    """A vote under way; see `RankGroup.start_vote`."""
+
+    def __init__(self, group: RankGroup, mine: list[int], votes: Tensor, work: Any) -> None:
+        self._group = group
+        self._mine = mine
+        self._votes = votes
+        self._work = work
+
+    def result(self) -> list[bool]:
+        """For each thing voted on whether all ranks said ok. Waits for the slowest rank's vote.
+
+        Raises:
+            DesynchronizedError: The ranks are at different steps or generations, or skipped different ones.
+            PeerLostError: A peer died or hangs.
+        """
+        group = self._group
+        with group.typed_errors("vote"):
+            self._work.wait()
+        lowest: list[int] = self._votes.tolist()
+        if lowest[:6] != self._mine:
+            raise DesynchronizedError(
+                f"rank {group.rank}: expected all {group.world_size} ranks at step {self._mine[0]} of "
+                f"generation {self._mine[1]} with {self._mine[2]} steps skipped, got steps "
+                f"{lowest[0]}…{-lowest[3]} of generations {lowest[1]}…{-lowest[4]} with "
+                f"{lowest[2]}…{-lowest[5]} skipped. No step was taken; re-form the "
+                f"group and broadcast one rank's state."
+            )
+        return [bool(verdict) for verdict in lowest[6:]]
 
 
 @contextmanager

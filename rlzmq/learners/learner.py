@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.seeding import derive_seed
+from rlzmq.learners.distributed import Vote
 from rlzmq.learners.gradients import clip_gradients, global_norm
 from rlzmq.learners.learner_ranks import LearnerRanks
 from rlzmq.learners.minibatches import MinibatchIterator
@@ -84,6 +85,7 @@ class Learner(LearnerRanks):
         self._minibatch_rows: dict[str, int] = {}
         self._is_finite: dict[str, bool] = {}
         self._num_skipped: dict[str, int] = {}
+        self._vote: Vote | None = None
         # A subclass that changes gradients may bring in what the norm taken before it did not see.
         self._recheck_gradients = (
             type(self).postprocess_gradients_for_module is not Learner.postprocess_gradients_for_module
@@ -164,6 +166,8 @@ class Learner(LearnerRanks):
             else shuffle_batch_per_epoch,
             "num_minibatches": num_total_minibatches or None,
         }
+        self._stats.clear()
+        self._num_skipped = {}
         with self._torch_threads(), self.all_or_nothing():
             self.before_gradient_based_update(timesteps=counters)
             start = time.perf_counter()
@@ -178,6 +182,7 @@ class Learner(LearnerRanks):
             self.weights_seq_no += 1
             self._count(train_batch, num_minibatches)
             self.after_gradient_based_update(timesteps=counters)
+            self.commit_update(num_skipped=sum(self._num_skipped.values()))
             return self._results(train_batch, num_minibatches, connector_s)
 
     def _drop_untrained(self, train_batch: TrainBatch) -> None:
@@ -316,6 +321,7 @@ class Learner(LearnerRanks):
             for parameter in entry.parameters:
                 parameter.grad = None
         if self.group is not None:
+            self._vote = self._start_vote(loss_per_module)
             losses = [loss * self._loss_weights[module_id] for module_id, loss in loss_per_module.items()]
             self.data_parallel().backward(
                 sum(losses, torch.zeros((), device=self.device, requires_grad=True))
@@ -394,15 +400,26 @@ class Learner(LearnerRanks):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
         module_ids = [*self._active, ALL_MODULES]
-        finite = [self._gradients_are_finite(module_id, gradients_dict) for module_id in module_ids]
+        agreed = [True] * len(module_ids)
         if self.group is not None:
-            finite = self.group.vote(finite, step_id=self.num_gradient_updates_lifetime)
-        for module_id, is_finite in zip(module_ids, finite, strict=True):
-            if not is_finite:
+            # The ranks' gradients are the same by now, so each finds for itself what the others find.
+            vote, self._vote = self._vote or self._start_vote({}), None
+            agreed = vote.result()
+        for module_id, is_agreed in zip(module_ids, agreed, strict=True):
+            if not (is_agreed and self._gradients_are_finite(module_id, gradients_dict)):
                 self._num_skipped[module_id] = self._num_skipped.get(module_id, 0) + 1
                 continue
             for entry in self._optimizers.of_module(module_id):
                 entry.optimizer.step()
+
+    def _start_vote(self, losses: Mapping[str, Tensor]) -> Vote:
+        assert self.group is not None
+        finite = [m not in losses or math.isfinite(losses[m].detach()) for m in self._active]
+        return self.group.start_vote(
+            [*finite, True],
+            step_id=self.num_gradient_updates_lifetime,
+            num_skipped=sum(self._num_skipped.values()),
+        )
 
     def _gradients_are_finite(self, module_id: str, gradients: Mapping[Tensor, Tensor]) -> bool:
         if not self._recheck_gradients:
@@ -490,8 +507,6 @@ class Learner(LearnerRanks):
             learner_connector={"connector_pipeline_timer": connector_s},
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
         )
-        self._stats.clear()
-        self._num_skipped = {}
         return results
 
     def _num_parameters(self, module_id: str, *, trainable: bool) -> int:

@@ -194,6 +194,16 @@ class LearnerRanks(LearnerBase):
             {module_id: num_rows[module_id] * self.num_ranks / total_rows[module_id] for module_id in active},
         )
 
+    def commit_update(self, *, num_skipped: int) -> None:
+        """The last vote of an update: all ranks have done all of its steps, or none keeps any.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+            DesynchronizedError: The ranks did not take the same steps.
+        """
+        if self.group is not None:
+            self.group.vote([], step_id=self.num_gradient_updates_lifetime, num_skipped=num_skipped)
+
     def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
         """The weighted mean of each named value over all ranks; the same names on all ranks.
 

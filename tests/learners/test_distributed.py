@@ -31,7 +31,7 @@ def collectives_main(rank: int, world_size: int, path: Path) -> dict[str, Any]:
         "last digit": group.agree("a" * 59 + str(rank)),
     }
     try:
-        group.vote([True], step_id=7 + rank)
+        group.vote([True], step_id=7 + rank, num_skipped=1)
     except DesynchronizedError as error:
         results["mismatch"] = str(error)
     group.close()
@@ -43,8 +43,10 @@ def collectives_main(rank: int, world_size: int, path: Path) -> dict[str, Any]:
 def test_collectives_votes_and_hash_comparison(tmp_path: Path) -> None:
     for rank, results in enumerate(run_ranks(collectives_main, 2, tmp_path)):
         mismatch = results.pop("mismatch")
-        assert f"rank {rank}: expected all 2 ranks at step {7 + rank} of generation 3" in mismatch
-        assert "steps 7…8 of generations 3…3" in mismatch
+        assert (
+            f"rank {rank}: expected all 2 ranks at step {7 + rank} of generation 3 with 1 steps" in mismatch
+        )
+        assert "steps 7…8 of generations 3…3 with 1…1 skipped" in mismatch
         assert results == {
             "sum": [3.0],
             "bytes": b"weights",
@@ -62,7 +64,7 @@ def death_main(rank: int, world_size: int, path: Path) -> dict[str, Any]:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.perf_counter()
-    with pytest.raises(PeerLostError, match="learner rank 0 of 2, generation 0: all-reduce") as caught:
+    with pytest.raises(PeerLostError, match="learner rank 0 of 2, generation 0: vote") as caught:
         group.vote([True], step_id=0)
     seconds = time.perf_counter() - start
     group.close()

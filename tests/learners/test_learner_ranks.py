@@ -1,4 +1,4 @@
-"""Learners as ranks of a group, in real processes: equality, agreement, failures in the middle of an update."""
+"""Learners as ranks of a group, in real processes: equality, agreement, failures within an update."""
 
 from __future__ import annotations
 
