@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
 from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.runtime.env_runner_group import EnvRunnerGroup
 from rlzmq.runtime.learner_group import LearnerGroup
@@ -125,6 +126,16 @@ class Algorithm:
             KeyError: No such module.
         """
         return self._run(self._async.get_module(module_id))
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
+        """The current weights with their connectors, to act with (see AsyncAlgorithm.get_policy)."""
+        return self._run(self._async.get_policy(module_id=module_id, agent_id=agent_id))  # type: ignore[no-any-return]
+
+    def compute_action(self, observation: Any, **options: Any) -> Any:
+        """The env's action for an observation (see AsyncAlgorithm.compute_action)."""
+        return self._run(self._async.compute_action(observation, **options))
 
     # -- checkpoints ----------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 from rlzmq.algorithms.checkpoints import load_config, read_algorithm, write_algorithm
 from rlzmq.algorithms.evaluation import Evaluation
+from rlzmq.algorithms.module_changes import modules_to_store
+from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.results import ResultBuilder
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError
@@ -57,6 +59,7 @@ class AsyncAlgorithm:
         self._evaluation = Evaluation(config, self.session)
         self._algorithm: Any = self  # what callbacks are given; the sync face puts itself here
         self._is_stopped = False
+        self._policies: dict[Any, tuple[int, Policy]] = {}
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -210,12 +213,72 @@ class AsyncAlgorithm:
         """
         return await self.session.get_module(module_id)
 
+    # -- acting ---------------------------------------------------------------------------------
+
+    async def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
+        """The current weights with their connectors, to act with; it stays as it is when training goes on.
+
+        Args:
+            module_id, agent_id: See `Policy`.
+
+        Raises:
+            KeyError: There is no such module or agent.
+        """
+        self._check_running()
+        session = self.session
+        spaces = {"__env_single__": session.spaces}
+        modules = self.config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build(
+            seed=self.config.seed
+        )
+        modules.set_state(await session.learner_group.get_weights())
+        return Policy(
+            self.config,
+            modules,
+            spaces=session.spaces,
+            connector_state=session.get_connector_state(),
+            module_id=module_id,
+            agent_id=agent_id,
+        )
+
+    async def compute_action(
+        self,
+        observation: Any,
+        *,
+        explore: bool = False,
+        reward: Any = 0.0,
+        begins_episode: bool = False,
+        module_id: str | None = None,
+        agent_id: Any = None,
+    ) -> Any:
+        """The env's action for an observation, with the current weights and connectors.
+
+        Args:
+            observation, explore, reward: See `Policy.compute_action`.
+            begins_episode: Whether it is an episode's first observation: states, previous frames and
+                actions are forgotten. They are, too, whenever the weights have changed.
+            module_id, agent_id: See `Policy`.
+
+        Raises:
+            ValueError: The observation does not fit the observation space.
+        """
+        key, change = (module_id, agent_id), self.session.num_weight_changes
+        cached = self._policies.get(key)
+        if cached is None or cached[0] != change:
+            cached = change, await self.get_policy(module_id=module_id, agent_id=agent_id)
+            self._policies[key] = cached
+        policy = cached[1]
+        if begins_episode:
+            policy.reset()
+        return policy.compute_action(observation, explore=explore, reward=reward)
+
     # -- checkpoints ----------------------------------------------------------------------------
 
     async def get_state(self) -> dict[str, Any]:
         """Everything that a checkpoint holds, by component."""
         state = await self.session.get_state()
         state["algorithm"] = {"iteration": self.iteration, "results": self._results.get_state()}
+        group = self.session.learner_group
+        state["modules"] = modules_to_store(self.config, group.module_spec, self.session.spaces)
         return state
 
     async def set_state(self, state: Mapping[str, Any]) -> None:

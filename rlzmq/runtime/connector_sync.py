@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.plans import flat_pieces
+
 __all__ = ["ConnectorSync"]
 
 _NAMES = ("env_to_module_connector", "module_to_env_connector")
@@ -26,7 +29,8 @@ class ConnectorSync:
         module_to_env = config.build_module_to_env_connector(env=None, spaces=spaces)
         self._pipelines = dict(zip(_NAMES, (env_to_module, module_to_env), strict=True))
         self._merges = config.merge_env_runner_states is not False
-        self.is_needed = self._merges and any(p.get_state() for p in self._pipelines.values())
+        pieces = [piece for p in self._pipelines.values() for piece in flat_pieces(p.connectors)]
+        self.is_needed = self._merges and any(_has_state(piece) for piece in pieces)
 
     def merge(self, deltas: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
         """Fold in what runners' `get_connector_delta` returned.
@@ -52,3 +56,9 @@ class ConnectorSync:
         for name, pipeline in self._pipelines.items():
             if state.get(name):
                 pipeline.set_state(state[name])
+
+
+def _has_state(piece: ConnectorV2) -> bool:
+    """Whether the piece keeps a state at all; before the first sample it may still be empty."""
+    names = ("get_state", "get_delta")
+    return any(getattr(type(piece), name) is not getattr(ConnectorV2, name) for name in names)

@@ -31,6 +31,7 @@ class AsyncLearnerGroup:
         handles: The ranks' actor handles in rank order; empty for a local group.
         local_learner: The Learner in this process, or None.
         generation: +1 whenever the process group is formed anew.
+        num_changes: How many calls may have changed the weights.
     """
 
     def __init__(self, config: Any, module_spec: Any, *, system: Any = None) -> None:
@@ -40,6 +41,7 @@ class AsyncLearnerGroup:
         self.handles: list[Any] = []
         self.local_learner: Any = None
         self.generation = 0
+        self.num_changes = 0
         self._rendezvous: Path | None = None
         self._results: list[tuple[list[dict[str, Any]], int]] = []
 
@@ -100,6 +102,7 @@ class AsyncLearnerGroup:
         Raises:
             ValueError: There are fewer env steps than ranks.
         """
+        self.num_changes += 1
         counts = dict(timesteps) if timesteps else None
         if self.local_learner is not None:
             results = [self.local_learner.update(episodes=episodes, timesteps=counts, **options)]
@@ -129,6 +132,7 @@ class AsyncLearnerGroup:
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Every rank takes over this state."""
+        self.num_changes += 1
         if self.local_learner is not None:
             self.local_learner.set_state(state)
         await asyncio_gather(self.handles, lambda handle: handle.set_state(dict(state)))
@@ -155,6 +159,7 @@ class AsyncLearnerGroup:
 
     async def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
         """``func(learner)`` on every rank; the results in rank order."""
+        self.num_changes += 1
         if self.local_learner is not None:
             return [func(self.local_learner)]
 

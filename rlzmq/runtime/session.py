@@ -28,6 +28,8 @@ class Session:
         system: The ActorSystem; None when everything is in this process.
         env_runner_group, learner_group: Set by `start`.
         accounting: Of every env step of the run.
+        spaces: (observation space, action space) of one env.
+        num_weight_changes: How often weights or connector states may have changed; for caches.
     """
 
     def __init__(self, config: Any) -> None:
@@ -36,13 +38,15 @@ class Session:
         self.env_runner_group: Any = None
         self.learner_group: Any = None
         self.accounting = Accounting()
+        self.spaces: tuple[Any, Any] = (None, None)
+        self._num_changes = 0
         self._pipeline: Any = None
         self._connectors: Any = None
 
     async def start(self) -> None:
         """Start the processes, form the groups, bring the first weights to the runners."""
         config = self.config
-        single = config.single_spaces()
+        self.spaces = single = config.single_spaces()
         spaces = {"__env_single__": single, "__env__": single}
         module_spec = config.get_multi_rl_module_spec(spaces=spaces)
         self._connectors = ConnectorSync(config, spaces)
@@ -82,13 +86,19 @@ class Session:
         Args:
             num_env_steps_before: Env steps trained in the run before it.
         """
+        self._num_changes += 1
         return await self._pipeline.run_update(num_env_steps_before)  # type: ignore[no-any-return]
+
+    @property
+    def num_weight_changes(self) -> int:
+        return self._num_changes + int(self.learner_group.num_changes)
 
     async def sync_weights(self) -> None:
         """Give all runners the learners' weights and the merged connector state."""
         snapshot, version = await self.get_inference_weights()
         await self.env_runner_group.set_weights(snapshot, version)
         if self._connectors.is_needed:
+            self._num_changes += 1
             state = self._connectors.merge(await self.env_runner_group.get_connector_deltas())
             await self.env_runner_group.set_connector_state(state or {})
 
@@ -152,6 +162,7 @@ class Session:
         expected = {"learner_group/learner", "env_runner", "accounting"}
         if missing := expected - set(state):
             raise ConfigurationError(f"set_state: components missing: {sorted(missing)}.")
+        self._num_changes += 1
         await self._pipeline.pause()
         await self.learner_group.set_state(state["learner_group/learner"])
         self._connectors.set_state(state["env_runner"])

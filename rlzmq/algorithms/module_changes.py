@@ -1,0 +1,197 @@
+"""Configs with a module more or less, and modules as checkpoints store them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.plain import NotPlainError
+from rlzmq.core.space_plain import space_to_plain
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.modules.class_names import class_name
+from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.rl_module import RLModule
+from rlzmq.modules.spec import RLModuleSpec
+
+__all__ = ["modules_to_store", "with_module", "with_stored_modules", "without_module"]
+
+MappingFn = Callable[..., Any]
+
+
+def with_module(
+    config: Any,
+    module_id: str,
+    module_spec: RLModuleSpec | None = None,
+    *,
+    config_overrides: Mapping[str, Any] | None = None,
+    new_agent_to_module_mapping_fn: MappingFn | None = None,
+    new_should_module_be_updated: Any = None,
+) -> Any:
+    """A copy of `config` that has one module more; frozen if `config` is.
+
+    Arguments are as of `Algorithm.add_module`.
+
+    Raises:
+        ValueError: There is a module of this id.
+        ConfigurationError: The config is a single-agent one, or an override is no setting.
+    """
+    if not config.is_multi_agent:
+        raise ConfigurationError(
+            "add_module: this run is single-agent (its one module is 'default_policy'). Modules can be added "
+            "to runs with .multi_agent(policies={…}, policy_mapping_fn=…)."
+        )
+    if module_id in config.module_ids:
+        raise ValueError(
+            f"add_module: there is a module {module_id!r} already. Remove it, or use another id."
+        )
+    if not isinstance(module_spec, RLModuleSpec | None):
+        raise TypeError(f"add_module: expected an RLModuleSpec or None, got {type(module_spec).__name__}.")
+    new = config.copy(copy_frozen=False)
+    policies = (
+        dict(config.policies) if isinstance(config.policies, Mapping) else dict.fromkeys(config.module_ids)
+    )
+    new.policies = {**policies, module_id: module_spec}
+    if config_overrides:
+        type(config).overrides(**config_overrides)  # unknown names are errors
+        per_module = dict(config.algorithm_config_overrides_per_module)
+        new.algorithm_config_overrides_per_module = {**per_module, module_id: dict(config_overrides)}
+    return _finished(config, new, new_agent_to_module_mapping_fn, new_should_module_be_updated)
+
+
+def without_module(
+    config: Any,
+    module_id: str,
+    *,
+    new_agent_to_module_mapping_fn: MappingFn | None = None,
+    new_should_module_be_updated: Any = None,
+) -> Any:
+    """A copy of `config` that has one module less; frozen if `config` is.
+
+    Raises:
+        KeyError: There is none of this id.
+        ConfigurationError: It is the last one, or only "default_policy" would be left.
+    """
+    ids = [other for other in config.module_ids if other != module_id]
+    if len(ids) == len(config.module_ids):
+        raise KeyError(f"no module {module_id!r}.{did_you_mean(module_id, ids)}")
+    if not ids or ids == ["default_policy"]:
+        left = "no module" if not ids else "only 'default_policy', which is a single-agent run,"
+        raise ConfigurationError(f"remove_module({module_id!r}): {left} would be left.")
+    new = config.copy(copy_frozen=False)
+    given = config.policies if isinstance(config.policies, Mapping) else {}
+    new.policies = {other: given.get(other) for other in ids}
+    outer = config.rl_module_spec
+    if isinstance(outer, MultiRLModuleSpec) and module_id in outer.rl_module_specs:
+        kept = {other: spec for other, spec in outer.rl_module_specs.items() if other != module_id}
+        new.rl_module_spec = MultiRLModuleSpec(
+            kept,
+            multi_rl_module_class=outer.multi_rl_module_class,
+            observation_space=outer.observation_space,
+            action_space=outer.action_space,
+            inference_only=outer.inference_only,
+            model_config=outer.model_config,
+            load_state_path=outer.load_state_path,
+            modules_to_load=outer.modules_to_load,
+        )
+    per_module = dict(config.algorithm_config_overrides_per_module)
+    per_module.pop(module_id, None)
+    new.algorithm_config_overrides_per_module = per_module
+    trained = config.policies_to_train
+    if trained is not None and not callable(trained) and new_should_module_be_updated is None:
+        new.policies_to_train = [other for other in trained if other != module_id]
+    return _finished(config, new, new_agent_to_module_mapping_fn, new_should_module_be_updated)
+
+
+def _finished(config: Any, new: Any, mapping_fn: MappingFn | None, to_train: Any) -> Any:
+    if mapping_fn is not None:
+        new.policy_mapping_fn = mapping_fn
+    if to_train is not None:
+        new.policies_to_train = to_train
+    new.validate()
+    if config.is_frozen:
+        new.freeze()
+    return new
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+
+
+def modules_to_store(config: Any, module_spec: MultiRLModuleSpec, spaces: tuple[Any, Any]) -> dict[str, Any]:
+    """What a checkpoint says about the modules: their specs and the env's spaces; plain values.
+
+    Args:
+        config: With the modules as they are now.
+        module_spec: Their filled specs.
+        spaces: (observation space, action space) of one env.
+    """
+    specs = {mid: _plain_or_none(spec.to_dict) for mid, spec in module_spec.rl_module_specs.items()}
+    overrides = {
+        mid: dict(values)
+        for mid, values in config.algorithm_config_overrides_per_module.items()
+        if all(isinstance(value, bool | int | float | str | None) for value in values.values())
+    }
+    plain_spaces = _plain_or_none(lambda: [space_to_plain(space) for space in spaces])
+    return {"specs": specs, "overrides": overrides, "spaces": plain_spaces}
+
+
+def _plain_or_none(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (NotPlainError, ConfigurationError):
+        return None
+
+
+def with_stored_modules(config: Any, stored: Mapping[str, Any], *, trust_code: bool = False) -> Any:
+    """`config` with the modules that a checkpoint has: added and removed ones, too.
+
+    Args:
+        config: The one that the run was built with, or that its checkpoint stored.
+        stored: What `modules_to_store` returned; ``{}`` changes nothing.
+        trust_code: Whether module classes are imported that only the checkpoint names.
+
+    Raises:
+        CheckpointError: A module's spec was not stored, or names a class that is not known here.
+    """
+    specs = stored.get("specs")
+    if specs is None:
+        return config
+    for module_id in [mid for mid in config.module_ids if mid not in specs]:
+        config = without_module(config, module_id)
+    for module_id, plain in specs.items():
+        if module_id in config.module_ids:
+            continue
+        config = with_module(
+            config,
+            module_id,
+            stored_spec(config, module_id, plain, trust_code=trust_code),
+            config_overrides=stored.get("overrides", {}).get(module_id),
+        )
+    return config
+
+
+def stored_spec(config: Any, module_id: str, plain: Any, *, trust_code: bool = False) -> RLModuleSpec:
+    """The RLModuleSpec of a module that a checkpoint has and `config` has not."""
+    if plain is None:
+        raise CheckpointError(
+            f"The checkpoint has a module {module_id!r} whose spec could not be stored. Pass a config whose "
+            "policies have it."
+        )
+    known = {class_name(cls): cls for cls in _module_classes(config)}
+    named = plain.get("module_class")
+    module_class = known.get(named)
+    if named is not None and module_class is None and not (trust_code or named.startswith("rlzmq.")):
+        raise CheckpointError(
+            f"The checkpoint's module {module_id!r} is of the class {named!r}, which the config does not "
+            "name. Pass a config whose policies have it, or trust_code=True to import it."
+        )
+    spec = RLModuleSpec.from_dict(plain, module_class=module_class)
+    spec.load_state_path = None  # the checkpoint's own weights come next
+    return spec
+
+
+def _module_classes(config: Any) -> list[type[RLModule]]:
+    specs: list[Any] = list(config.policies.values()) if isinstance(config.policies, Mapping) else []
+    outer = config.rl_module_spec
+    specs += list(outer.rl_module_specs.values()) if isinstance(outer, MultiRLModuleSpec) else [outer]
+    return [spec.module_class for spec in specs if getattr(spec, "module_class", None) is not None]

@@ -1,0 +1,395 @@
+"""Policy: a trained module with its connectors and its memory, for acting outside of training.
+
+    observation ─► env-to-module pipeline ─► module ─► module-to-env pipeline ─► the env's action
+                        └──────── the ongoing episode (state, previous frames and actions) ─┘
+
+The pipelines are those of the env runners, with their statistics as training left them and frozen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+from rlzmq.algorithms.module_changes import with_stored_modules
+from rlzmq.algorithms.policy_inputs import as_batch_of, as_value_of, first_row
+from rlzmq.connectors.columnar import VectorStepRows
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.seeding import derive_seed
+from rlzmq.core.space_plain import space_from_plain
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.runners.module_step import ModuleStep
+
+__all__ = ["Policy"]
+
+_NOT_EXTRA = frozenset({Columns.ACTIONS, Columns.ACTIONS_FOR_ENV})
+# The episode is cut to its lookback after so many steps, so that an endless one takes no more memory.
+_MAX_CHUNK_STEPS = 64
+
+
+class Policy:
+    """Acts as the runners of a trained algorithm act.
+
+    Example::
+
+        policy = Policy.load("runs/…/checkpoint")
+        observation, _ = env.reset()
+        policy.reset()
+        while not done:
+            observation, reward, terminated, truncated, _ = env.step(policy.compute_action(observation))
+
+    One object plays one episode at a time; `copy` gives further ones for more. Of a multi-agent
+    algorithm it is either one module, playing one agent (`module_id`, `agent_id`), or without these all
+    agents at once: observations and actions are then dicts by agent id.
+
+    Args:
+        config: The algorithm's config.
+        modules: MultiRLModule with the weights to act with; it is not copied.
+        spaces: (observation space, action space) of one env.
+        connector_state: State by pipeline, as checkpoints hold it under "env_runner".
+        module_id: The module that acts; None: the only one, or all.
+        agent_id: The agent that it plays; None: the first one that is mapped to it.
+        seed: Of the actions drawn with ``explore=True``; None: ``config.seed``.
+
+    Attributes:
+        observation_space, action_space: Of the env (of the one agent, where there is one).
+        is_stateless: Whether an action depends on the latest observation alone: the module has no state
+            and no connector piece looks back.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        modules: Any,
+        *,
+        spaces: tuple[Any, Any],
+        connector_state: Mapping[str, Any] | None = None,
+        module_id: str | None = None,
+        agent_id: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        self.config = config
+        self._modules = modules.eval()
+        self._is_multi_agent: bool = config.is_multi_agent
+        self._mapping_fn = config.policy_mapping_fn
+        self._agent_id = agent_id
+        self.observation_space, self.action_space = spaces
+        if module_id is None and not self._is_multi_agent:
+            module_id = DEFAULT_MODULE_ID
+        if module_id is not None and module_id not in modules:
+            raise KeyError(f"no module {module_id!r}.{did_you_mean(module_id, list(modules.keys()))}")
+        if self._is_multi_agent and module_id is not None:
+            self._agent_id = self._checked_agent(agent_id, module_id, spaces[0])
+            self._mapping_fn = lambda agent_id, episode, **kwargs: module_id
+            self.observation_space, self.action_space = (space[self._agent_id] for space in spaces)
+        self._env_spaces = spaces
+        both = {"__env_single__": spaces, "__env__": spaces}
+        self._env_to_module = config.build_env_to_module_connector(env=None, spaces=both)
+        self._module_to_env = config.build_module_to_env_connector(env=None, spaces=both)
+        for name, pipeline in self._pipelines().items():
+            pipeline.freeze_statistics()
+            if connector_state and connector_state.get(name):
+                pipeline.set_state(connector_state[name])
+        self._acting = modules if self._is_multi_agent else modules[DEFAULT_MODULE_ID]
+        self._lookback = max(1, config.episode_lookback_horizon, self._env_to_module.required_lookback)
+        self.is_stateless: bool = not self._acting.is_stateful() and not self._env_to_module.required_lookback
+        self._generator = torch.Generator()
+        seed = config.seed if seed is None else seed
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(derive_seed(seed, "acting"))
+        self._plans: Any = None
+        if self.is_stateless and not self._is_multi_agent:
+            plans = self._env_to_module.columnar_plan(), self._module_to_env.columnar_plan()
+            if None not in plans:
+                self._plans = (*plans, ModuleStep(self._acting, self._generator, plans[0].device))
+        self.reset()
+
+    def _checked_agent(self, agent_id: Any, module_id: str, spaces: Any) -> Any:
+        agents = list(spaces.spaces)
+        if agent_id is None:
+            for agent in agents:
+                try:
+                    if self._mapping_fn(agent, None) == module_id:
+                        return agent
+                except Exception:  # it reads the episode
+                    break
+            raise ConfigurationError(
+                f"Policy: which agent module {module_id!r} plays cannot be told: give agent_id, "
+                f"one of {agents}."
+            )
+        if agent_id not in agents:
+            raise KeyError(f"no agent {agent_id!r} in the env.{did_you_mean(agent_id, agents)}")
+        return agent_id
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        module_id: str | None = None,
+        agent_id: Any = None,
+        config: Any = None,
+        trust_code: bool = False,
+    ) -> Self:
+        """The policy of an algorithm's checkpoint; the env need not be there.
+
+        Args:
+            path: What `Algorithm.save_to_path` wrote.
+            module_id, agent_id: See the class.
+            config: In place of the stored one; needed when that held functions or classes.
+            trust_code: Whether functions and classes that the checkpoint names are imported.
+
+        Raises:
+            CheckpointError: It is torn, altered, or its config cannot be loaded.
+            KeyError: There is no such module or agent.
+        """
+        state = read_algorithm(path)
+        config = load_config(path, trust_code=trust_code) if config is None else config
+        stored = state.get("modules", {})
+        plain = stored.get("spaces")
+        spaces: Any = config.single_spaces() if plain is None else tuple(map(space_from_plain, plain))
+        config = with_stored_modules(config, stored, trust_code=trust_code)
+        spec = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces}, inference_only=True)
+        modules = spec.build(seed=config.seed)
+        modules.set_state(state["learner_group/learner"]["rl_module"])
+        return cls(
+            config,
+            modules,
+            spaces=spaces,
+            connector_state=state["env_runner"],
+            module_id=module_id,
+            agent_id=agent_id,
+        )
+
+    @classmethod
+    def from_algorithm(cls, algorithm: Any, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
+        """The policy that an `Algorithm` has at this moment; it stays as it is when training goes on.
+
+        Raises:
+            KeyError: There is no such module or agent.
+        """
+        policy: Policy = algorithm.get_policy(module_id=module_id, agent_id=agent_id)
+        return policy
+
+    def copy(self) -> Self:
+        """Another policy on the same weights, at the beginning of an episode of its own."""
+        new = copy.copy(self)
+        new._env_to_module, new._module_to_env = copy.deepcopy((self._env_to_module, self._module_to_env))
+        new.reset()
+        return new
+
+    def _pipelines(self) -> dict[str, Any]:
+        return {
+            "env_to_module_connector": self._env_to_module,
+            "module_to_env_connector": self._module_to_env,
+        }
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """The next observation begins an episode: state, previous frames and actions are forgotten."""
+        self._episode: Any = None
+        self._shared_data: dict[str, Any] = {"generator": self._generator}
+        self._last_actions: Any = None
+        self._stored_actions: list[Any] = []
+        self._last_extras: Any = None
+        self._num_steps = 0
+
+    def compute_action(self, observation: Any, *, explore: bool = False, reward: Any = 0.0) -> Any:
+        """The env's action for the ongoing episode's next observation.
+
+        Args:
+            observation: As the env gives it. Where the policy plays all agents: a dict by agent id, without
+                the agents that are done.
+            explore: Draw from the exploration distribution; else act greedily.
+            reward: What the previous action brought; read only by pieces that look at rewards, such as
+                PrevActionsPrevRewards.
+
+        Returns:
+            The action as the env takes it: unsquashed or clipped as in training (or a dict of them).
+
+        Raises:
+            ValueError: The observation does not fit the observation space.
+        """
+        if self._plans is not None:
+            observation = as_value_of(self.observation_space, observation)
+            batch = tree_map(lambda leaf: leaf[None], observation)
+            action = first_row(self._act_on_columns(batch, explore))
+            self._num_steps += 1
+            return action
+        if not self._is_multi_agent:
+            return self._step(as_value_of(self.observation_space, observation), explore, float(reward))
+        if self._agent_id is not None:
+            observation = as_value_of(self.observation_space, observation)
+            return self._step({self._agent_id: observation}, explore, reward)[self._agent_id]
+        observation = {
+            agent_id: as_value_of(self.observation_space[agent_id], of_agent)
+            for agent_id, of_agent in observation.items()
+        }
+        return self._step(observation, explore, reward)
+
+    def compute_actions(self, observations: Any, *, explore: bool = False) -> Any:
+        """The env's actions for many observations at once, each an episode's first; for stateless policies.
+
+        Args:
+            observations: Tree of arrays ``[N, ...]``, or a list of N observations.
+            explore: As of `compute_action`.
+
+        Returns:
+            Tree of arrays ``[N, ...]``. The ongoing episode of `compute_action` is left alone.
+
+        Raises:
+            ValueError: The policy is not stateless, or the observations do not fit the space.
+        """
+        if not self.is_stateless or (self._is_multi_agent and self._agent_id is None):
+            why = "plays several agents" if self.is_stateless else "remembers (a state, previous frames, …)"
+            raise ValueError(
+                f"compute_actions() is for stateless policies of one agent; this one {why}. Use one "
+                "policy.copy() per env and its compute_action()."
+            )
+        observations = as_batch_of(self.observation_space, observations)
+        if self._plans is not None:
+            return self._act_on_columns(observations, explore, is_batch=True)
+        ongoing = self._episode
+        items = [self._wrapped(item) for item in tree_unstack(observations)]
+        episodes = [self._new_episode(item, index) for index, item in enumerate(items)]
+        actions, _ = self._run_pipelines(episodes, explore, {"generator": self._generator})
+        self._episode = ongoing
+        return tree_stack([self._unwrapped(action) for action in actions])
+
+    def _wrapped(self, item: Any) -> Any:
+        return {self._agent_id: item} if self._is_multi_agent else item
+
+    def _unwrapped(self, item: Any) -> Any:
+        return item[self._agent_id] if self._is_multi_agent else item
+
+    # -- on whole columns -----------------------------------------------------------------------
+
+    def _act_on_columns(self, observations: Any, explore: bool, *, is_batch: bool = False) -> Any:
+        to_module, to_env, step = self._plans
+        rows = VectorStepRows({}, num_items(observations))
+        if self._num_steps and not is_batch:
+            rows.is_first[:] = False
+        stored = to_module.write(observations, rows)
+        step.begin(explore=explore)
+        columns, _ = step(to_module.read(stored, rows), None, 0)
+        if Columns.ACTIONS_FOR_ENV in columns:
+            return columns[Columns.ACTIONS_FOR_ENV]
+        actions = columns[Columns.ACTIONS]
+        if to_env.normalize is not None:
+            actions = to_env.normalize.apply_vectorized(actions)
+        return tree_map(lambda leaf: leaf.copy(), actions)
+
+    # -- with an episode ------------------------------------------------------------------------
+
+    def _step(self, observation: Any, explore: bool, reward: Any) -> Any:
+        if self._episode is None:
+            self._episode = self._new_episode(observation, 0)
+        else:
+            if len(self._episode) >= _MAX_CHUNK_STEPS:
+                self._episode = self._episode.cut(self._lookback)
+            self._add_step(observation, reward)
+        actions, extras = self._run_pipelines([self._episode], explore, self._shared_data)
+        self._last_actions, self._last_extras = self._stored_actions[0], self._with_known_names(extras[0])
+        self._num_steps += 1
+        return actions[0]
+
+    def _new_episode(self, observation: Any, index: int) -> Any:
+        spaces = {"observation_space": self._env_spaces[0], "action_space": self._env_spaces[1]}
+        if self._is_multi_agent:
+            episode: Any = MultiAgentEpisode(
+                f"{index}", agent_to_module_mapping_fn=self._mapping_fn, **spaces
+            )
+            episode.add_env_reset(observations=observation, infos={})
+        else:
+            episode = SingleAgentEpisode(f"{index}", **spaces)
+            episode.add_env_reset(observation, {})
+        return episode
+
+    def _add_step(self, observation: Any, reward: Any) -> None:
+        if not self._is_multi_agent:
+            self._episode.add_env_step(
+                observation,
+                self._last_actions,
+                reward,
+                {},
+                terminated=False,
+                truncated=False,
+                extra_model_outputs=self._last_extras,
+            )
+            return
+        given = reward if isinstance(reward, Mapping) else dict.fromkeys(self._last_actions, reward)
+        self._episode.add_env_step(
+            observation,
+            self._last_actions,
+            {agent_id: float(given.get(agent_id, 0.0)) for agent_id in self._last_actions},
+            {},
+            terminateds={"__all__": False},
+            truncateds={"__all__": False},
+            extra_model_outputs=self._last_extras,
+        )
+
+    def _run_pipelines(
+        self, episodes: list[Any], explore: bool, shared_data: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Per episode: the env's actions, and the extra model outputs."""
+        arguments: dict[str, Any] = {
+            "rl_module": self._acting,
+            "episodes": episodes,
+            "explore": explore,
+            "shared_data": shared_data,
+        }
+        batch = self._env_to_module(batch={}, **arguments)
+        if not batch:  # no agent acts
+            self._stored_actions = [{} for _ in episodes]
+            return [{} for _ in episodes], [{} for _ in episodes]
+        with torch.inference_mode():
+            module = self._acting
+            outputs = module.forward_exploration(batch, t=0) if explore else module.forward_inference(batch)
+        columns = self._module_to_env(batch=dict(outputs), **arguments)
+        per_episode = {
+            name: values if isinstance(values, list) else tree_unstack(values)
+            for name, values in columns.items()
+        }
+        if Columns.ACTIONS not in per_episode:
+            raise ValueError(
+                f"The module-to-env pipeline returned no 'actions', only {sorted(per_episode)}. Each piece "
+                "must return the batch with the columns it does not own left in."
+            )
+        self._stored_actions = per_episode[Columns.ACTIONS]
+        for_env = per_episode.get(Columns.ACTIONS_FOR_ENV, self._stored_actions)
+        names = [name for name in per_episode if name not in _NOT_EXTRA]
+        return for_env, [self._extras(per_episode, names, index) for index in range(len(episodes))]
+
+    def _extras(self, per_episode: dict[str, list[Any]], names: list[str], index: int) -> dict[Any, Any]:
+        if not self._is_multi_agent:
+            return {name: per_episode[name][index] for name in names}
+        return {
+            agent_id: {n: per_episode[n][index][agent_id] for n in names if agent_id in per_episode[n][index]}
+            for agent_id in self._stored_actions[index]
+        }
+
+    def _with_known_names(self, extras: dict[Any, Any]) -> dict[Any, Any]:
+        """An episode's outputs are the same at every step, also where `explore` changes in between."""
+        if self._is_multi_agent:
+            known = self._last_extras or {}
+            return {**known, **{agent: _like(known.get(agent), own) for agent, own in extras.items()}}
+        return _like(self._last_extras, extras)
+
+
+def _like(known: Mapping[str, Any] | None, extras: dict[str, Any]) -> dict[str, Any]:
+    if known is None or known.keys() == extras.keys():
+        return extras
+    zeros = {name: tree_map(lambda leaf: leaf * 0, value) for name, value in known.items()}
+    return {name: extras.get(name, zero) for name, zero in zeros.items()}

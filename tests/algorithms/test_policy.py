@@ -1,0 +1,206 @@
+"""A policy outside of training acts as the runners act: same pipelines, state, statistics, scaling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import (
+    CheckpointError,
+    ConnectorV2,
+    FrameStackingEnvToModule,
+    FrameStackingLearner,
+    MeanStdFilter,
+    Policy,
+    PPOConfig,
+    PrevActionsPrevRewards,
+    SingleAgentEnvRunner,
+)
+from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
+
+
+class Watcher(ConnectorV2):
+    """A custom per-episode piece: switches off every shortcut."""
+
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return batch
+
+
+def small(env: Any = "CartPole-v1", pieces: Any = None, **model: Any) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(env)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2, env_to_module_connector=pieces)
+        .training(train_batch_size_per_learner=120, minibatch_size=60, num_epochs=1, lr=1e-2)
+        .rl_module(model_config={"fcnet_hiddens": [16], **model})
+        .debugging(seed=3)
+    )
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "plain": ("CartPole-v1", None, {}),
+    "filter and unsquashing": ("Pendulum-v1", MeanStdFilter, {}),
+    "custom piece": ("Pendulum-v1", lambda: [Watcher(), MeanStdFilter()], {}),
+    "lstm": (StatelessCartPole, None, {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 5}),
+    "previous actions": (StatelessCartPole, lambda: PrevActionsPrevRewards(n_prev_actions=2), {}),
+    "frame stacking": ("stacked", lambda: FrameStackingEnvToModule(num_frames=3), {}),
+}
+
+
+class Recorded(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps what its env gave since the last reset, in `log`: (observation, reward that came with it)."""
+
+    log: ClassVar[list[tuple[Any, float]]] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = self.env.reset(**kwargs)
+        Recorded.log = [(np.array(observation), 0.0)]
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        Recorded.log.append((np.array(result[0]), float(result[1])))
+        return result
+
+
+def with_last_axis(config: Any) -> Any:
+    env = gym.make("CartPole-v1")
+    space = gym.spaces.Box(-np.inf, np.inf, (2, 2, 1), np.float32)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs.reshape(2, 2, 1), space)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loaded_policy_repeats_the_runners_greedy_actions(name: str, tmp_path: Path) -> None:
+    env, pieces, model = CASES[name]
+
+    def make(config: Any) -> Any:
+        if env == "stacked":
+            return Recorded(with_last_axis(config))
+        return Recorded(gym.make(env) if isinstance(env, str) else env(config))
+
+    config = small(make, pieces, **model)
+    config.env_runners(num_envs_per_env_runner=1)
+    if env == "stacked":
+        config.learners(learner_connector=lambda: FrameStackingLearner(num_frames=3))
+    with config.build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path / "c")
+        from_algorithm = Policy.from_algorithm(algo)
+        runner = SingleAgentEnvRunner(config=algo.config)
+        weights = runner.get_weights_layout().snapshot(algo.learner_group.foreach_learner(_module)[0])
+        runner.set_weights(weights, version=0)
+        runner.env_to_module.freeze_statistics()
+        runner.set_connector_state(algo.get_state()["env_runner"])
+        episode = runner.sample(num_episodes=1, explore=False)[0]
+        space = runner.env.single_action_space
+        observation_space = runner.env.single_observation_space
+        runner.stop()
+    loaded = Policy.load(path, config=config)
+    log = list(Recorded.log)
+    for policy in (from_algorithm, loaded, loaded.copy()):
+        actions = [
+            policy.compute_action(observation, reward=reward) for observation, reward in log[: len(episode)]
+        ]
+        expected = [_to_env(space, action) for action in episode.get_actions()]
+        np.testing.assert_allclose(np.stack(actions), np.stack(expected), rtol=1e-4, atol=1e-5)
+        assert all(space.contains(np.asarray(action, space.dtype)) for action in actions)
+    assert loaded.observation_space == observation_space
+
+
+def _module(learner: Any) -> Any:
+    return learner.module
+
+
+def _to_env(space: Any, action: Any) -> Any:
+    if isinstance(space, gym.spaces.Box):
+        return np.clip(space.low + (action + 1) * (space.high - space.low) / 2, space.low, space.high)
+    return action
+
+
+def test_reset_forgets_the_state() -> None:
+    config = small(StatelessCartPole, use_lstm=True, lstm_cell_size=8)
+    with config.build() as algo:
+        policy = algo.get_policy()
+        assert not policy.is_stateless
+        observations = [np.array([0.01 * i, 0.02], np.float32) for i in range(150)]
+
+        def logits() -> list[Any]:
+            seen = []
+            for observation in observations:
+                policy.compute_action(observation)
+                seen.append(policy._last_extras["action_dist_inputs"])
+            return seen
+
+        first, going_on = logits(), logits()
+        policy.reset()
+        np.testing.assert_array_equal(np.stack(first), np.stack(logits()))
+        assert (np.stack(first) != np.stack(going_on)).any()
+        with pytest.raises(ValueError, match=r"policy\.copy\(\)"):
+            policy.compute_actions(np.stack(observations))
+
+
+@pytest.mark.parametrize("pieces", [None, Watcher])
+def test_many_observations_at_once(pieces: Any) -> None:
+    with small("Pendulum-v1", pieces).build() as algo:
+        policy = algo.get_policy()
+        batch = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
+        actions = policy.compute_actions(batch)
+        assert actions.shape == (7, 1)
+        one_by_one = np.stack([policy.compute_action(row) for row in batch])
+        np.testing.assert_allclose(actions, one_by_one, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(actions, policy.compute_actions(list(batch)))
+        assert (policy.compute_actions(batch, explore=True) != actions).any()
+
+
+def test_the_algorithms_own_actions_follow_its_weights() -> None:
+    with small("Pendulum-v1").build() as algo:
+        observation = np.array([1.0, 0.0, 0.5])
+        before = algo.compute_action(observation)
+        assert algo.compute_action(observation) == before
+        algo.train()
+        assert algo.compute_action(observation) != before
+        assert algo.compute_action(observation) == algo.get_policy().compute_action(observation)
+
+
+def test_one_agent_or_all_of_them(tmp_path: Path) -> None:
+    config = (
+        small(MultiAgentCartPole)
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
+    )
+    with config.build() as algo:
+        path = algo.save_to_path(tmp_path / "c")
+    everyone = Policy.load(path, config=config)
+    alone = Policy.load(path, config=config, module_id="p1")
+    env = MultiAgentCartPole({"num_agents": 2})
+    observations, _ = env.reset(seed=1)
+    for _ in range(80):
+        actions = everyone.compute_action(observations)
+        assert actions.keys() == observations.keys()
+        if 1 in observations:
+            assert alone.compute_action(observations[1]) == actions[1]
+        observations, _, terminateds, truncateds, _ = env.step(actions)
+        done = {agent_id for flags in (terminateds, truncateds) for agent_id, flag in flags.items() if flag}
+        if "__all__" in done:
+            break
+        observations = {agent_id: obs for agent_id, obs in observations.items() if agent_id not in done}
+    assert alone.compute_actions(np.zeros((3, 4), np.float32)).shape == (3,)
+    with pytest.raises(KeyError, match="p1"):
+        Policy.load(path, config=config, module_id="p11")
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    with small().build() as algo:
+        policy = algo.get_policy()
+        with pytest.raises(ValueError, match=r"expected shape \(4,\), got \(3,\)"):
+            policy.compute_action(np.zeros(3))
+        with pytest.raises(ValueError, match=r"expected shape \('N', 4\)"):
+            policy.compute_actions(np.zeros(4))
+        with pytest.raises(KeyError, match="default_policy"):
+            algo.get_policy(module_id="default")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        Policy.load(tmp_path)
