@@ -39,7 +39,8 @@ class ConnectorPipelineV2(PiecesByName):
     Attributes:
         connectors: The pieces, in order. Edit through the methods, which also update the spaces.
         time_pieces: Whether `piece_timers` (and the metrics, under ``timers/connectors/<name>``, in
-            seconds) are filled; off by default, for it costs sampling speed.
+            seconds) are filled; off by default: it costs sampling speed, also because no piece can
+            then be left out in favour of the fused path.
         piece_timers: Piece name -> [number of calls, total seconds].
         after_piece: Called with each piece's name and the batch it returned, for debugging; None: off.
     """
@@ -145,6 +146,11 @@ class ConnectorPipelineV2(PiecesByName):
         timer[1] += seconds
         if metrics is not None:
             metrics.log_value(("timers", "connectors", name), seconds)
+
+    @property
+    def _watches_pieces(self) -> bool:
+        """Whether pieces must really be called one by one."""
+        return self.time_pieces or self.after_piece is not None
 
     def explain(
         self,
@@ -274,7 +280,7 @@ class EnvToModulePipeline(ConnectorPipelineV2):
 
     def columnar_plan(self) -> EnvToModulePlan | None:
         """How to run on whole columns; None when a piece needs the per-episode protocol."""
-        return env_to_module_plan(self.connectors)
+        return None if self._watches_pieces else env_to_module_plan(self.connectors)
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):
@@ -282,7 +288,7 @@ class ModuleToEnvPipeline(ConnectorPipelineV2):
 
     def columnar_plan(self) -> ModuleToEnvPlan | None:
         """How to run on whole columns; None when a piece needs the per-episode protocol."""
-        return module_to_env_plan(self.connectors)
+        return None if self._watches_pieces else module_to_env_plan(self.connectors)
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):
@@ -318,7 +324,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
 
     def columnar_plan(self) -> LearnerPlan | None:
         """How to run on whole columns; None when a piece needs the per-episode protocol."""
-        return learner_plan(self.connectors)
+        return None if self._watches_pieces else learner_plan(self.connectors)
 
 
 def _checked(piece: Any) -> ConnectorV2:

@@ -221,6 +221,13 @@ def test_pipelines_that_need_the_per_episode_protocol_have_no_plan(pieces: Any) 
     assert pipeline.columnar_plan() is None
 
 
+def test_timed_pipelines_have_no_plan_as_their_pieces_must_be_called() -> None:
+    timed = config(connector_timers=True)
+    for pipeline in (build_env_to_module(timed), build_module_to_env(timed), build_learner(timed)):
+        assert pipeline.time_pieces
+        assert pipeline.columnar_plan() is None
+
+
 def test_edited_default_pieces_have_no_plan() -> None:
     pipeline = build_env_to_module(config(), None, SPACES)
     assert pipeline.columnar_plan() is not None
