@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.connectors import common, learner, module_to_env
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.env_to_module import PrevActionsPrevRewards
 from rlzmq.connectors.pipelines import (
     EnvToModulePipeline,
     LearnerConnectorPipeline,
     ModuleToEnvPipeline,
 )
+from rlzmq.connectors.plans import flat_pieces
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = [
@@ -29,6 +31,9 @@ def build_env_to_module(
 ) -> EnvToModulePipeline:
     """The env-to-module pipeline: the user's pieces, then the default ones.
 
+    Where the model settings say ``lstm_use_prev_action`` or ``lstm_use_prev_reward``, a
+    PrevActionsPrevRewards piece comes between them, unless the user gave one.
+
     Args:
         config: AlgorithmConfig, or anything with its attributes.
         env: The (vector) env; goes to the user's callable.
@@ -43,6 +48,7 @@ def build_env_to_module(
     observation_space, action_space = _single_spaces(env, spaces)
     pieces = _user_pieces(config, setting, {"env": env, "spaces": spaces, "device": device})
     if getattr(config, "add_default_connectors_to_env_to_module_pipeline", True):
+        pieces += _previous_pieces(config, pieces)
         pieces += [
             common.AddObservationsFromEpisodesToBatch(),
             common.AddTimeDimToBatchAndZeroPad(),
@@ -148,6 +154,39 @@ def _mapping_pieces(config: Any, *, as_learner_connector: bool) -> list[Connecto
             agent_to_module_mapping_fn=config.policy_mapping_fn,
             as_learner_connector=as_learner_connector,
         )
+    ]
+
+
+def _previous_pieces(config: Any, pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:
+    """PrevActionsPrevRewards, if any module's settings ask for what it adds."""
+    num_actions, num_rewards = (
+        int(any(settings.get(f"lstm_use_prev_{what}") for settings in _model_settings(config)))
+        for what in ("action", "reward")
+    )
+    if not num_actions + num_rewards:
+        return []
+    if any(isinstance(piece, PrevActionsPrevRewards) for piece in flat_pieces(pieces)):
+        return []
+    return [
+        PrevActionsPrevRewards(
+            multi_agent=_is_multi_agent(config), n_prev_actions=num_actions, n_prev_rewards=num_rewards
+        )
+    ]
+
+
+def _model_settings(config: Any) -> list[dict[str, Any]]:
+    """The model settings of the config, its specs, and its modules' own overrides."""
+    outer = getattr(config, "rl_module_spec", None)
+    policies = getattr(config, "policies", None)
+    specs = [outer, *(getattr(outer, "rl_module_specs", None) or {}).values()]
+    specs += policies.values() if isinstance(policies, Mapping) else []
+    overrides = (getattr(config, "algorithm_config_overrides_per_module", None) or {}).values()
+    found = [getattr(source, "model_config", None) for source in (config, *specs)]
+    found += [values.get("model_config") for values in overrides if isinstance(values, Mapping)]
+    return [
+        dict(settings) if isinstance(settings, Mapping) else dict(vars(settings))
+        for settings in found
+        if settings is not None
     ]
 
 

@@ -12,6 +12,9 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 
 __all__ = ["initial_state", "is_multi_rl_module", "max_seq_len", "module_for_key", "stateful_module_for_key"]
 
+AUTO_MAX_SEQ_LEN = 20
+"""Steps of a training sequence where the model's settings leave it open."""
+
 
 def is_multi_rl_module(rl_module: Any) -> bool:
     """Whether it maps module ids to modules (MultiRLModule, or a plain dict)."""
@@ -56,11 +59,15 @@ def as_numpy(leaf: Any) -> Any:
 def max_seq_len(module: Any, key: tuple[Any, ...] | None = None) -> int:
     """The length of the sequences that a stateful module is trained on.
 
+    ``model_config["max_seq_len"]``; "auto", and none for ``use_lstm``, mean 20 steps.
+
     Raises:
         ValueError: Its model_config says none.
     """
     config = module.model_config
     value = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)
+    if value == "auto" or (value is None and isinstance(config, Mapping) and config.get("use_lstm")):
+        return AUTO_MAX_SEQ_LEN
     if not value:
         raise ValueError(
             f"module {key[2] if key and len(key) == 3 else DEFAULT_MODULE_ID!r} is stateful (it has an "

@@ -51,9 +51,10 @@ class DefaultModelConfig:
         log_std_clip_param: Log standard deviations are clamped to ± this; inf for no clamp.
         vf_share_layers: Policy and value function share the encoder.
         use_lstm: An LSTM after the encoder.
-        max_seq_len: Length of training sequences of stateful modules, in steps.
+        max_seq_len: Length of training sequences of stateful modules, in steps; "auto" is 20.
         lstm_cell_size: Units of the LSTM.
-        lstm_use_prev_action: Feed the previous action, too (the PrevActionsPrevRewards piece provides it).
+        lstm_use_prev_action: Feed the previous action, too. A config's env-to-module pipeline then has a
+            PrevActionsPrevRewards piece after the user's pieces.
         lstm_use_prev_reward: Feed the previous reward, too.
         lstm_kernel_initializer: As for fcnet, likewise the next three.
         lstm_kernel_initializer_kwargs: …
@@ -99,7 +100,7 @@ class DefaultModelConfig:
     vf_share_layers: bool = True
 
     use_lstm: bool = False
-    max_seq_len: int = 20
+    max_seq_len: int | str = 20
     lstm_cell_size: int = 256
     lstm_use_prev_action: bool = False
     lstm_use_prev_reward: bool = False
@@ -123,6 +124,8 @@ class DefaultModelConfig:
                     f"model_config[{name!r}]: expected a list of widths, each an int of at least 1, "
                     f"got {widths!r}"
                 )
+        if self.max_seq_len == "auto":
+            self.max_seq_len = 20
         for name in ("lstm_cell_size", "max_seq_len"):
             value = getattr(self, name)
             if not _is_count(value):
