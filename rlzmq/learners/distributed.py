@@ -96,7 +96,7 @@ class RankGroup:
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout_s),
             )
-            self.process_group: dist.ProcessGroup = dist.group.WORLD  # type: ignore[assignment]
+            self.process_group: dist.ProcessGroup | None = dist.group.WORLD
             # Connects every pair now: a peer that dies before a group's first collective can outwait the
             # timeout.
             self._barrier()
@@ -191,6 +191,7 @@ class RankGroup:
         if self._closed:
             return
         self._closed = True
+        self.process_group = None  # the last reference closes the connections, which tells the peers
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 

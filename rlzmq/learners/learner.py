@@ -110,7 +110,7 @@ class Learner(LearnerRanks):
 
     def update(
         self,
-        batch: Mapping[str, Any] | None = None,
+        batch: Mapping[str, Any] | TrainBatch | None = None,
         batches: Sequence[Mapping[str, Any]] | None = None,
         episodes: Any = None,
         data_iterators: Iterable[Iterator[Any]] | None = None,
@@ -125,7 +125,7 @@ class Learner(LearnerRanks):
 
         Args:
             batch: A ready train batch: module id → column → array or tensor ``[rows, ...]`` (or just column →
-                … for the default module).
+                … for the default module), or what `prepare` made.
             batches: Several of these, to be trained as one.
             episodes: SingleAgentEpisodes, MultiAgentEpisodes, an EpisodeBatch or a list of EpisodeBatches;
                 they go through the learner connector.
@@ -184,6 +184,20 @@ class Learner(LearnerRanks):
             self.after_gradient_based_update(timesteps=counters)
             self.commit_update(num_skipped=sum(self._num_skipped.values()))
             return self._results(train_batch, num_minibatches, connector_s)
+
+    def prepare(self, episodes: Any) -> TrainBatch:
+        """Run the learner connector ahead of `update`, e.g. on another thread while an update runs.
+
+        Only for pipelines that do not compute with the weights (PPO's does, for its advantages).
+
+        Args:
+            episodes: As of `update`.
+
+        Returns:
+            What ``update(batch=…)`` takes.
+        """
+        self._check_built()
+        return self._builder.build(episodes=episodes)
 
     def _drop_untrained(self, train_batch: TrainBatch) -> None:
         for module_id in list(train_batch.columns):
@@ -506,6 +520,7 @@ class Learner(LearnerRanks):
             weights_seq_no=self.weights_seq_no,
             learner_connector={"connector_pipeline_timer": connector_s},
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
+            learner_connector_sum_episodes_length_out=train_batch.num_env_steps,
         )
         return results
 

@@ -225,7 +225,11 @@ class LearnerRanks(LearnerBase):
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """If a peer is lost inside the block, weights, optimizers and counters are put back."""
+        """If the block raises, weights, optimizers and counters of a rank are put back.
+
+        An error of this rank's own (in a loss, say) makes it leave the group, so that its peers learn of it
+        at once instead of waiting for it.
+        """
         if self.group is None:
             yield
             return
@@ -234,9 +238,11 @@ class LearnerRanks(LearnerBase):
         counters = self.get_state(["weights_seq_no", "counters", "extra"])
         try:
             yield
-        except (PeerLostError, DesynchronizedError):
+        except BaseException as error:
             snapshot.restore()
             self.set_state(counters)
+            if not isinstance(error, (PeerLostError, DesynchronizedError)):
+                self.leave_distributed()
             raise
 
     def _on_modules_changed(self) -> None:

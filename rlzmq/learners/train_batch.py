@@ -83,15 +83,17 @@ class TrainBatchBuilder:
     def build(
         self,
         *,
-        batch: Mapping[str, Any] | None = None,
+        batch: Mapping[str, Any] | TrainBatch | None = None,
         batches: Sequence[Mapping[str, Any]] | None = None,
         episodes: Any = None,
     ) -> TrainBatch:
-        """The train batch of exactly one source.
+        """The train batch of exactly one source; a TrainBatch as `batch` is returned as it is.
 
         Raises:
             ValueError: The source is empty.
         """
+        if isinstance(batch, TrainBatch):
+            return batch
         if episodes is not None:
             return self._of_episodes(episodes)
         parts = [self._by_module(one) for one in (batches if batch is None else [batch]) or ()]
@@ -208,14 +210,15 @@ def _real_rows(columns: dict[str, Any], stateful: bool) -> tuple[dict[str, Any],
     if not bool(keep.all()):
         rows = keep.nonzero().squeeze(1)
         chosen = rows.tolist() if Columns.INFOS in columns else []
-        columns = {
-            name: [column[row] for row in chosen]
-            if name == Columns.INFOS
-            else tree_map(lambda leaf: leaf.index_select(0, rows), column)
-            for name, column in columns.items()
-        }
+        for name in list(columns):  # one by one: the rows of one column only are there twice
+            column = columns.pop(name)
+            columns[name] = (
+                [column[row] for row in chosen]
+                if name == Columns.INFOS
+                else tree_map(lambda leaf: leaf.index_select(0, rows), column)
+            )
     if not stateful:
-        columns = {name: column for name, column in columns.items() if name != Columns.LOSS_MASK}
+        del columns[Columns.LOSS_MASK]
     return columns, num_steps
 
 

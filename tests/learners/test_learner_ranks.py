@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +161,43 @@ def test_a_rank_killed_in_an_update_costs_nothing_but_that_update(tmp_path: Path
     expected = {"equal before": False, "equal after": True, "equal at the end": True, "seq_no": 2}
     assert survivor == expected
     assert replacement == expected
+
+
+class FailingLearner(SquareLearner):
+    """Rank 1 has a bug that shows at its third minibatch."""
+
+    num_calls = 0
+
+    def compute_loss_for_module(self, **kwargs: Any) -> Tensor:
+        self.num_calls += 1
+        if self.rank == 1 and self.num_calls == 3:
+            raise ZeroDivisionError("a bug in a loss")
+        return super().compute_loss_for_module(**kwargs)
+
+
+def failing_main(rank: int, world_size: int, path: Path) -> Any:
+    learner = square_learner(learner_class=FailingLearner, minibatch_size=4, num_epochs=1)
+    join(learner, path, rank, world_size)
+    before = learner.parameter_hash()
+    start = time.perf_counter()
+    with pytest.raises(ZeroDivisionError if rank == 1 else PeerLostError) as caught:
+        learner.update(batch=rows(20))
+    seconds = time.perf_counter() - start
+    del caught
+    # Rank 1 lives until rank 0 has seen the failure: it is not its death that is noticed.
+    events = dist.FileStore(str(path / "events"), world_size)
+    if rank == 0:
+        events.set("seen", "")
+    else:
+        events.wait(["seen"], timedelta(seconds=40))
+    learner.leave_distributed()
+    return learner.parameter_hash() == before, seconds
+
+
+def test_an_error_in_one_ranks_loss_reaches_the_others_at_once(tmp_path: Path) -> None:
+    for undone, seconds in run_ranks(failing_main, 2, tmp_path):
+        assert undone
+        assert seconds < 15.0  # the group's timeout is 30 s
 
 
 def test_several_ranks_need_a_store() -> None:
