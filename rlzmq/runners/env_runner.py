@@ -37,8 +37,9 @@ class EnvRunner(abc.ABC):
 
     Args:
         config: An ``AlgorithmConfig``, or anything with its attributes.
-        worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it; the local
-            runner draws the same numbers as runner 1, so that a serial run equals one with one runner process.
+        worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it; the
+            local runner draws the same numbers as runner 1, so that a serial run equals one with one runner
+            process.
         incarnation: How many times this runner was restarted; a restarted one draws other numbers.
         num_workers: Number of remote runners (default: ``config.num_env_runners``).
 

@@ -130,24 +130,26 @@ class EpisodeSampler:
         runner, num_envs = self.runner, self.num_envs
         self._request = request
         self._finished = FinishedEpisodes()
-        self._done: list[tuple[int, SingleAgentEpisode]] = []
+        # (vector step, env, return, length, duration in s, its last chunk) of the episodes that ended
+        self._ended: list[tuple[int, int, float, int, float, SingleAgentEpisode]] = []
+        self._num_done = self._step = 0
         module_step = runner.module_step
         module_step.begin(explore=request.explore)
         if self._to_module is None and self._module_observations is None:
             self._observe()
             for index in sorted(self._starting):
                 self._call("on_episode_start", self._episodes[index], index)
-        num_env_steps = num_vector_steps = 0
-        while request.num_more_vector_steps(num_vector_steps, num_env_steps, len(self._done), num_envs, 1):
+        num_env_steps = 0
+        while request.num_more_vector_steps(self._step, num_env_steps, self._num_done, num_envs, 1):
             t = runner.global_env_steps + num_env_steps * max(runner.num_workers, 1)
             actions, actions_for_env, extras = (
                 self._random_actions() if request.random_actions else self._act(t)
             )
             result = runner.stepper.source.step_sparse(actions_for_env)
             num_env_steps += self._add_step(result, actions, extras)
-            num_vector_steps += 1
             self._after_step()
-        return self._collect(), self._finished, num_vector_steps
+            self._step += 1
+        return self._collect(), self._finished, self._step
 
     def _act(self, t: int) -> tuple[list[Any], Any, list[dict[str, Any]]]:
         """One act of the module: per env, actions and extra outputs; and the vector env's actions."""
@@ -293,7 +295,7 @@ class EpisodeSampler:
             return
         if episode.t:
             episode.is_truncated = True
-            self._finish_episode(index, episode)
+            self._finish_episode(index, episode, self._step - 1)
         self._episodes[index] = self._new_episode(index)
         self._prev_chunks[index] = []
         self._chunk_states[index] = None
@@ -309,21 +311,20 @@ class EpisodeSampler:
                 self._call(hook, episode, index)
             if episode.is_done:
                 self.runner.forget_env_failures()
-                self._finish_episode(index, episode)
-                if self._request.num_episodes is not None and len(self._done) >= self._request.num_episodes:
+                self._finish_episode(index, episode, self._step)
+                if self._request.num_episodes is not None and self._num_done >= self._request.num_episodes:
                     break
                 self._episodes[index] = self._new_episode(index)
                 self._prev_chunks[index] = []
                 self._chunk_states[index] = None
 
-    def _finish_episode(self, index: int, episode: SingleAgentEpisode) -> None:
+    def _finish_episode(self, index: int, episode: SingleAgentEpisode, last_step: int) -> None:
         self._call("on_episode_end", episode, index, prev_episode_chunks=self._prev_chunks[index])
-        self._finished.returns.append(self._returns[index])
-        self._finished.lengths.append(episode.t)
-        self._finished.durations_s.append(time.perf_counter() - self._started_s[index])
+        duration_s = time.perf_counter() - self._started_s[index]
+        self._ended.append((last_step, index, self._returns[index], episode.t, duration_s, episode))
         if len(episode):
             self._give_state(index, episode)
-            self._done.append((index, episode))
+            self._num_done += 1
 
     def _observe(self) -> None:
         """Runs the env-to-module pipeline over all episodes; what it gives is acted on next."""
@@ -354,15 +355,22 @@ class EpisodeSampler:
 
     def _collect(self) -> EpisodeBatch:
         """Finished episodes, then ongoing chunks; the episodes go on in new chunks."""
-        request = self._request
+        request, finished = self._request, self._finished
+        self._ended.sort(key=lambda entry: entry[:2])  # a failure shows one step late
         if request.num_episodes is not None:
-            chunks = self._done[: request.num_episodes]
+            del self._ended[request.num_episodes :]
+        for _, _, episode_return, length, duration_s, _ in self._ended:
+            finished.returns.append(episode_return)
+            finished.lengths.append(length)
+            finished.durations_s.append(duration_s)
+        chunks = [(index, episode) for _, index, _, _, _, episode in self._ended if len(episode)]
+        if request.num_episodes is not None:
             self.forget()
         else:
             ongoing = [(index, episode) for index, episode in enumerate(self._episodes) if len(episode)]
             for index, episode in ongoing:
                 self._give_state(index, episode)
-            chunks = self._done + ongoing
+            chunks += ongoing
             for index, episode in ongoing:
                 self._episodes[index] = chunk = episode.cut(self.lookback)
                 self._chunk_states[index] = self._state_now(index, episode)

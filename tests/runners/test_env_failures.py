@@ -1,0 +1,178 @@
+"""An environment that raises is recreated within its budget; else the error says all that reproduces it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from sampling_cases import make_config
+
+from rlzmq.core.errors import EnvironmentError_, StepFailedRecreateEnvError
+from rlzmq.envs.examples import RandomEnv
+from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+
+
+class FailsAt(RandomEnv):
+    """Counts its steps; raises at step ``fails_at`` in the envs of ``failing``."""
+
+    made = 0
+    error: type[Exception] = RuntimeError
+
+    def __init__(self, config: Any) -> None:
+        super().__init__({"observation_space": spaces.Box(-9, 99, (1,)), "p_terminated": 0})
+        type(self).made += 1
+        self.fails_at = config["fails_at"] if config.vector_index in config["failing"] else 10**9
+        self.always = config.get("always", True)
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t == self.fails_at:
+            raise self.error("the simulator broke")
+        return np.array([self.t], np.float32), 1.0, False, self.t == 20, {}
+
+
+@pytest.fixture(params=["fused", "episodes"])
+def make_runner(request: Any) -> Any:
+    def make(env_config: dict[str, Any], *, num_envs: int = 2, env: Any = FailsAt, **faults: Any) -> Any:
+        config = make_config(env, num_envs=num_envs, env_config=env_config).fault_tolerance(**faults)
+        runner = SingleAgentEnvRunner(config=config)
+        runner.use_fused = request.param == "fused"
+        return runner
+
+    return make
+
+
+def test_the_completed_part_is_kept_as_truncated_and_a_new_env_goes_on(make_runner: Any, caplog: Any) -> None:
+    FailsAt.made = 0
+    runner = make_runner({"fails_at": 4, "failing": [1]})
+    with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
+        batch = runner.sample_lease(8)
+    rows = [
+        (int(i), len(e), e.t_started, e.is_truncated) for i, e in zip(batch.env_index, batch, strict=True)
+    ]
+    # env 1: 3 steps, failure (a reset in its place), 3 steps, and the failure at the last vector step
+    assert rows == [(1, 3, 0, True), (1, 3, 0, True), (0, 8, 0, False)]
+    for episode in batch:
+        assert episode.get_observations()[:, 0].tolist() == list(range(len(episode) + 1))
+    assert FailsAt.made == 2 + 2
+    assert runner.get_metrics()["num_env_failures_lifetime"] == 2
+    assert "the simulator broke" in caplog.text
+    assert batch.meta["episode_metrics"]["lengths"] == [3, 3]
+
+
+def test_a_failure_at_the_border_closes_the_episode_whose_chunks_were_returned(make_runner: Any) -> None:
+    runner = make_runner({"fails_at": 4, "failing": [0]})
+    first = runner.sample_lease(3)
+    second = runner.sample_lease(2)
+    assert [(len(e), e.is_done) for e in first] == [(3, False), (3, False)]
+    assert [(len(e), e.t_started, e.is_done) for e in second] == [(1, 0, False), (2, 3, False)]
+    assert first[0].id_ != second[0].id_
+    assert second.meta["episode_metrics"]["lengths"] == [3]
+    assert second.num_env_steps == 3
+
+
+def test_switched_off_the_error_names_env_seed_and_cause(make_runner: Any) -> None:
+    runner = make_runner({"fails_at": 2, "failing": [1]}, restart_failed_sub_environments=False)
+    with pytest.raises(
+        EnvironmentError_, match=r"Environment 1 of env runner 0 raised RuntimeError in step"
+    ) as info:
+        runner.sample_lease(5)
+    text = str(info.value)
+    assert "run seed 7" in text
+    assert "restart_failed_sub_environments=True" in text
+    assert isinstance(info.value.__cause__, RuntimeError)
+    # after the error all begins anew
+    runner.config = make_config(FailsAt, env_config={"fails_at": 99, "failing": []})
+    runner.make_env()
+    assert [e.t_started for e in runner.sample_lease(3)] == [0, 0]
+
+
+def test_too_many_failures_in_a_row_stop_the_run(make_runner: Any) -> None:
+    runner = make_runner({"fails_at": 1, "failing": [0]}, num_consecutive_env_runner_failures_tolerance=3)
+    with pytest.raises(EnvironmentError_, match="failure 4 in a row"):
+        runner.sample_lease(50)
+
+
+def test_failures_between_finished_episodes_are_not_in_a_row(make_runner: Any) -> None:
+    # env 0 finishes an episode every 20 steps, env 1 fails every 15
+    runner = make_runner({"fails_at": 15, "failing": [1]}, num_consecutive_env_runner_failures_tolerance=2)
+    assert runner.sample_lease(200).num_env_steps > 300
+
+
+def test_an_env_may_ask_to_be_recreated_without_a_log(make_runner: Any, caplog: Any) -> None:
+    class Asks(FailsAt):
+        error = StepFailedRecreateEnvError
+
+    runner = make_runner({"fails_at": 3, "failing": [0]}, env=Asks)
+    with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
+        runner.sample_lease(4)
+    assert runner.num_env_failures == 1
+    assert caplog.text == ""
+
+
+class NativeFailing(gym.vector.VectorEnv[Any, Any, Any]):
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    num_made = 0
+
+    def __init__(self, num_envs: int = 1) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.Box(-99, 99, (1,))
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        type(self).num_made += 1
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.t = 0
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        if self.t == 4 and type(self).num_made == 1:
+            raise RuntimeError("whole env broke")
+        no = np.zeros(self.num_envs, np.bool_)
+        return np.full((self.num_envs, 1), self.t, np.float32), np.ones(self.num_envs), no, no, {}
+
+
+def test_a_native_env_that_raises_is_made_anew_as_a_whole(make_runner: Any) -> None:
+    NativeFailing.num_made = 0
+    runner = make_runner({}, env=NativeFailing)
+    batch = runner.sample_lease(6)
+    assert [(len(e), e.is_truncated) for e in batch] == [(3, True), (3, True), (2, False), (2, False)]
+    following = runner.sample_lease(2)
+    assert [(len(e), e.t_started) for e in following] == [(2, 2), (2, 2)]
+    assert NativeFailing.num_made == 2
+
+
+class BadAutoreset(NativeFailing):
+    def step(self, actions: Any) -> Any:
+        observations, rewards, _, no, infos = super().step(actions)
+        return observations, rewards, ~no, no, infos
+
+
+def test_a_vector_env_that_does_not_autoreset_as_it_says_is_refused() -> None:
+    NativeFailing.num_made = BadAutoreset.num_made = 5
+    runner = SingleAgentEnvRunner(config=make_config(BadAutoreset, num_envs=2))
+    with pytest.raises(EnvironmentError_, match="directly after another end"):
+        runner.sample_lease(3)
+
+
+def test_observations_outside_of_their_space_are_refused_at_the_first_reset() -> None:
+    class Outside(RandomEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            return np.full(3, 7, np.float32), {}
+
+    config = make_config(Outside)
+    with pytest.raises(EnvironmentError_, match=r"first observation .* is not in observation_space"):
+        SingleAgentEnvRunner(config=config).sample_lease(1)
+    config.environment(disable_env_checking=True)
+    assert SingleAgentEnvRunner(config=config).sample_lease(1).num_env_steps == 3

@@ -1,0 +1,226 @@
+"""The runner's life: states, weights, connector deltas, callbacks, new environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sampling_cases import assert_same, make_config, random_env_config
+
+from rlzmq.connectors.env_to_module import MeanStdFilter
+from rlzmq.core.callbacks import Callback
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.envs.examples import RandomEnv
+from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+
+
+def weights_of(runner: Any) -> dict[str, Any]:
+    return {name: value.copy() for name, value in runner.module.get_state().items()}
+
+
+def test_runners_of_one_seed_begin_with_the_same_weights() -> None:
+    a, b = (SingleAgentEnvRunner(config=make_config(), worker_index=index) for index in (0, 1))
+    for name, value in weights_of(a).items():
+        np.testing.assert_array_equal(value, b.module.get_state()[name])
+
+
+def test_state_goes_from_runner_to_runner() -> None:
+    config = make_config(env_to_module_connector=lambda *a, **k: MeanStdFilter())
+    a, b = SingleAgentEnvRunner(config=config), SingleAgentEnvRunner(config=make_config(seed=9))
+    b = SingleAgentEnvRunner(config=config.copy(copy_frozen=False).debugging(seed=9))
+    a.sample(num_timesteps=50)
+    a.weights_seq_no = 3
+    state = a.get_state()
+    assert set(state) == {
+        "rl_module", "weights_seq_no", "env_to_module_connector", "num_env_steps_sampled_lifetime",
+        "module_to_env_connector",
+    }  # fmt: skip
+    assert set(state["rl_module"]) == {"default_policy"}
+    b.set_state(state)
+    assert b.weights_seq_no == 3
+    for name, value in weights_of(a).items():
+        np.testing.assert_array_equal(value, b.module.get_state()[name])
+    assert repr(b.env_to_module.get_state()) == repr(a.env_to_module.get_state())
+
+
+def test_state_components_can_be_chosen_and_typos_are_named() -> None:
+    runner = SingleAgentEnvRunner(config=make_config())
+    assert set(runner.get_state("rl_module/default_policy")) == {"rl_module", "weights_seq_no"}
+    assert "rl_module" not in runner.get_state(not_components="rl_module")
+    with pytest.raises(ValueError, match="Did you mean 'rl_module'"):
+        runner.get_state("rl_modul")
+    with pytest.raises(ValueError, match="Did you mean 'weights_seq_no'"):
+        runner.set_state({"weights_seq_n": 3})
+
+
+def test_only_newer_or_unnumbered_weights_are_loaded() -> None:
+    runner = SingleAgentEnvRunner(config=make_config())
+    own = weights_of(runner)
+    zeros = {name: np.zeros_like(value) for name, value in own.items()}
+    runner.weights_seq_no = 5
+    runner.set_state({"rl_module": {"default_policy": zeros}, "weights_seq_no": 4})
+    assert all(np.array_equal(runner.module.get_state()[name], own[name]) for name in own)
+    runner.set_state({"rl_module": zeros, "weights_seq_no": 6})  # a bare module state, too
+    assert runner.weights_seq_no == 6
+    assert not any(value.any() for value in weights_of(runner).values())
+    runner.set_state({"rl_module": {"default_policy": own}})
+    assert runner.weights_seq_no == 6
+    assert all(np.array_equal(runner.module.get_state()[name], own[name]) for name in own)
+
+
+def test_flat_weights_follow_version_and_generation() -> None:
+    runner = SingleAgentEnvRunner(config=make_config())
+    layout = runner.get_weights_layout()
+    block = layout.snapshot(runner.multi_rl_module)
+    assert runner.set_weights(block, version=3, generation=1)
+    assert not runner.set_weights(block, version=2, generation=1)
+    assert not runner.set_weights(block, version=9, generation=0)
+    assert runner.set_weights(bytes(block), version=3, generation=2)
+    assert (runner.weights_seq_no, runner.weights_generation) == (3, 2)
+    with pytest.raises(ValueError, match="bytes"):
+        runner.set_weights(block[:-1], version=10, generation=2)
+
+
+def test_new_weights_change_what_the_compiled_forward_does() -> None:
+    runner = SingleAgentEnvRunner(config=make_config())
+    before = runner.sample_lease(1)[0].get_extra_model_outputs("action_dist_inputs", 0)
+    block = runner.get_weights_layout().snapshot(runner.multi_rl_module)
+    block[:] = 0
+    runner.set_weights(block, version=1)
+    after = runner.sample_lease(1)[0].get_extra_model_outputs("action_dist_inputs", 0)
+    assert before.any()
+    assert not after.any()
+
+
+def test_connector_deltas_are_given_once_and_merged_states_come_back() -> None:
+    config = make_config(env_to_module_connector=lambda *a, **k: MeanStdFilter())
+    runner = SingleAgentEnvRunner(config=config)
+    runner.sample_lease(10)
+    delta = runner.get_connector_delta()
+    assert set(delta) == {"env_to_module_connector"}
+    driver = config.build_env_to_module_connector(spaces=runner.get_spaces())
+    driver.merge_deltas([delta["env_to_module_connector"]])
+    assert runner.get_connector_delta() == {}
+    runner.set_connector_state({"env_to_module_connector": driver.get_state()})
+    assert repr(runner.env_to_module.get_state()) == repr(driver.get_state())
+
+
+def test_spaces_follow_the_pipeline() -> None:
+    runner = SingleAgentEnvRunner(config=make_config(env_to_module_connector=lambda *a, **k: MeanStdFilter()))
+    spaces = runner.get_spaces()
+    assert spaces["__env__"][0].shape == (3, 4)
+    assert spaces["__env_single__"][0].shape == (4,)
+    assert spaces["default_policy"][0].high.tolist() == [10.0] * 4
+    assert runner.sample_lease(2).observation_space == spaces["default_policy"][0]
+
+
+def test_make_env_takes_a_changed_env_config() -> None:
+    config = make_config(RandomEnv, env_config={"max_episode_steps": 3, "p_terminated": 0.0})
+    runner = SingleAgentEnvRunner(config=config)
+    assert max(map(len, runner.sample_lease(9))) == 3
+    config.environment(env_config={"max_episode_steps": 5, "p_terminated": 0.0})
+    runner.make_env()
+    batch = runner.sample_lease(9)
+    assert max(map(len, batch)) == 5
+    assert batch[0].t_started == 0
+
+
+def test_foreach_env_reaches_every_env() -> None:
+    runner = SingleAgentEnvRunner(config=make_config(num_envs=2))
+    assert runner.foreach_env(lambda env: env.unwrapped.gravity) == [9.8, 9.8]
+    native = SingleAgentEnvRunner(config=make_config(gym_env_vectorize_mode="vector_entry_point"))
+    assert native.foreach_env(lambda env: env.num_envs) == [3]
+    config = make_config(num_envs=2, gym_env_vectorize_mode="async")
+    with (
+        SingleAgentEnvRunner(config=config) as processes,
+        pytest.raises(ConfigurationError, match=r"env\.call"),
+    ):
+        processes.foreach_env(lambda env: env)
+
+
+class Recorder(Callback):
+    log: list[tuple[Any, ...]] = []  # noqa: RUF012
+
+    def on_environment_created(self, *, env: Any, env_context: Any, **kwargs: Any) -> None:
+        self.log.append(("env", env.num_envs, env_context.worker_index))
+
+    def on_episode_created(self, *, episode: Any, env_index: int, **kwargs: Any) -> None:
+        self.log.append(("created", env_index, len(episode)))
+
+    def on_episode_start(self, *, episode: Any, env_index: int, rl_module: Any, **kwargs: Any) -> None:
+        self.log.append(("start", env_index, len(episode.observations)))
+
+    def on_episode_step(self, *, episode: Any, env_index: int, **kwargs: Any) -> None:
+        self.log.append(("step", env_index, episode.t))
+
+    def on_episode_end(
+        self,
+        *,
+        episode: Any,
+        env_index: int,
+        prev_episode_chunks: list[Any],
+        metrics_logger: Any,
+        **kwargs: Any,
+    ) -> None:
+        self.log.append(("end", env_index, episode.t, len(prev_episode_chunks)))
+        metrics_logger.log_value("my_ends", 1, reduce="sum")
+
+    def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
+        self.log.append(("sample", len(samples)))
+
+
+def test_callbacks_come_in_rllibs_order() -> None:
+    Recorder.log = log = []
+    config = make_config(
+        RandomEnv, num_envs=2, env_config={"p_terminated": 0.0, "max_episode_steps": 2}
+    ).callbacks(Recorder)
+    runner = SingleAgentEnvRunner(config=config)
+    runner.sample_lease(1)
+    runner.sample_lease(2)
+    assert log == [
+        ("env", 2, 0),
+        ("created", 0, 0), ("created", 1, 0),
+        ("start", 0, 1), ("start", 1, 1),
+        ("step", 0, 1), ("step", 1, 1),
+        ("sample", 2),
+        ("step", 0, 2), ("end", 0, 2, 1), ("created", 0, 0),
+        ("step", 1, 2), ("end", 1, 2, 1), ("created", 1, 0),
+        ("start", 0, 1), ("start", 1, 1),
+        ("sample", 2),
+    ]  # fmt: skip
+    assert runner.get_metrics()["my_ends"] == 2
+    log.clear()
+    runner.sample(num_episodes=2)
+    kinds = [entry[0] for entry in log]
+    assert kinds.count("created") - kinds.count("start") <= 1
+    assert kinds.count("end") == 2
+
+
+def test_callbacks_and_their_absence_give_the_same_samples() -> None:
+    plain, heard = random_env_config(), random_env_config().callbacks(Recorder)
+    samples = []
+    for config in (plain, heard):
+        with SingleAgentEnvRunner(config=config) as runner:
+            samples.append([*runner.sample(num_timesteps=20), *runner.sample(num_episodes=2)])
+    assert_same(*samples)
+
+
+def test_an_episodes_custom_data_is_returned() -> None:
+    class Marks(Callback):
+        def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
+            episode.custom_data["steps"] = episode.custom_data.get("steps", 0) + 1
+
+    config = make_config(
+        RandomEnv, num_envs=1, env_config={"p_terminated": 0.0, "max_episode_steps": 9}
+    ).callbacks(Marks)
+    runner = SingleAgentEnvRunner(config=config)
+    assert runner.sample(num_timesteps=4)[0].custom_data == {"steps": 4}
+    assert runner.sample(num_timesteps=3)[0].custom_data == {"steps": 7}
+
+
+def test_timed_pieces_are_timed() -> None:
+    runner = SingleAgentEnvRunner(config=make_config().reporting(connector_timers=True))
+    runner.sample_lease(5)
+    assert runner.env_to_module.piece_timers["NumpyToTensor"][0] >= 5
+    assert runner.get_metrics()["timers"]["connectors"]["NumpyToTensor"] > 0

@@ -1,0 +1,285 @@
+"""What sample() and sample_lease() promise: counts, order, resets, seeds, splits, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from sampling_cases import assert_same, facts, make_config, random_env_config
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.core.errors import ClosedError
+from rlzmq.envs.examples import RandomEnv
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+
+
+class FixedLength(RandomEnv):
+    """Episodes of ``env_config["lengths"][vector_index]`` steps; the observation is (env, step)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__({"observation_space": spaces.Box(0, 99, (2,))})
+        self.length = config["lengths"][config.vector_index]
+        self.index = config.vector_index
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.step_count = 0
+        return np.array([self.index, 0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.step_count += 1
+        observation = np.array([self.index, self.step_count], np.float32)
+        return observation, 1.0, False, self.step_count == self.length, {}
+
+
+@pytest.fixture(params=["fused", "episodes"])
+def make_runner(request: Any) -> Any:
+    made = []
+
+    def make(config: Any) -> SingleAgentEnvRunner:
+        runner = SingleAgentEnvRunner(config=config)
+        runner.use_fused = request.param == "fused"
+        made.append(runner)
+        return runner
+
+    yield make
+    for runner in made:
+        runner.stop()
+
+
+def lengths_config(*lengths: int, **settings: Any) -> Any:
+    return make_config(FixedLength, num_envs=len(lengths), env_config={"lengths": list(lengths)}, **settings)
+
+
+def test_autoreset_steps_do_not_count_and_nothing_is_missing(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(3, 100))
+    first = runner.sample(num_timesteps=25)
+    second = runner.sample(num_timesteps=25)
+    # 2 envs; env 0 loses every 4th vector step to its reset: 25 needs 15 vector steps, 30 - 3 resets = 27…
+    for batch in (first, second):
+        assert 25 <= batch.num_env_steps <= 26
+        for episode in batch:
+            observations = episode.get_observations()
+            assert observations[:, 1].tolist() == list(range(episode.t_started, episode.t + 1))
+    joined = [e for batch in (first, second) for e in batch if e.get_observations(0)[0] == 1]
+    assert [(e.t_started, e.t) for e in joined] == [(0, joined[0].t), (joined[0].t, joined[1].t)]
+    assert joined[0].id_ == joined[1].id_
+    assert joined[1].rewards.lookback == 1
+
+
+def test_rllibs_counts_of_the_first_and_the_next_call(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(50, 50))
+    assert runner.sample(num_timesteps=25).num_env_steps == 26
+    assert runner.sample(num_timesteps=25).num_env_steps == 26
+    assert len(runner.sample(num_timesteps=1)) == 2
+
+
+def test_order_is_finished_episodes_by_end_then_chunks_by_env(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(5, 2, 100, 2))
+    batch = runner.sample_lease(6)
+    order = [(int(e.get_observations(0)[0]), e.is_done) for e in batch]
+    assert order == [(1, True), (3, True), (0, True), (1, True), (3, True), (2, False)]
+    assert [int(e.get_observations(0)[0]) for e in batch] == batch.env_index.tolist()
+
+
+def test_num_episodes_gives_exactly_n_whole_ones_and_resets_before_and_after(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(4, 4, 9))
+    runner.sample(num_timesteps=5)
+    batch = runner.sample(num_episodes=3)
+    assert [(len(e), e.t_started, e.is_done) for e in batch] == [(4, 0, True)] * 3
+    assert batch.env_index.tolist() == [0, 1, 0]
+    assert [e.t_started for e in runner.sample(num_timesteps=3)] == [0, 0, 0]
+    assert len(runner.sample(num_episodes=7)) == 7
+
+
+def test_zero_is_an_empty_list_and_wrong_counts_are_assertion_errors(make_runner: Any) -> None:
+    runner = make_runner(make_config())
+    assert runner.sample(num_timesteps=0) == []
+    assert runner.sample(num_episodes=0) == []
+    with pytest.raises(AssertionError, match="not both"):
+        runner.sample(num_timesteps=1, num_episodes=1)
+    with pytest.raises(AssertionError, match="num_timesteps=-1"):
+        runner.sample(num_timesteps=-1)
+    with pytest.raises(ValueError, match="num_vector_steps >= 1"):
+        runner.sample_lease(0)
+
+
+def test_without_counts_the_batch_mode_decides(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(100, 100, rollout_fragment_length=6))
+    assert runner.sample().num_env_steps == 12
+    runner = make_runner(lengths_config(3, 4, 5, batch_mode="complete_episodes"))
+    assert [len(e) for e in runner.sample()] == [3, 4, 5]
+
+
+def test_chunks_without_steps_are_dropped(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(2, 100))
+    assert sorted(len(e) for e in runner.sample_lease(2)) == [2, 2]
+    only = runner.sample_lease(1)  # env 0 just resets
+    assert (len(only), only.num_env_steps, only.env_index.tolist()) == (1, 1, [1])
+
+
+def test_force_reset_begins_new_episodes(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(100, 100))
+    first = runner.sample(num_timesteps=4)
+    second = runner.sample(num_timesteps=4, force_reset=True)
+    assert {e.id_ for e in first}.isdisjoint(e.id_ for e in second)
+    assert [e.t_started for e in second] == [0, 0]
+
+
+@pytest.mark.parametrize("lstm", [False, True])
+def test_any_split_into_leases_gives_the_same_trajectories(make_runner: Any, lstm: bool) -> None:
+    config = random_env_config(model={"use_lstm": True} if lstm else {}, num_env_runners=2)
+    whole: dict[str, list[Any]] = {}
+    for split in ([24], [1] * 24, [5, 7, 2, 10], [23, 1]):
+        runner = make_runner(config)
+        steps: dict[Any, Any] = {}
+        for num in split:
+            for episode, env in zip(batch := runner.sample_lease(num), batch.env_index.tolist(), strict=True):
+                columns = [
+                    episode.get_actions(),
+                    episode.get_rewards(),
+                    episode.get_extra_model_outputs("action_logp"),
+                ]
+                steps.setdefault((env, episode.id_[20:]), []).append(
+                    [np.concatenate(part).tobytes() if part else b"" for part in [[c] for c in columns]]
+                )
+        by_env: dict[int, list[Any]] = {}
+        for (env, _), parts in steps.items():
+            by_env.setdefault(env, []).append([b"".join(column) for column in zip(*parts, strict=True)])
+        assert whole.setdefault("first", by_env) == by_env  # type: ignore[arg-type,comparison-overlap]
+
+
+def test_a_lease_has_constant_shapes_and_says_what_it_holds() -> None:
+    runner = SingleAgentEnvRunner(config=make_config(num_envs=4), worker_index=2, incarnation=1)
+    for _ in range(3):
+        batch = runner.sample_lease(10)
+        assert batch.num_slots == 4 * (1 + 10 + 1)
+        assert batch.meta["num_env_steps"] == batch.num_env_steps
+        assert (batch.meta["worker_index"], batch.meta["incarnation"]) == (2, 1)
+        header, frames = batch.to_wire()
+        assert_same(batch, EpisodeBatch.from_wire(header, frames))
+    finished = batch.meta["episode_metrics"]
+    assert len(finished["returns"]) == len(finished["lengths"]) == len(finished["durations_s"])
+    short = runner.sample_lease(100, max_env_steps=9)
+    assert 9 <= short.num_env_steps <= 12
+
+
+def test_metrics_are_rllibs_and_count_whole_episodes(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(7, 3))
+    for _ in range(5):
+        runner.sample_lease(5)
+    metrics = runner.get_metrics()
+    assert metrics["episode_len_max"] == metrics["episode_return_max"] == 7
+    assert metrics["episode_len_min"] == 3
+    assert metrics["num_episodes"] == metrics["num_episodes_lifetime"] == 3 + 6
+    assert metrics["num_env_steps_sampled"] == metrics["num_env_steps_sampled_lifetime"] == 25 - 3 + 25 - 6
+    assert metrics["num_module_steps_sampled"] == {"default_policy": 41}
+    assert metrics["num_agent_steps_sampled"] == {"default_agent": 41}
+    assert metrics["episode_duration_sec_mean"] > 0
+    runner.sample_lease(1)
+    again = runner.get_metrics()
+    assert (again["num_episodes"], again["num_episodes_lifetime"]) == (0, 9)
+    assert again["episode_len_max"] == 7  # the window stays
+
+
+def test_the_episode_keeps_the_modules_action_and_the_env_gets_its_own(make_runner: Any) -> None:
+    seen = []
+
+    class Recording(RandomEnv):
+        def step(self, action: Any) -> Any:
+            seen.append(np.array(action))
+            return super().step(action)
+
+    low, high = np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32)
+    config = make_config(
+        Recording,
+        num_envs=1,
+        env_config={"action_space": spaces.Box(low, high), "p_terminated": 0.0, "max_episode_steps": 99},
+    )
+    batch = make_runner(config).sample_lease(20)
+    actions = batch[0].get_actions()
+    expected = np.clip(low + (actions + 1) * (high - low) / 2, low, high)
+    np.testing.assert_allclose(np.stack(seen), expected, rtol=1e-6)
+    assert np.abs(actions).max() > 1  # really the unclipped ones
+
+
+def test_seeds_decide_the_trajectories(make_runner: Any) -> None:
+    def sample(seed: int | None, worker_index: int = 0, incarnation: int = 0) -> Any:
+        config = make_config(seed=seed)
+        with SingleAgentEnvRunner(
+            config=config, worker_index=worker_index, incarnation=incarnation
+        ) as runner:
+            return facts(runner.sample_lease(30))
+
+    assert sample(1) == sample(1) == sample(1, worker_index=1)  # the local runner is runner 1
+    others = [sample(2), sample(1, worker_index=2), sample(1, incarnation=1), sample(None), sample(None)]
+    assert all(other != sample(1) for other in others)
+    assert others[-1] != others[-2]
+
+
+def test_sampling_leaves_the_global_random_streams_alone(make_runner: Any) -> None:
+    import random
+
+    import torch
+
+    runner = make_runner(make_config())
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    runner.sample(num_timesteps=20)
+    runner.sample(num_timesteps=20, random_actions=True)
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_weights_seq_no_is_stored_with_each_step(make_runner: Any) -> None:
+    runner = make_runner(lengths_config(100, 100))
+    layout = runner.get_weights_layout()
+    runner.sample_lease(2)
+    assert runner.set_weights(layout.snapshot(runner.multi_rl_module), version=5)
+    batch = runner.sample_lease(3)
+    episode = batch[0]
+    assert episode.get_extra_model_outputs("weights_seq_no").tolist() == [5, 5, 5]
+    assert episode.get_extra_model_outputs("weights_seq_no", -1, neg_index_as_lookback=True) == 0
+    assert batch.meta["weights_version"] == 5
+
+
+def test_late_and_missing_outputs_are_refused_at_the_step(make_runner: Any) -> None:
+    runner = make_runner(make_config())
+    forward = runner.module._forward
+    count = 0
+
+    def odd(batch: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        outputs = forward(batch, **kwargs)
+        return {**outputs, "late": outputs["action_dist_inputs"]} if count > 3 else outputs
+
+    runner.module._plain = False
+    runner.module._forward = odd
+    with pytest.raises(ValueError, match="'late'"):
+        runner.sample_lease(10)
+    runner.module._forward = lambda batch, **kwargs: {"values": 1}
+    with pytest.raises(ValueError, match="action_dist_inputs"):
+        runner.sample_lease(1)
+
+
+def test_a_piece_that_returns_no_dict_is_named() -> None:
+    class Forgetful(ConnectorV2):
+        def __call__(self, **kwargs: Any) -> Any:
+            return None
+
+    runner = SingleAgentEnvRunner(config=make_config(env_to_module_connector=lambda *a, **k: Forgetful()))
+    with pytest.raises(ValueError, match="Forgetful"):
+        runner.sample(num_timesteps=1)
+
+
+def test_a_stopped_runner_says_so_and_stops_once(make_runner: Any) -> None:
+    runner = make_runner(make_config())
+    runner.assert_healthy()
+    runner.stop()
+    runner.stop()
+    for call in (runner.sample, runner.assert_healthy, lambda: runner.sample_lease(1)):
+        with pytest.raises(ClosedError):
+            call()
