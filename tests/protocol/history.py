@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -121,7 +122,7 @@ class History:
 
     def _check_versions(self) -> None:
         for receiver, orders in self.versions.items():
-            for before, after in zip(orders, orders[1:], strict=False):
+            for before, after in itertools.pairwise(orders):
                 if after <= before:
                     raise HistoryError(f"{receiver} applied weights {after} after {before}")
 
@@ -133,7 +134,9 @@ class History:
             if update_id != expected and not (self.rollbacks and update_id < expected):
                 raise HistoryError(f"update {update_id} was reported when {expected} was due")
             if report.report.num_env_steps != self.batch:
-                raise HistoryError(f"update {update_id} was reported with {report.report.num_env_steps} steps")
+                raise HistoryError(
+                    f"update {update_id} was reported with {report.report.num_env_steps} steps"
+                )
             expected = update_id + 1
         seen: set[FragmentId] = set()
         for report in self.reports:

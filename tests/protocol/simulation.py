@@ -215,7 +215,9 @@ class Simulation:
                 for runner in self.runners.values():
                     if not (self.faulty() and self.rng.random() < self.plan.drop):
                         event = E.ReceivedWeights(item.frame)
-                        self.after(self.rng.uniform(0.0005, 0.01), lambda p=runner, e=event: self.publish(p, e))
+                        self.after(
+                            self.rng.uniform(0.0005, 0.01), lambda p=runner, e=event: self.publish(p, e)
+                        )
             elif isinstance(item, E.Quarantine):
                 self.history.quarantined.append(item.fragment)
 
@@ -350,15 +352,11 @@ class Simulation:
         started.add(process.rank)
         if len(started) < len(self.group):
             return
-        ranges = tuple(
-            shard for member in self.group for _, shard in sorted(member.shards[key].items())
-        )
+        ranges = tuple(shard for member in self.group for _, shard in sorted(member.shards[key].items()))
         step = Step(item.update_id, self.generation, item.attempt, ranges)
         generation = self.generation
         for member in self.group:
-            self.after(
-                0.02 + self.rng.uniform(0, 0.002), lambda m=member: self.step(m, step, generation)
-            )
+            self.after(0.02 + self.rng.uniform(0, 0.002), lambda m=member: self.step(m, step, generation))
 
     def step(self, member: LearnerProcess, step: Step, generation: int) -> None:
         if not member.alive or generation != self.generation or self.forming:

@@ -7,6 +7,7 @@ import random
 import msgpack
 import numpy as np
 import pytest
+import torch  # noqa: F401  (imported by the first decoded tensor: not the decoder's time)
 from codec_fuzz import FuzzReport, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,11 @@ from rlzmq.protocol.codec import (
 )
 
 _plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=10,
 )
@@ -39,7 +44,9 @@ _dtypes = st.one_of(
     hnp.byte_string_dtypes(min_len=1, max_len=8),
     hnp.unicode_string_dtypes(endianness="<", min_len=1, max_len=8),
 )
-_arrays = _dtypes.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)))
+_arrays = _dtypes.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4))
+)
 
 
 def _sent(frames: list) -> list[bytes]:
@@ -47,7 +54,11 @@ def _sent(frames: list) -> list[bytes]:
     return [bytes(memoryview(frame).cast("B")) if memoryview(frame).nbytes else b"" for frame in frames]
 
 
-@given(kind=st.integers(0, 255), header=st.dictionaries(st.text(max_size=8), _plain, max_size=4), arrays=st.lists(_arrays, max_size=4))
+@given(
+    kind=st.integers(0, 255),
+    header=st.dictionaries(st.text(max_size=8), _plain, max_size=4),
+    arrays=st.lists(_arrays, max_size=4),
+)
 def test_every_message_comes_back_as_it_was(kind, header, arrays):
     message = decode(_sent(encode(kind, header, arrays)))
     assert (message.kind, message.header) == (kind, header)
@@ -95,7 +106,8 @@ def test_dtypes_outside_the_whitelist_are_refused(dtype):
 
 
 @pytest.mark.parametrize(
-    "shape", [[2**62, 2**62], [4], [2, 2, 2], [0], [2**62, 0, 2**62], [-1], [1.0], [True], ["8"], [[1]], [None]]
+    "shape",
+    [[2**62, 2**62], [4], [2, 2, 2], [0], [2**62, 0, 2**62], [-1], [1.0], [True], ["8"], [[1]], [None]],
 )
 def test_shapes_that_do_not_fit_their_bytes_are_refused(shape):
     first = bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [["<f8", *shape]]])
@@ -113,8 +125,14 @@ def test_shapes_that_do_not_fit_their_bytes_are_refused(shape):
         ([bytes([WIRE_VERSION, 1]) + msgpack.packb({"a": 1})], errors.MalformedFrameError),
         ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, []]) + b"x"], errors.MalformedFrameError),
         ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{1: 2}, []])], errors.MalformedFrameError),
-        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{"t": msgpack.Timestamp(1)}, []])], errors.MalformedFrameError),
-        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{"t": msgpack.ExtType(5, b"x")}, []])], errors.MalformedFrameError),
+        (
+            [bytes([WIRE_VERSION, 1]) + msgpack.packb([{"t": msgpack.Timestamp(1)}, []])],
+            errors.MalformedFrameError,
+        ),
+        (
+            [bytes([WIRE_VERSION, 1]) + msgpack.packb([{"t": msgpack.ExtType(5, b"x")}, []])],
+            errors.MalformedFrameError,
+        ),
         ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, []]), b"extra"], errors.ArrayMismatchError),
         ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [["<f8", 1]]])], errors.ArrayMismatchError),
         ([bytes([WIRE_VERSION, 1]) + b"\xc1" * (MAX_HEADER_BYTES + 1)], errors.BoundExceededError),

@@ -1,0 +1,129 @@
+"""Leases: sizes, exact batches, fairness, expiry, slots."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlzmq.protocol.leases import LeaseBook, plan_lease, small_lease, step_allowance
+
+
+@pytest.mark.parametrize(
+    ("remaining", "num_runners", "num_envs", "length", "expected"),
+    [
+        (0, 1, 8, 50, 0),
+        (-5, 2, 8, 50, 0),
+        (1, 1, 8, 50, 1),
+        (100, 1, 8, 50, 13),
+        (1000, 1, 8, 50, 50),
+        (1000, 2, 8, 50, 50),
+        (400, 2, 8, 50, 25),
+        (200, 2, 8, 50, 13),
+        (96, 2, 8, 50, 12),
+        (20, 4, 8, 50, 3),
+        (7, 3, 1, 1, 1),
+    ],
+)
+def test_lease_sizes(remaining, num_runners, num_envs, length, expected):
+    assert plan_lease(remaining, num_runners, num_envs, length) == expected
+
+
+_sizes = {
+    "num_runners": st.integers(1, 20),
+    "num_envs": st.integers(1, 64),
+    "fragment_length": st.integers(1, 200),
+}
+
+
+@given(remaining=st.integers(-10, 100_000), more=st.integers(0, 1000), **_sizes)
+def test_a_lease_covers_something_but_not_more_than_the_rest(
+    remaining, more, num_runners, num_envs, fragment_length
+):
+    lease = plan_lease(remaining, num_runners, num_envs, fragment_length)
+    assert 0 <= lease <= fragment_length
+    assert (lease > 0) == (remaining > 0)
+    assert (lease - 1) * num_envs < max(remaining, 1)
+    assert plan_lease(remaining + more, num_runners, num_envs, fragment_length) >= lease
+
+
+@given(batch=st.integers(1, 5000), data=st.data(), **_sizes)
+def test_a_batch_is_covered_with_less_than_one_small_lease_of_surplus(
+    batch, data, num_runners, num_envs, fragment_length
+):
+    """Several runners, some steps lost to autoreset: whoever is free asks for what remains."""
+    received = 0
+    outstanding: list[int] = []
+    while received < batch:
+        remaining = batch - received - sum(outstanding) * num_envs
+        lease = plan_lease(remaining, num_runners, num_envs, fragment_length)
+        if lease and len(outstanding) < num_runners:
+            outstanding.append(lease)
+            continue
+        done = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)) if len(outstanding) > 1 else 0)
+        received += max(1, done * num_envs - data.draw(st.integers(0, done)))
+    assert received + sum(outstanding) * num_envs - batch < max(
+        num_envs, small_lease(fragment_length) * num_envs
+    )
+
+
+@given(batch=st.integers(1, 3000), data=st.data(), num_envs=st.integers(1, 16), length=st.integers(1, 100))
+def test_granting_ahead_plans_the_same_leases_as_a_run_in_one_process(batch, data, num_envs, length):
+    """With one runner: ahead is granted only what the serial run would plan whatever comes back."""
+    lost = data.draw(st.lists(st.integers(0, num_envs), min_size=1, max_size=20))
+    serial: list[int] = []
+    received = 0
+    while received < batch:
+        serial.append(plan_lease(batch - received, 1, num_envs, length))
+        received += max(1, serial[-1] * num_envs - lost[len(serial) % len(lost)])
+    granted: list[int] = []
+    outstanding: list[int] = []
+    received = num_done = 0
+    while received < batch:
+        remaining = batch - received - sum(outstanding) * num_envs
+        lease = plan_lease(remaining, 1, num_envs, length)
+        if lease and len(outstanding) < 2 and (not outstanding or lease == length):
+            granted.append(lease)
+            outstanding.append(lease)
+            continue
+        num_done += 1
+        received += max(1, outstanding.pop(0) * num_envs - lost[num_done % len(lost)])
+    assert granted == serial
+
+
+def test_slots_hold_one_batch_more_than_the_staleness():
+    assert step_allowance(batch=100, staleness=1, num_envs=8, in_flight=0) == 200
+    assert step_allowance(batch=100, staleness=1, num_envs=8, in_flight=150) == 50
+    assert step_allowance(batch=100, staleness=3, num_envs=8, in_flight=450) == -50
+
+
+def test_a_batch_smaller_than_a_vector_step_can_still_be_filled():
+    assert step_allowance(batch=1, staleness=1, num_envs=64, in_flight=0) >= 64
+
+
+def test_the_replay_ratio_bounds_sampling_by_what_was_trained():
+    terms = {"batch": 10, "staleness": 1, "num_envs": 1, "in_flight": 0, "ratio": 4.0}
+    assert step_allowance(**terms, trained=0, sampled=0) == 20
+    assert step_allowance(**terms, trained=0, sampled=20) == 0
+    assert step_allowance(**terms, trained=40, sampled=20) == 10
+
+
+def test_turns_go_to_whoever_waited_longest():
+    book = LeaseBook()
+    for peer in ("b", "a", "c"):
+        book.grant(peer, 0, 1, 1, now=0.0, timeout_s=1.0)
+    assert book.in_turn(["a", "b", "c", "new-2", "new-1"]) == ["new-1", "new-2", "b", "a", "c"]
+
+
+def test_expired_leases_end_once():
+    book = LeaseBook(first_id=100)
+    early = book.grant("a", 3, 5, 4, now=0.0, timeout_s=1.0)
+    late = book.grant("a", 3, 5, 4, now=0.0, timeout_s=2.0)
+    assert (early.lease_id, late.lease_id) == (100, 101)
+    assert book.leased_env_steps(3) == book.leased_env_steps() == 40
+    assert book.expire(1.0) == [early]
+    assert book.expire(1.0) == []
+    assert book.end(early.lease_id) is None
+    assert (book.leased_env_steps(3), book.num_of_peer("a")) == (20, 1)
+    assert book.forget_peer("a") == [late]
+    assert book.leased_env_steps() == 0

@@ -1,0 +1,216 @@
+"""The ledger: accepted once, trained once, every step accounted for (a state machine proves it)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rlzmq.protocol.accounting import DROP_REASONS, Accounting
+from rlzmq.protocol.ledger import Ledger, RunnerRecord
+from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.sharding import rank_shares, take_shards
+
+
+def _id(seq: int, runner: str = "r", incarnation: int = 1) -> FragmentId:
+    return FragmentId(runner, incarnation, seq)
+
+
+def _ledger(*sizes: int) -> Ledger:
+    ledger = Ledger()
+    for seq, size in enumerate(sizes):
+        ledger.accept(_id(seq), size, generation=0, version=0)
+    return ledger
+
+
+def test_a_fragment_is_accepted_once():
+    ledger = _ledger(10)
+    assert ledger.accept(_id(0), 10, generation=0, version=0) is None
+    assert ledger.accounting.sampled == 10
+    assert ledger.accounting.num_duplicates == 1
+
+
+def test_a_fragment_is_committed_when_its_last_step_is_trained():
+    ledger = _ledger(10)
+    entry = ledger.entries[_id(0)]
+    first = ledger.take(entry, 4)
+    rest = ledger.take(entry, 6)
+    assert (first, rest) == (FragmentRange(_id(0), 0, 4), FragmentRange(_id(0), 4, 6))
+    ledger.commit([first])
+    assert ledger.pop_committed() == []
+    ledger.commit([rest])
+    assert ledger.pop_committed() == [_id(0)]
+    assert ledger.is_committed(_id(0))
+    assert ledger.accept(_id(0), 10, generation=0, version=0) is None
+    assert (ledger.accounting.trained, ledger.accounting.pending) == (10, 0)
+
+
+def test_dropping_leaves_what_an_update_has_taken():
+    ledger = _ledger(10)
+    entry = ledger.entries[_id(0)]
+    taken = ledger.take(entry, 4)
+    assert ledger.drop(entry, "stale") == 6
+    assert not ledger.is_committed(_id(0))
+    ledger.commit([taken])
+    assert ledger.is_committed(_id(0))
+    assert ledger.accounting.dropped == {"stale": 6}
+
+
+def test_released_steps_are_free_again_in_the_same_order():
+    ledger = _ledger(4, 4)
+    shards = take_shards(ledger, ledger.free_entries(), [3, 3])
+    assert [[tuple(item[1:]) for item in shard] for shard in shards] == [[(0, 3)], [(3, 1), (0, 2)]]
+    assert ledger.free_steps() == 2
+    ledger.release(reversed([item for shard in shards for item in shard]))
+    assert ledger.free_steps() == 8
+    assert take_shards(ledger, ledger.free_entries(), [3, 3]) == shards
+
+
+def test_a_skipped_step_drops_its_data():
+    ledger = _ledger(5)
+    ledger.commit([ledger.take(ledger.entries[_id(0)], 5)], trained=False)
+    assert ledger.accounting.dropped == {"skipped": 5}
+    assert ledger.is_committed(_id(0))
+
+
+def test_fragments_refused_at_the_door_are_counted_once():
+    ledger = Ledger()
+    assert ledger.refuse(_id(0), 7, "fenced")
+    assert not ledger.refuse(_id(0), 7, "fenced")
+    assert ledger.accept(_id(0), 7, generation=0, version=0) is None
+    assert ledger.accounting.dropped == {"fenced": 7}
+
+
+def test_what_learners_trained_under_an_earlier_broker_is_not_trained_again():
+    ledger = Ledger()
+    ledger.note_trained([FragmentRange(_id(0), 0, 6)])
+    entry = ledger.accept(_id(0), 10, generation=0, version=0)
+    assert entry is not None
+    assert (entry.done, entry.free) == (6, 4)
+    ledger.note_trained([FragmentRange(_id(0), 0, 10)])
+    assert ledger.is_committed(_id(0))
+    assert ledger.accounting.counts() == {"sampled": 0, "trained": 0, "pending": 0}
+
+
+def test_an_update_in_training_under_an_earlier_broker_keeps_its_steps():
+    ledger = Ledger()
+    ranges = [FragmentRange(_id(0), 2, 4)]
+    ledger.reserve(ranges)
+    entry = ledger.accept(_id(0), 10, generation=0, version=0)
+    assert entry is not None
+    assert entry.free == 4
+    ledger.commit(ranges)
+    assert entry.done == 6
+    ledger.commit([ledger.take(entry, 4)])
+    assert ledger.accounting.trained >= 8
+
+
+def test_watermarks_advance_over_gapless_commits():
+    record = RunnerRecord()
+    for seq in (1, 2, 4):
+        record.commit(seq)
+    assert (record.watermark, record.beyond) == (0, {1, 2, 4})
+    record.commit(0)
+    assert (record.watermark, record.beyond) == (3, {4})
+    record.commit_below(10)
+    assert (record.watermark, record.beyond) == (10, set())
+    assert record.is_committed(9)
+    assert not record.is_committed(10)
+
+
+@pytest.mark.parametrize(
+    ("steps", "ranks", "shares"), [(10, 2, [5, 5]), (10, 3, [4, 3, 3]), (1, 3, [1, 0, 0])]
+)
+def test_shares_are_as_equal_as_integers_allow(steps, ranks, shares):
+    assert rank_shares(steps, ranks) == shares
+
+
+def test_accounting_refuses_to_lose_steps():
+    accounting = Accounting()
+    accounting.accept(5)
+    with pytest.raises(AssertionError):
+        accounting.train(6)
+    accounting = Accounting()
+    accounting.sampled += 1
+    with pytest.raises(AssertionError, match="sampled 1"):
+        accounting.check()
+
+
+def test_a_base_is_added_on_both_sides():
+    accounting = Accounting()
+    accounting.add_base(100, {"stale": 3})
+    assert accounting.sampled == 103
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Accepts, plans, commits, releases and drops in any order, against a model of single steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.next_seq = 0
+        self.updates: list[list[FragmentRange]] = []
+        self.trained: set[tuple[FragmentId, int]] = set()
+        self.sizes: dict[FragmentId, int] = {}
+
+    @rule(size=st.integers(0, 9), version=st.integers(0, 2), runner=st.sampled_from("ab"))
+    def accept(self, size, version, runner):
+        fragment = _id(self.next_seq, runner)
+        self.next_seq += 1
+        assert self.ledger.accept(fragment, size, generation=0, version=version) is not None
+        self.sizes[fragment] = size
+
+    @precondition(lambda self: self.sizes)
+    @rule(data=st.data())
+    def accept_again(self, data):
+        fragment = data.draw(st.sampled_from(sorted(self.sizes)))
+        assert self.ledger.accept(fragment, self.sizes[fragment], generation=0, version=0) is None
+
+    @rule(share=st.integers(1, 8), num_ranks=st.integers(1, 3))
+    def plan(self, share, num_ranks):
+        if self.ledger.free_steps() >= share * num_ranks:
+            shards = take_shards(self.ledger, self.ledger.free_entries(), [share] * num_ranks)
+            assert [sum(item.num_steps for item in shard) for shard in shards] == [share] * num_ranks
+            self.updates.append([item for shard in shards for item in shard])
+
+    @precondition(lambda self: self.updates)
+    @rule(trained=st.booleans())
+    def commit(self, trained):
+        ranges = self.updates.pop(0)
+        self.ledger.commit(ranges, trained=trained)
+        for fragment, first, num_steps in ranges:
+            for step in range(first, first + num_steps):
+                assert (fragment, step) not in self.trained, "trained twice"
+                self.trained.add((fragment, step))
+
+    @precondition(lambda self: self.updates)
+    @rule()
+    def release_the_latest(self):
+        self.ledger.release(reversed(self.updates.pop()))
+
+    @precondition(lambda self: self.ledger.entries)
+    @rule(data=st.data(), reason=st.sampled_from(DROP_REASONS))
+    def drop(self, data, reason):
+        fragment = data.draw(st.sampled_from(sorted(self.ledger.entries)))
+        self.ledger.drop(self.ledger.entries[fragment], reason)
+
+    @invariant()
+    def every_step_is_accounted_for(self):
+        ledger = self.ledger
+        ledger.accounting.check()
+        assert ledger.accounting.sampled == sum(self.sizes.values())
+        assert ledger.accounting.pending == sum(e.num_steps - e.done for e in ledger.entries.values())
+        assert ledger.free_steps() == sum(e.free for e in ledger.entries.values())
+        in_flight = sum(item.num_steps for ranges in self.updates for item in ranges)
+        assert in_flight == sum(e.taken - e.done for e in ledger.entries.values())
+
+    @invariant()
+    def what_is_not_here_is_committed(self):
+        for fragment in self.sizes:
+            assert (fragment in self.ledger.entries) != self.ledger.is_committed(fragment)
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedgerMachine = LedgerMachine.TestCase

@@ -1,0 +1,111 @@
+"""Publications, and a receiver that applies only what is newer and whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlzmq.protocol import errors
+from rlzmq.protocol.weights import (
+    PUBLICATION_PREFIX_BYTES,
+    PUBLICATION_TOPIC,
+    WeightsReceiver,
+    new_publication_buffer,
+    notice_of,
+    open_publication,
+    seal_publication,
+)
+
+
+def _publication(
+    version: int, generation: int = 0, run_id: str = "run", layout: str = "layout", fill: int = 1
+):
+    buffer = new_publication_buffer(100)
+    buffer[PUBLICATION_PREFIX_BYTES:] = fill
+    seal_publication(buffer, run_id=run_id, generation=generation, version=version, layout_digest=layout)
+    return buffer
+
+
+def test_a_publication_is_one_frame_with_its_topic_in_front():
+    frame = _publication(3).tobytes()
+    assert frame.startswith(PUBLICATION_TOPIC)
+    header, body = open_publication(frame)
+    assert (header.generation, header.version, header.num_bytes) == (0, 3, 100)
+    assert bytes(body) == b"\1" * 100
+
+
+def test_damaged_publications_are_refused():
+    frame = bytearray(_publication(3).tobytes())
+    for damaged in (frame[:100], frame[:-1], frame + b"x", b"\7" + frame[1:], bytes(2) + frame[2:]):
+        with pytest.raises(errors.WireError):
+            open_publication(bytes(damaged))
+    frame[2:4] = b"\xff\xff"
+    with pytest.raises(errors.WireError):
+        open_publication(bytes(frame))
+
+
+def test_ids_that_do_not_fit_are_refused_when_sealing():
+    with pytest.raises(errors.BoundExceededError, match="508"):
+        _publication(1, run_id="x" * 600)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=30))
+def test_what_a_receiver_applies_rises_strictly(orders):
+    receiver = WeightsReceiver("run", "layout")
+    applied = []
+    for generation, version in orders:
+        header, body = open_publication(_publication(version, generation))
+        if receiver.offer(header, body):
+            applied.append((generation, version))
+    assert applied == sorted(set(applied))
+    assert receiver.announced == max(orders, default=(-1, -1))
+    assert not receiver.is_behind
+
+
+def test_wrong_run_layout_and_digest_are_refused_and_counted():
+    receiver = WeightsReceiver("run", "layout")
+    header, body = open_publication(_publication(1))
+    assert not receiver.offer(*open_publication(_publication(2, run_id="other")))
+    assert not receiver.offer(*open_publication(_publication(2, layout="other")))
+    assert not receiver.offer(header, bytes(100))
+    assert receiver.order == (-1, -1)
+    assert receiver.refused == {"run": 1, "layout": 1, "digest": 1}
+    assert receiver.offer(header, body)
+    assert not receiver.offer(header, body)
+    assert receiver.refused["old"] == 1
+
+
+def test_a_notice_is_remembered_but_never_applied():
+    receiver = WeightsReceiver()
+    header, _ = open_publication(_publication(4))
+    notice, body = open_publication(notice_of(header, "shared-memory-name"))
+    assert len(body) == 0
+    assert notice.location == "shared-memory-name"
+    assert not receiver.offer(notice, body)
+    assert receiver.is_behind
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "exact", "allowed"),
+    [
+        ((0, 3), (0, 3), True, True),
+        ((0, 4), (0, 3), True, False),
+        ((0, 2), (0, 3), False, False),
+        ((0, 4), (0, 3), False, True),
+        ((1, 3), (0, 3), True, True),
+        ((0, 3), (1, 3), True, False),
+        ((-1, -1), (0, 0), False, False),
+    ],
+)
+def test_a_lease_is_sampled_only_under_the_weights_it_names(have, want, exact, allowed):
+    receiver = WeightsReceiver()
+    receiver.generation, receiver.version = have
+    assert receiver.satisfies(*want, exact=exact) is allowed
+
+
+def test_digests_cover_the_body():
+    one, other = _publication(1, fill=1), _publication(1, fill=2)
+    assert open_publication(one)[0].digest != open_publication(other)[0].digest
+    assert np.array_equal(one[PUBLICATION_PREFIX_BYTES:], np.full(100, 1, np.uint8))
