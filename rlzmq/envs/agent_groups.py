@@ -44,7 +44,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
                     )
                 if agent_id not in env.possible_agents:
                     raise ConfigurationError(
-                        f"Group {group!r}: unknown agent {agent_id!r}; expected some of {list(env.possible_agents)}."
+                        f"Group {group!r}: unknown agent {agent_id!r}; expected some of "
+                        f"{list(env.possible_agents)}."
                     )
                 self._group_of[agent_id] = group
         singles = [agent_id for agent_id in env.possible_agents if agent_id not in self._group_of]
@@ -68,7 +69,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
         observations, infos = self.env.reset(seed=seed, options=options)
         return self._joined(observations), self._joined_infos(infos, {}, observations)
 
-    def step(
+    def step(  # type: ignore[override]
         self, action_dict: AgentDict
     ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
         actions: AgentDict = {}
@@ -89,7 +90,13 @@ class GroupAgentsWrapper(MultiAgentEnv):
         for agent_id, reward in rewards.items():
             group = self._group_of.get(agent_id, agent_id)
             sums[group] = sums.get(group, 0.0) + reward
-        return self._joined(observations), sums, flags[0], flags[1], self._joined_infos(infos, rewards, observations)
+        return (
+            self._joined(observations),
+            sums,
+            flags[0],
+            flags[1],
+            self._joined_infos(infos, rewards, observations),
+        )
 
     def _joined(self, observations: AgentDict) -> AgentDict:
         joined = {key: value for key, value in observations.items() if key not in self._group_of}
@@ -100,7 +107,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
             if len(present) != len(members):
                 missing = [agent_id for agent_id in members if agent_id not in observations]
                 raise MultiAgentEnvError(
-                    f"Group {group!r}: expected observations of all members or of none, but {missing} have none while "
+                    f"Group {group!r}: expected observations of all members or of none, but {missing} "
+                    "have none while "
                     f"{present} have. Members of a group act at the same steps."
                 )
             joined[group] = tuple(observations[agent_id] for agent_id in members)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 
@@ -87,7 +87,8 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         """One env step.
 
         Args:
-            action_dict: The actions of exactly the agents that were in the last observations and are not done.
+            action_dict: The actions of exactly the agents that were in the last observations and are not
+                done.
 
         Returns:
             (observations, rewards, terminateds, truncateds, infos) by agent id. An agent that acted may get
@@ -111,16 +112,17 @@ class MultiAgentEnv(gym.Env[Any, Any]):
             by_agent = common.spaces
         if by_agent is not None:
             if agent_id in by_agent:
-                space: gym.Space[Any] = by_agent[agent_id]
-                return space
+                return cast("gym.Space[Any]", by_agent[agent_id])
             raise ConfigurationError(
-                f"{type(self).__name__}.{kind}_spaces has no agent {agent_id!r}.{did_you_mean(agent_id, by_agent)}"
+                f"{type(self).__name__}.{kind}_spaces has no agent "
+                f"{agent_id!r}.{did_you_mean(agent_id, by_agent)}"
             )
         if common is None:
             raise ConfigurationError(
-                f"{type(self).__name__} has no spaces: set self.{kind}_spaces = {{agent_id: space}} in __init__."
+                f"{type(self).__name__} has no spaces: set self.{kind}_spaces = {{agent_id: space}} in "
+                "__init__."
             )
-        return common
+        return cast("gym.Space[Any]", common)
 
     @property
     def num_agents(self) -> int:
@@ -202,7 +204,9 @@ def make_multi_agent(env_name_or_creator: str | type | Callable[..., Any]) -> ty
             context = config if isinstance(config, EnvContext) else EnvContext(config)
             num_agents = context.get("num_agents", 1)
             if not isinstance(num_agents, int) or num_agents < 1:
-                raise ConfigurationError(f"env_config['num_agents']: expected an int >= 1, got {num_agents!r}.")
+                raise ConfigurationError(
+                    f"env_config['num_agents']: expected an int >= 1, got {num_agents!r}."
+                )
             own = {key: value for key, value in context.items() if key != "num_agents"}
             self.envs = [make_env(entry, context.copy_with_overrides(own)) for _ in range(num_agents)]
             self.possible_agents = list(range(num_agents))
@@ -224,12 +228,18 @@ def make_multi_agent(env_name_or_creator: str | type | Callable[..., Any]) -> ty
                 observations[i], infos[i] = env.reset(seed=own_seed, options=options)
             return observations, infos
 
-        def step(
+        def step(  # type: ignore[override]
             self, action_dict: AgentDict
         ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
-            observations, rewards, terminateds, truncateds, infos = {}, {}, {}, {}, {}  # type: ignore[var-annotated]
+            observations: AgentDict = {}
+            rewards: AgentDict = {}
+            terminateds: AgentDict = {}
+            truncateds: AgentDict = {}
+            infos: AgentDict = {}
             for i, action in action_dict.items():
-                observations[i], rewards[i], terminateds[i], truncateds[i], infos[i] = self.envs[i].step(action)
+                observations[i], rewards[i], terminateds[i], truncateds[i], infos[i] = self.envs[i].step(
+                    action
+                )
                 if terminateds[i]:
                     self._terminated.add(i)
                 elif truncateds[i]:

@@ -71,12 +71,12 @@ class SyncVectorMultiAgentEnv:
         return self.single_action_spaces
 
     @property
-    def observation_space(self) -> gym.spaces.Tuple:
+    def observation_space(self) -> gym.spaces.Tuple[Any]:
         """One Dict by agent id per environment."""
         return gym.spaces.Tuple([self.single_observation_spaces] * self.num_envs)
 
     @property
-    def action_space(self) -> gym.spaces.Tuple:
+    def action_space(self) -> gym.spaces.Tuple[Any]:
         """One Dict by agent id per environment."""
         return gym.spaces.Tuple([self.single_action_spaces] * self.num_envs)
 
@@ -113,7 +113,9 @@ class SyncVectorMultiAgentEnv:
             (observations, rewards, terminateds, truncateds, infos): one dict by agent id per environment.
         """
         if len(actions) != self.num_envs:
-            raise ValueError(f"step: expected {self.num_envs} action dicts, one per environment, got {len(actions)}.")
+            raise ValueError(
+                f"step: expected {self.num_envs} action dicts, one per environment, got {len(actions)}."
+            )
         results: tuple[list[Any], ...] = ([], [], [], [], [])
         self.failed = []
         self.resetting[:] = self.needs_reset
@@ -209,8 +211,10 @@ def _make_checked(entry: EnvEntry, context: EnvContext) -> Any:
     if not all(hasattr(env, name) for name in ("get_observation_space", "get_action_space")):
         kind = type(getattr(env, "unwrapped", env)).__name__
         raise ConfigurationError(
-            f"{entry.label} made a {kind}, which is not multi-agent: expected a rlzmq.MultiAgentEnv. Wrap PettingZoo "
-            "environments in PettingZooEnv or ParallelPettingZooEnv; make_multi_agent(...) puts n agents into copies "
+            f"{entry.label} made a {kind}, which is not multi-agent: expected a rlzmq.MultiAgentEnv. Wrap "
+            "PettingZoo "
+            "environments in PettingZooEnv or ParallelPettingZooEnv; make_multi_agent(...) puts n agents "
+            "into copies "
             "of a single-agent one."
         )
     return env

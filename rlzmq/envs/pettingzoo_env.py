@@ -76,7 +76,7 @@ class PettingZooEnv(MultiAgentEnv):
         observation, _, _, _, info = self.env.last()
         return {agent: observation}, {agent: info}
 
-    def step(
+    def step(  # type: ignore[override]
         self, action_dict: AgentDict
     ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
         env = self.env
@@ -88,7 +88,9 @@ class PettingZooEnv(MultiAgentEnv):
         infos: AgentDict = {}
         while env.agents:
             agent = env.agent_selection
-            observations[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = env.last()
+            observations[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = (
+                env.last()
+            )
             if not (terminateds[agent] or truncateds[agent]):
                 break
             env.step(None)  # a done agent's turn only takes it out of the game
@@ -127,7 +129,7 @@ class ParallelPettingZooEnv(MultiAgentEnv):
         self.agents = list(self.par_env.agents)
         return observations, infos or {}
 
-    def step(
+    def step(  # type: ignore[override]
         self, action_dict: AgentDict
     ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
         present = set(self.agents)

@@ -138,7 +138,8 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         for name in EPISODE_TABLE:
             if len(getattr(self, name)) != num:
                 raise ValueError(
-                    f"MultiAgentEpisodeBatch.{name}: expected {num} values, one per episode, got {len(getattr(self, name))}."
+                    f"MultiAgentEpisodeBatch.{name}: expected {num} values, one per episode, got "
+                    f"{len(getattr(self, name))}."
                 )
 
     # -- facts --------------------------------------------------------------------------------------
@@ -168,14 +169,18 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         ids: set[str] = set()
         for batch in self.agent_batches:
             if batch.module_ids is not None:
-                ids.update(mid for mid, num in zip(batch.module_ids, batch.length.tolist(), strict=True) if num)
+                ids.update(
+                    mid for mid, num in zip(batch.module_ids, batch.length.tolist(), strict=True) if num
+                )
         return sorted(ids)
 
     def batches_of(self, module_id: str) -> list[EpisodeBatch]:
         """The chunks (with at least one step) of the agents that a module acts for."""
         found = []
         for batch in self.agent_batches:
-            mask = np.array([mid == module_id for mid in batch.module_ids or ()], np.bool_) & (batch.length > 0)
+            mask = np.array([mid == module_id for mid in batch.module_ids or ()], np.bool_) & (
+                batch.length > 0
+            )
             if mask.all() and len(mask):
                 found.append(batch)
             elif mask.any():
@@ -256,7 +261,9 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         for _, sae, track in sorted(found, key=lambda item: item[0]):
             timeline.tracks[sae.agent_id] = track
             episode.agent_episodes[sae.agent_id] = sae
-            episode._agent_module_ids.setdefault(sae.agent_id, sae.module_id or episode.module_for(sae.agent_id))
+            episode._agent_module_ids.setdefault(
+                sae.agent_id, sae.module_id or episode.module_for(sae.agent_id)
+            )
         episode._timeline = timeline
         episode.custom_data = dict(left.get("custom_data", ()))
         episode._duration_s = float(left.get("duration_s", 0.0))
@@ -389,7 +396,11 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
 
             new.initial_state = tree_map(take_over, new.initial_state, new.columns[Columns.STATE_OUT])
         for c, track in list(part.tracks.items()):
-            fresh = {name: value for name, value in track.items() if name == "output_keys"} if is_cut[c] else track
+            fresh = (
+                {name: value for name, value in track.items() if name == "output_keys"}
+                if is_cut[c]
+                else track
+            )
             if starts_later[c]:
                 fresh = {name: value for name, value in fresh.items() if name != "reward_before_start"}
             part.tracks[c] = fresh
@@ -413,10 +424,13 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
             ]
             leftovers.update((e + num, left) for e, left in batch.leftovers.items())
             num += len(batch)
+        table: dict[str, Any] = {
+            name: np.concatenate([getattr(batch, name) for batch in listed]) for name in EPISODE_TABLE
+        }
         return MultiAgentEpisodeBatch(
             rows,
             episode_ids=[id_ for batch in listed for id_ in batch.episode_ids],
-            **{name: np.concatenate([getattr(batch, name) for batch in listed]) for name in EPISODE_TABLE},
+            **table,
             leftovers=leftovers,
             observation_space=listed[0].observation_space,
             action_space=listed[0].action_space,

@@ -63,7 +63,9 @@ class MultiAgentChunks:
             raise RuntimeError(f"{self._where()}: expected an ongoing episode to cut, but it is done.")
         wanted = operator.index(len_lookback_buffer)
         if wanted < 0:
-            raise ValueError(f"len_lookback_buffer: expected at least 0 env steps, got {len_lookback_buffer}.")
+            raise ValueError(
+                f"len_lookback_buffer: expected at least 0 env steps, got {len_lookback_buffer}."
+            )
         for track in old.tracks.values():
             if track.pending is not None:
                 wanted = max(wanted, old.env_t - track.obs_env_ts[-1])
@@ -91,7 +93,8 @@ class MultiAgentChunks:
     def __getitem__(self, item: slice) -> MultiAgentEpisode:
         if not isinstance(item, slice):
             raise NotImplementedError(
-                f"{self._where()}: expected a slice (episode[a:b]), got {item!r}. Use the getters for single steps."
+                f"{self._where()}: expected a slice (episode[a:b]), got {item!r}. Use the getters for "
+                "single steps."
             )
         return self.slice(item)
 
@@ -117,7 +120,9 @@ class MultiAgentChunks:
         stop = max(start, stop)
         wanted = old.lookback if len_lookback_buffer is None else operator.index(len_lookback_buffer)
         if wanted < 0:
-            raise ValueError(f"len_lookback_buffer: expected at least 0 env steps, got {len_lookback_buffer}.")
+            raise ValueError(
+                f"len_lookback_buffer: expected at least 0 env steps, got {len_lookback_buffer}."
+            )
         new = Timeline(old.env_t_started + start, min(wanted, start + old.lookback))
         new.env_t = old.env_t_started + stop
         new.departed = dict(old.departed)
@@ -136,7 +141,9 @@ class MultiAgentChunks:
             elif begin <= end:
                 sae = self.agent_episodes[agent_id]
                 # at this chunk's own start, steps that began before it but ended in it stay in it
-                first_own = bisect_left(track.obs_env_ts, new.env_t_started) if start else sae.rewards.lookback
+                first_own = (
+                    bisect_left(track.obs_env_ts, new.env_t_started) if start else sae.rewards.lookback
+                )
                 lookback = min(max(first_own - begin, 0), end - begin)
                 episodes[agent_id] = _part(sae, begin, end, lookback, is_last=is_done)
                 new.tracks[agent_id] = kept = AgentTrack(
@@ -167,12 +174,15 @@ class MultiAgentChunks:
         """
         mine, theirs = self._timeline, other._timeline
         if other.id_ != self.id_:
-            raise ValueError(f"{self._where()}: expected a chunk of the same episode, got one of {other.id_}.")
+            raise ValueError(
+                f"{self._where()}: expected a chunk of the same episode, got one of {other.id_}."
+            )
         if mine.is_done:
             raise ValueError(f"{self._where()}: expected an ongoing episode to append to, but it is done.")
         if theirs.env_t_started != mine.env_t:
             raise ValueError(
-                f"{self._where()}: expected a chunk that starts at env step {mine.env_t}, got {theirs.env_t_started}."
+                f"{self._where()}: expected a chunk that starts at env step {mine.env_t}, got "
+                f"{theirs.env_t_started}."
             )
         for agent_id, track in theirs.tracks.items():
             sae = other.agent_episodes[agent_id]
@@ -256,7 +266,8 @@ def _step(sae: SingleAgentEpisode, k: int) -> tuple[Pending, Any]:
     """The k-th stored step (the lookback part counted) as a hanging one, and its reward."""
     position = k - sae.rewards.lookback
     outputs = {
-        key: buffer.get(position, neg_index_as_lookback=True) for key, buffer in sae.extra_model_outputs.items()
+        key: buffer.get(position, neg_index_as_lookback=True)
+        for key, buffer in sae.extra_model_outputs.items()
     }
     pending = Pending(sae.actions.get(position, neg_index_as_lookback=True), outputs)
     return pending, sae.rewards.get(position, neg_index_as_lookback=True)

@@ -14,7 +14,7 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, AgentTrack, Timeline
+from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, Timeline
 
 __all__ = ["MultiAgentEpisode", "default_agent_to_module_mapping_fn"]
 
@@ -101,8 +101,12 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         self._last_step_time: float | None = None
 
         num_steps = max(len(rewards or ()), len(actions or ()))
-        if len_lookback_buffer != "auto" and (not isinstance(len_lookback_buffer, int) or len_lookback_buffer < 0):
-            raise ValueError(f"len_lookback_buffer: expected 'auto' or an int >= 0, got {len_lookback_buffer!r}.")
+        if len_lookback_buffer != "auto" and (
+            not isinstance(len_lookback_buffer, int) or len_lookback_buffer < 0
+        ):
+            raise ValueError(
+                f"len_lookback_buffer: expected 'auto' or an int >= 0, got {len_lookback_buffer!r}."
+            )
         lookback = num_steps if len_lookback_buffer == "auto" else min(int(len_lookback_buffer), num_steps)
         self._timeline = Timeline(env_t_started or 0, lookback)
         if observations:
@@ -112,7 +116,9 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 terminateds or {}, truncateds or {}, agent_t_started or {},
             )  # fmt: skip
         elif num_steps:
-            raise ValueError(f"expected observations with {num_steps} env steps of actions or rewards, got none.")
+            raise ValueError(
+                f"expected observations with {num_steps} env steps of actions or rewards, got none."
+            )
         self._timeline.is_terminated |= bool((terminateds or {}).get(ALL_AGENTS))
         self._timeline.is_truncated |= bool((truncateds or {}).get(ALL_AGENTS))
 
@@ -132,7 +138,8 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         """
         if self.is_done or self.agent_episodes or self.env_t != 0:
             raise ValueError(
-                f"{self._where()}: expected an empty episode to reset, but it is at env step {self.env_t} with "
+                f"{self._where()}: expected an empty episode to reset, but it is at env step {self.env_t} "
+                "with "
                 f"{len(self.agent_episodes)} agents. Make a new MultiAgentEpisode for every env reset."
             )
         self._apply(self._timeline.reset(observations, infos or {}))
@@ -247,17 +254,23 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         """
         timeline = self._timeline
         if set(timeline.tracks) != set(self.agent_episodes):
-            raise ValueError(f"{self._where()}: tracks of {set(timeline.tracks)}, episodes of {set(self.agent_episodes)}.")
+            raise ValueError(
+                f"{self._where()}: tracks of {set(timeline.tracks)}, episodes of {set(self.agent_episodes)}."
+            )
         for agent_id, track in timeline.tracks.items():
             sae = self.agent_episodes[agent_id]
             sae.validate()
             num_observations = sae.observations.len_incl_lookback()
             where = f"{self._where()}, agent {agent_id!r}"
             if len(track.obs_env_ts) != num_observations:
-                raise ValueError(f"{where}: expected {len(track.obs_env_ts)} observations, got {num_observations}.")
+                raise ValueError(
+                    f"{where}: expected {len(track.obs_env_ts)} observations, got {num_observations}."
+                )
             ascending = all(a < b for a, b in zip(track.obs_env_ts, track.obs_env_ts[1:], strict=False))
             if not ascending or track.obs_env_ts[-1] > timeline.env_t:
-                raise ValueError(f"{where}: env steps {track.obs_env_ts} of its observations are not in order.")
+                raise ValueError(
+                    f"{where}: env steps {track.obs_env_ts} of its observations are not in order."
+                )
             if (sae.is_terminated, sae.is_truncated) != (track.terminated, track.truncated):
                 raise ValueError(f"{where}: done flags differ between its episode and the timeline.")
 
@@ -268,7 +281,10 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         return self.env_t - self.env_t_started
 
     def __repr__(self) -> str:
-        return f"MultiAgentEpisode(len={len(self)}, done={self.is_done}, agents={list(self.agent_episodes)}, id_={self.id_!r})"
+        return (
+            f"MultiAgentEpisode(id_={self.id_!r}, len={len(self)}, done={self.is_done}, "
+            f"agents={list(self.agent_episodes)})"
+        )
 
     @property
     def env_t(self) -> int:
@@ -327,7 +343,8 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             module_id = self.agent_to_module_mapping_fn(agent_id, self)
             if not isinstance(module_id, str) or not module_id:
                 raise ValueError(
-                    f"agent_to_module_mapping_fn({agent_id!r}, episode): expected a module id (str), got {module_id!r}."
+                    f"agent_to_module_mapping_fn({agent_id!r}, episode): expected a module id (str), got "
+                    f"{module_id!r}."
                 )
             self._agent_module_ids[agent_id] = module_id
         return module_id
@@ -335,7 +352,9 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     def get_agents_that_stepped(self) -> set[Any]:
         """Agents with an observation at the latest env step."""
         env_t = self.env_t
-        return {agent_id for agent_id, track in self._timeline.tracks.items() if track.obs_env_ts[-1] == env_t}
+        return {
+            agent_id for agent_id, track in self._timeline.tracks.items() if track.obs_env_ts[-1] == env_t
+        }
 
     def get_agents_to_act(self) -> set[Any]:
         """Agents with an observation at the latest env step that are not done."""
@@ -423,12 +442,15 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     def _check_lengths(self, num_steps: int, observations: Sequence[Any], infos: Any, *per_step: Any) -> None:
         if len(observations) > num_steps + 1 or (infos and len(infos) != len(observations)):
             raise ValueError(
-                f"{self._where()}: expected observations and infos of {num_steps} env steps plus the reset, got "
+                f"{self._where()}: expected observations and infos of {num_steps} env steps plus the "
+                "reset, got "
                 f"{len(observations)} and {len(infos or ())}."
             )
         for name, data in zip(("actions", "rewards", "extra_model_outputs"), per_step, strict=True):
             if data and len(data) != num_steps:
-                raise ValueError(f"{self._where()}: expected {name} of {num_steps} env steps, got {len(data)}.")
+                raise ValueError(
+                    f"{self._where()}: expected {name} of {num_steps} env steps, got {len(data)}."
+                )
 
     def _build(
         self,
@@ -454,7 +476,13 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             for event in events:
                 lists = builders.setdefault(
                     event.agent_id,
-                    {"observations": [], "infos": [], "actions": [], "rewards": [], "extra_model_outputs": {}},
+                    {
+                        "observations": [],
+                        "infos": [],
+                        "actions": [],
+                        "rewards": [],
+                        "extra_model_outputs": {},
+                    },
                 )
                 if event.kind == "end":
                     continue
@@ -496,7 +524,9 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 len_lookback_buffer=min(before_start, len(lists["actions"])),
             )
 
-    def _derive(self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]) -> MultiAgentEpisode:
+    def _derive(
+        self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]
+    ) -> MultiAgentEpisode:
         """An episode of the same id, spaces and mapping with other data."""
         derived = MultiAgentEpisode(
             self.id_,

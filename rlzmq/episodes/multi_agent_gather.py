@@ -51,7 +51,9 @@ def from_episodes(episodes: list[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
             if sae.rewards.len_incl_lookback() == 0:
                 empty.append((kind, e, order, sae, track))
                 continue
-            outputs = sorted((name, str(_structure(column))) for name, column in sae.extra_model_outputs.items())
+            outputs = sorted(
+                (name, str(_structure(column))) for name, column in sae.extra_model_outputs.items()
+            )
             key = (kind, str(_structure(sae.actions)), str(outputs))
             groups.setdefault(key, _Group()).add(e, order, sae, track)
     by_kind = {key[0]: group for key, group in groups.items()}

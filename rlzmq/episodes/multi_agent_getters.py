@@ -80,12 +80,10 @@ class _Column:
             if buffer is None:
                 buffer = InfiniteLookbackBuffer([self.hanging])
             else:
-                buffer = buffer + [self.hanging]
+                buffer = buffer + [self.hanging]  # noqa: RUF005 - not a list
         if buffer is None:
             return None
-        found = buffer.get(
-            indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, **self._options()
-        )
+        found = buffer.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, **self._options())
         several = indices is None or isinstance(indices, slice) or index_list(indices) is not None
         return None if several and _is_empty(found) else found
 
@@ -203,7 +201,9 @@ class MultiAgentGetters:
         """
         return self._get(
             "rewards",
-            lambda sae, track: _Column(sae.rewards, _MISSING if track.pending is None else track.reward, False),
+            lambda sae, track: _Column(
+                sae.rewards, _MISSING if track.pending is None else track.reward, False
+            ),
             indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list,
         )  # fmt: skip
 
@@ -243,7 +243,7 @@ class MultiAgentGetters:
                 if track.pending is not None:
                     hanging = track.pending.extra_model_outputs.get(name, _MISSING)
                 outputs = sae.extra_model_outputs
-                return _Column(outputs[name] if name in outputs else None, hanging, False)
+                return _Column(outputs.get(name), hanging, False)
 
             return self._get(
                 name, column, indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list
@@ -274,7 +274,9 @@ class MultiAgentGetters:
             IndexError: No such step, or data of another length.
         """
         for sae, data in self._to_set(new_data):
-            sae.set_observations(new_data=data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+            sae.set_observations(
+                new_data=data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
+            )
 
     def set_actions(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
@@ -310,7 +312,8 @@ class MultiAgentGetters:
         for agent_id in new_data:
             if agent_id not in self.agent_episodes:
                 raise KeyError(
-                    f"{self._where()}: no agent {agent_id!r}; known: {sorted(map(repr, self.agent_episodes))}."
+                    f"{self._where()}: no agent {agent_id!r}; known: "
+                    f"{sorted(map(repr, self.agent_episodes))}."
                 )
         return [(self.agent_episodes[agent_id], data) for agent_id, data in new_data.items()]
 
@@ -342,7 +345,8 @@ class MultiAgentGetters:
         if not env_steps:
             if return_list:
                 raise ValueError(
-                    "return_list=True gives one dict per env step, which needs env_steps=True; got env_steps=False."
+                    "return_list=True gives one dict per env step, which needs env_steps=True; got "
+                    "env_steps=False."
                 )
             found = {}
             for agent_id in chosen:
@@ -400,7 +404,8 @@ def _env_positions(
             ints = [operator.index(indices)]
         except TypeError:
             raise TypeError(
-                f"expected an index that is None, an int, a list of ints or a slice, got {type(indices).__name__} "
+                "expected an index that is None, an int, a list of ints or a slice, got "
+                f"{type(indices).__name__} "
                 f"{indices!r}."
             ) from None
     positions: list[int | None] = []
@@ -413,7 +418,8 @@ def _env_positions(
         else:
             low = -lookback if neg_index_as_lookback else -total
             raise IndexError(
-                f"env step {index} of {what} is out of range: expected {low}…{total - lookback - 1} (lookback "
+                f"env step {index} of {what} is out of range: expected {low}…{total - lookback - 1} "
+                "(lookback "
                 f"{lookback}); fill= gives a value for what is not there."
             )
     return is_single, positions

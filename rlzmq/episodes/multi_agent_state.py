@@ -24,7 +24,9 @@ def get_state(episode: MultiAgentEpisode) -> dict[str, Any]:
 
     where = f"episode {episode.id_!r}"
     spaces = {
-        name: [[to_plain(agent_id), space_to_plain(space)] for agent_id, space in getattr(episode, name).items()]
+        name: [
+            [to_plain(agent_id), space_to_plain(space)] for agent_id, space in getattr(episode, name).items()
+        ]
         for name in ("observation_space", "action_space")
     }
     state = {
@@ -48,7 +50,7 @@ def from_state(state: Mapping[str, Any]) -> MultiAgentEpisode:
     from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 
     try:
-        spaces = {
+        spaces: dict[str, dict[Any, Any]] = {
             name: {from_plain(agent_id): space_from_plain(space) for agent_id, space in state[name]}
             for name in ("observation_space", "action_space")
         }
@@ -67,7 +69,9 @@ def from_state(state: Mapping[str, Any]) -> MultiAgentEpisode:
         episode.custom_data = from_plain(state["custom_data"])
         episode._duration_s = float(state["duration_s"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"expected a MultiAgentEpisode's state, got one with a wrong field: {error!r}.") from error
+        raise ValueError(
+            f"expected a MultiAgentEpisode's state, got one with a wrong field: {error!r}."
+        ) from error
     episode.validate()
     return episode
 
@@ -134,7 +138,9 @@ def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
             )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"expected a timeline, got one with a wrong field: {error!r}.") from error
-    if timeline.env_t < timeline.env_t_started or any(not track.obs_env_ts for track in timeline.tracks.values()):
+    if timeline.env_t < timeline.env_t_started or any(
+        not track.obs_env_ts for track in timeline.tracks.values()
+    ):
         raise ValueError("expected a timeline with env_t >= env_t_started and an observation per agent.")
     return timeline
 

@@ -2,7 +2,8 @@
 
 Header (every field present, no other allowed)::
 
-    {"num_episodes": int, "groups": [{"batch": header of `episode_wire`, "num_frames": int}, ...], "meta": {...}}
+    {"num_episodes": int, "meta": {...},
+     "groups": [{"batch": header of `episode_wire`, "num_frames": int}, ...]}
 
 Frames, in this order:
 
@@ -59,9 +60,7 @@ def to_wire(batch: MultiAgentEpisodeBatch) -> tuple[dict[str, Any], list[NDArray
         if "custom_data" in left:
             left["custom_data"] = from_plain(plain_infos(left["custom_data"])[0])
         leftovers.append([e, to_plain(left, f"episode {batch.episode_ids[e]}")])
-    tracks = [
-        [[c, _plain_track(track)] for c, track in rows.tracks.items() if track] for rows in batch.rows
-    ]
+    tracks = [[[c, _plain_track(track)] for c, track in rows.tracks.items() if track] for rows in batch.rows]
     text = {"episode_ids": batch.episode_ids, "leftovers": leftovers, "tracks": tracks}
     frames: list[NDArray[Any]] = [table, np.frombuffer(msgpack.packb(text), np.uint8)]
     groups = []
@@ -151,7 +150,8 @@ def _check_table(table: NDArray[np.int64]) -> None:
     if not valid.all():
         e = int(np.argmin(valid))
         raise ProtocolError(
-            f"episode table, episode {e}: expected 0…{_MAX_STEPS} env steps, as many of lookback, flags within 0…3, "
+            f"episode table, episode {e}: expected 0…{_MAX_STEPS} env steps, as many of lookback, flags "
+            "within 0…3, "
             f"got {table[:, e].tolist()}."
         )
 
@@ -219,7 +219,9 @@ def _track(track: dict[str, Any], where: str) -> dict[str, Any]:
     if pending is not None:
         if not isinstance(pending, dict) or pending.keys() != {"action", "outputs"}:
             raise ProtocolError(f"{where}: expected a pending action and its outputs.")
-        if not isinstance(pending["outputs"], dict) or not all(isinstance(k, str) for k in pending["outputs"]):
+        if not isinstance(pending["outputs"], dict) or not all(
+            isinstance(k, str) for k in pending["outputs"]
+        ):
             raise ProtocolError(f"{where}: expected the outputs to be a dict by name.")
         fresh["pending"] = Pending(pending["action"], pending["outputs"])
     if keys is not None:
@@ -241,7 +243,9 @@ def _check_agents(rows: Sequence[AgentRows], num_episodes: int) -> None:
                 key = (e, agent_id)
                 is_double = key in seen
             except TypeError:
-                raise ProtocolError(f"agent ids: expected hashable ones, got {type(agent_id).__name__}.") from None
+                raise ProtocolError(
+                    f"agent ids: expected hashable ones, got {type(agent_id).__name__}."
+                ) from None
             if is_double:
                 raise ProtocolError(f"episode {e}: expected one chunk of agent {agent_id!r}, got several.")
             seen.add(key)
@@ -277,5 +281,7 @@ def _fields(value: Any, names: frozenset[str], where: str) -> dict[str, Any]:
 
 def _count(value: Any, where: str) -> int:
     if type(value) is not int or not 0 <= value <= _MAX_TIME:
-        raise ProtocolError(f"{where}: expected a count from 0, got {str(value)[:40]} ({type(value).__name__}).")
+        raise ProtocolError(
+            f"{where}: expected a count from 0, got {str(value)[:40]} ({type(value).__name__})."
+        )
     return value

@@ -174,7 +174,9 @@ class Timeline:
         """
         env_t = self.env_t + 1
         if self.is_done:
-            raise MultiAgentEnvError(f"{where}: expected no further step, the episode is done since env step {self.env_t}.")
+            raise MultiAgentEnvError(
+                f"{where}: expected no further step, the episode is done since env step {self.env_t}."
+            )
         all_terminated = bool(terminateds.get(ALL_AGENTS))
         all_truncated = bool(truncateds.get(ALL_AGENTS))
 
@@ -193,7 +195,8 @@ class Timeline:
                 if observation is not None or action is not None or reward is not None or infos.get(agent_id):
                     raise MultiAgentEnvError(
                         f"{where}, env step {env_t}: agent {agent_id!r} is done already, but got "
-                        f"{_given(observation, action, reward, infos.get(agent_id))}. Leave a done agent out of all dicts."
+                        f"{_given(observation, action, reward, infos.get(agent_id))}. Leave a done agent "
+                        "out of all dicts."
                     )
                 continue
             own_terminated, own_truncated = bool(terminateds.get(agent_id)), bool(truncateds.get(agent_id))
@@ -203,7 +206,8 @@ class Timeline:
             if track is None:
                 if action is not None:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}: agent {agent_id!r} acted ({action!r}) before it had any observation."
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted ({action!r}) before it had "
+                        "any observation."
                     )
                 if observation is None:
                     if reward is not None:
@@ -212,7 +216,9 @@ class Timeline:
                     stillborn.append((agent_id, (terminated, truncated)))
                 else:
                     any_alive = True
-                    events.append(AgentEvent(agent_id, "reset", observation, infos.get(agent_id), reward=reward))
+                    events.append(
+                        AgentEvent(agent_id, "reset", observation, infos.get(agent_id), reward=reward)
+                    )
                 continue
 
             any_alive = any_alive or not (terminated or truncated)
@@ -220,32 +226,39 @@ class Timeline:
             if action is not None:
                 if pending is not None:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}: agent {agent_id!r} acted ({action!r}), but its action of env step "
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted ({action!r}), but its "
+                        "action of env step "
                         f"{track.obs_env_ts[-1]} ({pending.action!r}) still waits for the next observation."
                     )
                 outputs = extra_model_outputs.get(agent_id) or {}
                 if track.output_keys is not None and outputs.keys() != track.output_keys:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}, agent {agent_id!r}: expected the extra model outputs of its first "
+                        f"{where}, env step {env_t}, agent {agent_id!r}: expected the extra model outputs "
+                        "of its first "
                         f"action ({', '.join(sorted(track.output_keys)) or 'none'}), got "
-                        f"{', '.join(sorted(outputs)) or 'none'}. Every action of an agent must have the same ones."
+                        f"{', '.join(sorted(outputs)) or 'none'}. Every action of an agent must have the "
+                        "same ones."
                     )
                 pending = Pending(action, outputs)
             if observation is not None:
                 if pending is None:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}: agent {agent_id!r} got an observation, but has not acted on its last one "
-                        f"(env step {track.obs_env_ts[-1]}). Give an observation only to agents that acted or are new."
+                        f"{where}, env step {env_t}: agent {agent_id!r} got an observation, but has not "
+                        "acted on its last one "
+                        f"(env step {track.obs_env_ts[-1]}). Give an observation only to agents that "
+                        "acted or are new."
                     )
                 if action is not None and reward is None:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}: agent {agent_id!r} acted and got its next observation, but no reward. "
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted and got its next "
+                        "observation, but no reward. "
                         "The env must return a reward for it (0.0 if there is none)."
                     )
             elif pending is not None and (terminated or truncated):
                 if not terminated:
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}: agent {agent_id!r} acted and was truncated, but got no last observation. "
+                        f"{where}, env step {env_t}: agent {agent_id!r} acted and was truncated, but got "
+                        "no last observation. "
                         "The env must return one: the value of what was cut off is estimated from it."
                     )
                 observation = LAST_OBSERVATION

@@ -119,7 +119,9 @@ def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tupl
         observation_space=_common(spaces[0], agent_ids),
         action_space=_common(spaces[1], agent_ids),
     )
-    return AgentRows(batch, [e for e, _, _, _ in entries], [order for _, order, _, _ in entries], obs_env_ts, tracks)
+    return AgentRows(
+        batch, [e for e, _, _, _ in entries], [order for _, order, _, _ in entries], obs_env_ts, tracks
+    )
 
 
 def _put_hanging_acts(store: ModuleStore, tracks: dict[int, dict[str, Any]]) -> None:

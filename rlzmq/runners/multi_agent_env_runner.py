@@ -36,7 +36,7 @@ class MultiAgentEnvRunner(EnvRunner):
         >>> config = (
         ...     PPOConfig()
         ...     .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        ...     .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
+        ...     .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, episode: f"p{agent}")
         ... )
         >>> with MultiAgentEnvRunner(config=config) as runner:
         ...     episodes = runner.sample(num_episodes=3)
@@ -136,7 +136,7 @@ class MultiAgentEnvRunner(EnvRunner):
         if self.callbacks.has("on_sample_end"):
             self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
         self._time_sample(start_s)
-        return batch
+        return batch  # type: ignore[no-any-return]
 
     def _choose_sampler(self) -> Any:
         """The sampler for the env, modules and pipelines as they are now."""

@@ -142,14 +142,18 @@ class FusedMultiAgentSampler:
                     acting.setdefault(store.module_id, []).append((index, record, len(items)))
                 items.append(observation)
             live.observed = []
-        blocks = {module_id: self._stores[module_id].add_observations(items) for module_id, items in new.items()}
+        blocks = {
+            module_id: self._stores[module_id].add_observations(items) for module_id, items in new.items()
+        }
         self._acting = []
         for module_id, rows in acting.items():
             block = blocks[module_id]
             if len(rows) != len(new[module_id]):
                 places = np.array([place for _, _, place in rows], np.int64)
                 block = tree_map(lambda leaf, places=places: leaf[places], block)
-            self._acting.append((self._stores[module_id], block, [(index, record) for index, record, _ in rows]))
+            self._acting.append(
+                (self._stores[module_id], block, [(index, record) for index, record, _ in rows])
+            )
 
     def _act(self, t: int) -> list[dict[Any, Any]]:
         """All modules act; the env's actions, by agent, per env."""
@@ -201,7 +205,9 @@ class FusedMultiAgentSampler:
         for store, _, rows in self._acting:
             num_rows = len(rows)
             columns = {
-                name: tree_map(lambda leaf: np.zeros((num_rows, *np.shape(leaf)), np.asarray(leaf).dtype), zeros)  # noqa: B023
+                name: tree_map(
+                    lambda leaf, num=num_rows: np.zeros((num, *np.shape(leaf)), np.asarray(leaf).dtype), zeros
+                )
                 for name, zeros in store.templates.items()
             }
             if Columns.STATE_OUT in columns:
@@ -225,7 +231,8 @@ class FusedMultiAgentSampler:
             leading = {np.shape(leaf)[:1] for leaf in _leaves(values)}
             if leading != {(num_rows,)}:
                 raise ValueError(
-                    f"Model output {name!r} of module {store.module_id!r} has shapes that begin with {leading}, "
+                    f"Model output {name!r} of module {store.module_id!r} has shapes that begin with "
+                    f"{leading}, "
                     f"expected ({num_rows},), the number of agents that acted."
                 )
         first = store.add_acts(num_rows, columns)
@@ -289,7 +296,9 @@ class FusedMultiAgentSampler:
     def _set_initial_states(self, old: list[AgentRecord], new: dict[int, AgentRecord]) -> None:
         """The new chunks' states before their first steps: those after the old ones' last steps."""
         for store in self._stores.values():
-            own = [record for record in old if record.store is store and record.act_rows and id(record) in new]
+            own = [
+                record for record in old if record.store is store and record.act_rows and id(record) in new
+            ]
             if store.module_step.is_stateful and own:
                 states = store.acts([record.act_rows[-1] for record in own]).get(Columns.STATE_OUT)
                 if states is None:

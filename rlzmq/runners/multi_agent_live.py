@@ -101,7 +101,9 @@ class LiveEpisode:
             `records`; rows are given out later.
     """
 
-    def __init__(self, id_: str, mapping_fn: Any, spaces: tuple[Any, Any], stores: Mapping[str, ModuleStore]) -> None:
+    def __init__(
+        self, id_: str, mapping_fn: Any, spaces: tuple[Any, Any], stores: Mapping[str, ModuleStore]
+    ) -> None:
         self.id_ = id_
         self._stores = stores
         self.face = _EpisodeFace(
@@ -148,7 +150,7 @@ class LiveEpisode:
     ) -> int:
         """One env step; the number of agent steps that it completed."""
         acted = self.acted
-        self.observed = observed = []  # type: ignore[var-annotated]
+        self.observed = observed = []
         if (
             self._all_acted
             and observations.keys() == acted.keys()

@@ -16,9 +16,9 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.timeline import Pending
+from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
 from rlzmq.runners.multi_agent_finished import EpisodeTotals, MultiAgentFinished
 from rlzmq.runners.multi_agent_request import StepCount
-from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
 
 if TYPE_CHECKING:
     from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner
@@ -120,7 +120,8 @@ class MultiAgentSampler:
     def _act(
         self, t: int
     ) -> tuple[list[dict[Any, Any]], list[dict[Any, Any]], list[dict[Any, dict[str, Any]]]]:
-        """One pass of modules and module-to-env pipeline: per env, by agent: actions, env's actions, outputs."""
+        """One pass of modules and module-to-env pipeline: per env, by agent: actions, env's actions, "
+        "outputs."""
         runner = self.runner
         explore = self._request.explore
         if not self._to_module:  # no agent acts: all environments are at an episode's end
@@ -143,7 +144,8 @@ class MultiAgentSampler:
         for name, per_env in columns.items():
             if not isinstance(per_env, list) or len(per_env) != self.num_envs:
                 raise ValueError(
-                    f"Column {name!r} after the module-to-env pipeline: expected a list of {self.num_envs} dicts by "
+                    f"Column {name!r} after the module-to-env pipeline: expected a list of "
+                    f"{self.num_envs} dicts by "
                     f"agent id, one per environment, got {type(per_env).__name__} of {len(per_env)}."
                 )
         actions = columns[Columns.ACTIONS]

@@ -58,7 +58,8 @@ class ModuleStore:
         return first
 
     def remember_outputs(self, outputs: dict[str, Any]) -> None:
-        """Keeps the form of the module's outputs (leaves ``[B, ...]``), for steps in which it does not act."""
+        """Keeps the form of the module's outputs (leaves ``[B, ...]``), for steps in which it does not "
+        "act."""
         if outputs.keys() - {Columns.ACTIONS} != self.templates.keys():
             for name, value in outputs.items():
                 if name != Columns.ACTIONS:

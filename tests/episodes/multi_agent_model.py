@@ -1,4 +1,4 @@
-"""A brute-force model of MultiAgentEpisode: a log of env steps, every fact found by reading it from the start."""
+"""A brute-force model of MultiAgentEpisode: a log of env steps, read from the start for every fact."""
 
 from __future__ import annotations
 
@@ -317,7 +317,11 @@ def plain(value: Any) -> Any:
 def assert_same(episode: MultiAgentEpisode, model: Model) -> None:
     """All stored data and all facts agree."""
     episode.validate()
-    assert (episode.env_t_started, episode.env_t, len(episode)) == (model.begin, model.end, model.end - model.begin)
+    assert (episode.env_t_started, episode.env_t, len(episode)) == (
+        model.begin,
+        model.end,
+        model.end - model.begin,
+    )
     assert episode.len_lookback_buffer == model.lookback
     agents = model.agents()
     assert episode.agent_ids == set(agents)
@@ -378,7 +382,9 @@ def assert_same_getter(rng: random.Random, episode: MultiAgentEpisode, model: Mo
     elif kind == 3:
         bounds = [rng.choice([None, rng.randrange(low, high)]) for _ in range(2)]
         indices = slice(*bounds, rng.choice([None, 1, 2]))
-        if fill is not None:  # fillers for slices that lie wholly outside of the data: see the buffer's own tests
+        if (
+            fill is not None
+        ):  # fillers for slices that lie wholly outside of the data: see the buffer's own tests
             indices = slice(0, rng.randrange(1, high))
     neg = rng.random() < 0.5
     agents = None if rng.random() < 0.7 else rng.sample(AGENTS, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -43,7 +44,9 @@ def random_chunks(seed: int) -> list[tuple[MultiAgentEpisode, Model]]:
 
 def sent(batch: MultiAgentEpisodeBatch) -> MultiAgentEpisodeBatch:
     header, frames = batch.to_wire()
-    return MultiAgentEpisodeBatch.from_wire(msgpack.unpackb(msgpack.packb(header)), [f.tobytes() for f in frames])
+    return MultiAgentEpisodeBatch.from_wire(
+        msgpack.unpackb(msgpack.packb(header)), [f.tobytes() for f in frames]
+    )
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -87,7 +90,9 @@ def steps_of(batch: MultiAgentEpisodeBatch) -> Any:
             assert group.agent_ids is not None
             agent_t = int(group.t_started[chunk] + slot - group.start[chunk])
             action, reward = group.columns["actions"][slot], group.columns["rewards"][slot]
-            steps[group.episode_ids[chunk], str(group.agent_ids[chunk]), agent_t, int(action), float(reward)] += 1
+            steps[
+                group.episode_ids[chunk], str(group.agent_ids[chunk]), agent_t, int(action), float(reward)
+            ] += 1
     return steps
 
 
@@ -109,7 +114,7 @@ def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
     raw = [frame.tobytes() for frame in frames]
     MultiAgentEpisodeBatch.from_wire(header, raw)
     rng = random.Random(0)
-    num_refused = 0
+    num_accepted = 0
     for _ in range(400):
         damaged = [bytearray(frame) for frame in raw]
         kind = rng.randrange(4)
@@ -123,15 +128,12 @@ def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
                 frame[rng.randrange(len(frame))] = rng.randrange(256)
                 if kind == 3:
                     del frame[rng.randrange(len(frame)) :]
-        try:
+        with contextlib.suppress(ProtocolError):
             received = MultiAgentEpisodeBatch.from_wire(header, [bytes(frame) for frame in damaged])
+            num_accepted += 1
             for episode in received:
                 episode.get_observations()
-        except ProtocolError:
-            num_refused += 1
-        except ValueError as error:
-            assert "agent_to_module" in str(error) or "env steps" in str(error), error
-    assert num_refused > 200
+    assert num_accepted < 200
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,24 @@ def forbidden_steps(model: Model) -> list[Step]:
             steps.append(Step({agent: 1}, {}, {}, {}, {}, {}, {}))  # observes without having acted
             outputs = {agent: {"logp": 1}}
             steps.append(Step({agent: 1}, {agent: 1}, {}, {}, {}, {}, outputs))  # no reward
-            steps.append(Step({agent: 1}, {agent: 1}, {agent: 1}, {}, {}, {agent: False}, {agent: {"late": 1}}))
+            steps.append(
+                Step({agent: 1}, {agent: 1}, {agent: 1}, {}, {}, {agent: False}, {agent: {"late": 1}})
+            )
             if not life.steps:
                 steps.pop()
     return steps
 
 
-OPERATIONS = ["step"] * 8 + ["cut", "cut", "slice", "join_cuts", "join_slices", "to_numpy", "round_trip", "refuse"]
+OPERATIONS = ["step"] * 8 + [
+    "cut",
+    "cut",
+    "slice",
+    "join_cuts",
+    "join_slices",
+    "to_numpy",
+    "round_trip",
+    "refuse",
+]
 
 
 def run_sequence(seed: int, num_operations: int) -> None:
@@ -175,7 +186,9 @@ class EpisodeMachine(RuleBasedStateMachine):
     def cut(self) -> None:
         self.sequence.cut()
 
-    @rule(operation=st.sampled_from(["slice", "join_cuts", "join_slices", "to_numpy", "round_trip", "refuse"]))
+    @rule(
+        operation=st.sampled_from(["slice", "join_cuts", "join_slices", "to_numpy", "round_trip", "refuse"])
+    )
     def look(self, operation: str) -> None:
         getattr(self.sequence, operation)()
 
@@ -186,6 +199,10 @@ class EpisodeMachine(RuleBasedStateMachine):
 
 
 EpisodeMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=60,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )
 TestEpisodeMachine = EpisodeMachine.TestCase

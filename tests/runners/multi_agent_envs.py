@@ -27,7 +27,14 @@ class RestlessAgentsEnv(MultiAgentEnv):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()
-        self.config = {"p_birth": 0.3, "p_death": 0.15, "p_wait": 0.3, "p_end": 0.02, "p_raise": 0.0, **(config or {})}
+        self.config = {
+            "p_birth": 0.3,
+            "p_death": 0.15,
+            "p_wait": 0.3,
+            "p_end": 0.02,
+            "p_raise": 0.0,
+            **(config or {}),
+        }
         self.possible_agents = list(AGENTS)
         self.observation_spaces = {a: gym.spaces.Box(-10, 1e6, (4,), np.float32) for a in AGENTS}
         kinds = {
@@ -95,7 +102,7 @@ class RestlessAgentsEnv(MultiAgentEnv):
 
 
 class TracingModule(TorchRLModule):
-    """Stateful: its state tells whose it is and how often it acted. State: [acts, agent number, sum of steps]."""
+    """Stateful; its state tells whose it is: [number of acts, agent number, sum of steps]."""
 
     def setup(self) -> None:
         self.layer = torch.nn.Linear(4, self._num_outputs())
