@@ -66,6 +66,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
         self.agents = list(self.possible_agents)
+        self._done: set[Any] = set()
         observations, infos = self.env.reset(seed=seed, options=options)
         return self._joined(observations), self._joined_infos(infos, {}, observations)
 
@@ -75,10 +76,12 @@ class GroupAgentsWrapper(MultiAgentEnv):
         actions: AgentDict = {}
         for agent_id, action in action_dict.items():
             if agent_id in self.groups:
-                actions.update(zip(self.groups[agent_id], action, strict=True))
+                members = zip(self.groups[agent_id], action, strict=True)
+                actions.update((member, part) for member, part in members if member not in self._done)
             else:
                 actions[agent_id] = action
         observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
+        self._done.update(key for given in (terminateds, truncateds) for key, value in given.items() if value)
         flags = []
         for given in (terminateds, truncateds):
             joined = {key: value for key, value in given.items() if key not in self._group_of}

@@ -1,0 +1,475 @@
+"""MultiAgentEpisode: worked examples, rules of done agents, chunks, getters and errors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+
+OBSERVATIONS: list[Any] = [{"a": 0, "b": 100}, {"a": 1}, {"a": 2}, {"b": 101, "a": 3}, {"c": 200, "a": 4}]
+ACTIONS: list[Any] = [{"a": 10, "b": 20}, {"a": 11}, {"a": 12}, {"a": 13, "b": 21}]
+REWARDS: list[Any] = [{"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 1, "b": 4}, {"a": 1, "b": 7, "c": 5}]
+OUTPUTS: list[Any] = [
+    {"a": {"l": 1}, "b": {"l": 2}},
+    {"a": {"l": 3}},
+    {"a": {"l": 4}},
+    {"a": {"l": 5}, "b": {"l": 6}},
+]
+
+
+def worked() -> MultiAgentEpisode:
+    """Agent b acts at env step 0 and hears nothing more."""
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={"a": 0, "b": 100})
+    episode.add_env_step({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2})
+    episode.add_env_step({"a": 2}, {"a": 11}, {"a": 1, "b": 3})
+    return episode
+
+
+def given(lookback: int | str = 0, **kwargs: Any) -> MultiAgentEpisode:
+    return MultiAgentEpisode(
+        observations=OBSERVATIONS,
+        actions=ACTIONS,
+        rewards=REWARDS,
+        extra_model_outputs=OUTPUTS,
+        len_lookback_buffer=lookback,
+        **kwargs,
+    )
+
+
+def stepped(*steps: Any) -> MultiAgentEpisode:
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={"a": 0, "b": 100})
+    for observations, actions, rewards, *flags in steps:
+        episode.add_env_step(observations, actions, rewards, **(flags[0] if flags else {}))
+    episode.validate()
+    return episode
+
+
+# -- the worked example -------------------------------------------------------------------------------
+
+
+def test_worked_example_observations() -> None:
+    episode = worked()
+    assert episode.env_t_to_agent_t("a") == [0, 1, 2]
+    assert episode.env_t_to_agent_t("b") == [0, None, None]
+    assert episode.get_observations() == {"a": [0, 1, 2], "b": [100]}
+    assert episode.get_observations(return_list=True) == [{"a": 0, "b": 100}, {"a": 1}, {"a": 2}]
+    assert episode.get_observations(-1) == {"a": 2}
+    assert episode.get_observations(-1, env_steps=False) == {"a": 2, "b": 100}
+    assert episode.get_observations(-1, fill=-9) == {"a": 2, "b": -9}
+    assert episode.get_observations(slice(0, 5), fill=-9)["b"] == [100, -9, -9, -9, -9]
+    assert episode.get_observations([-1, -2]) == {"a": [2, 1]}
+
+
+def test_worked_example_actions_and_rewards_include_what_hangs() -> None:
+    episode = worked()
+    assert episode.get_actions() == {"a": [10, 11], "b": [20]}
+    assert episode.get_actions(-1) == {"a": 11}
+    assert episode.get_actions(0) == {"a": 10, "b": 20}
+    assert episode.get_actions(env_steps=False) == {"a": [10, 11]}
+    assert episode.get_actions(-1, env_steps=False) == {"a": 11, "b": 20}
+    assert episode.get_actions(return_list=True, fill=-1) == [{"a": 10, "b": 20}, {"a": 11, "b": -1}]
+    assert episode.get_rewards() == {"a": [1, 1], "b": [5]}
+    assert episode.get_rewards(env_steps=False) == {"a": [1, 1]}
+    assert episode.get_rewards(return_list=True) == [{"a": 1, "b": 5}, {"a": 1}]
+    assert episode.get_return() == 2
+    assert episode.get_return(include_hanging_rewards=True) == 7
+
+
+def test_worked_example_facts() -> None:
+    episode = worked()
+    assert episode.get_agents_to_act() == {"a"} == episode.get_agents_that_stepped()
+    assert (len(episode), episode.env_t, episode.env_t_started) == (2, 2, 0)
+    assert (episode.env_steps(), episode.agent_steps()) == (2, 2)
+    assert episode.agent_ids == {"a", "b"}
+    assert episode.is_reset
+    assert not (episode.is_done or episode.is_numpy)
+    assert episode.get_terminateds() == {"a": False, "b": False, "__all__": False}
+    assert episode.get_duration_s() > 0
+    assert [len(episode.agent_episodes[agent]) for agent in "ab"] == [2, 0]
+
+
+def test_worked_example_cut_grows_the_lookback_to_the_hanging_observation() -> None:
+    chunk = worked().cut(1)
+    assert chunk.get_observations(-3) == {"a": 0, "b": 100}
+    assert chunk.get_actions([-2, -1], neg_index_as_lookback=True) == {"a": [10, 11], "b": [20]}
+    assert chunk.get_rewards([-2, -1], neg_index_as_lookback=True) == {"a": [1, 1], "b": [5]}
+    assert chunk.get_observations() == {"a": [2]}
+    assert chunk.get_actions() == {}
+    assert (len(chunk), chunk.env_t_started, chunk.len_lookback_buffer) == (0, 2, 2)
+    chunk.add_env_step({"b": 101, "a": 3}, {"a": 12}, {"b": 4, "a": 1})
+    assert chunk.get_rewards(env_steps=False) == {"a": [1], "b": [9]}
+    assert chunk.get_actions(env_steps=False) == {"a": [12], "b": [20]}
+    assert chunk.get_observations() == {"a": [2, 3], "b": [101]}
+    assert chunk.get_return() == 10
+
+
+# -- RLlib's bugs, not copied --------------------------------------------------------------------------
+
+
+def test_regression_cut_0_keeps_hanging_actions_and_rewards() -> None:
+    chunk = worked().cut(0)
+    assert chunk.agent_ids == {"a", "b"}
+    chunk.add_env_step({"b": 101, "a": 3}, {"a": 12}, {"b": 4, "a": 1})
+    assert chunk.get_rewards(env_steps=False) == {"a": [1], "b": [9]}
+    assert chunk.agent_episodes["b"].get_actions() == [20]
+
+
+def test_regression_truncateds_all_is_is_truncated() -> None:
+    step = ({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1, "b": 2})
+    ended = stepped((*step, {"terminateds": {"__all__": True}}))
+    assert (ended.get_terminateds()["__all__"], ended.get_truncateds()["__all__"]) == (True, False)
+    cut_off = stepped((*step, {"truncateds": {"__all__": True}}))
+    assert (cut_off.get_terminateds()["__all__"], cut_off.get_truncateds()["__all__"]) == (False, True)
+    assert cut_off.get_truncateds() == {"a": True, "b": True, "__all__": True}
+
+
+def test_regression_hanging_reward_of_a_continuation_is_counted_once() -> None:
+    assert worked().cut(1).get_return(include_hanging_rewards=True) == 5
+
+
+def test_regression_rewards_of_a_waiting_agent_are_part_of_its_next_step() -> None:
+    episode = stepped(
+        ({"a": 1}, {"a": 10}, {"a": 1, "b": 2}),
+        ({"a": 2}, {"a": 11, "b": 20}, {"a": 1, "b": 3}),
+        ({"a": 3, "b": 101}, {"a": 12}, {"a": 1, "b": 3}),
+    )
+    assert episode.get_rewards(env_steps=False)["b"] == [8]
+
+
+def test_regression_a_terminated_agent_is_done_even_without_an_action_outstanding() -> None:
+    episode = stepped(({"a": 1}, {"a": 10}, {"a": 1}, {"terminateds": {"b": True}}))
+    assert episode.agent_episodes["b"].is_terminated
+    assert len(episode.agent_episodes["b"]) == 0
+    with pytest.raises(MultiAgentEnvError, match="done already"):
+        episode.add_env_step({"a": 2}, {"a": 11, "b": 20}, {"a": 1})
+
+
+def test_regression_a_truncated_agent_is_not_terminated_when_the_last_other_one_is() -> None:
+    flags = {"terminateds": {"a": True}, "truncateds": {"b": True}}
+    episode = stepped(({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, flags))
+    assert (episode.is_terminated, episode.is_truncated) == (True, False)
+    b = episode.agent_episodes["b"]
+    assert (b.is_terminated, b.is_truncated) == (False, True)
+
+
+def test_regression_the_repeated_last_observation_lies_at_the_env_step_of_the_end() -> None:
+    episode = stepped(({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"terminateds": {"b": True}}))
+    assert episode.env_t_to_agent_t("b") == [0, 1]
+    assert episode.get_observations(1) == episode.get_observations(-1) == {"a": 1, "b": 100}
+    assert episode.get_agents_that_stepped() == {"a", "b"}
+    assert episode.get_agents_to_act() == {"a"}
+
+
+def test_regression_new_agents_keep_the_episode_alive_when_all_others_die() -> None:
+    flags = {"terminateds": {"a": True, "b": True}}
+    episode = stepped(({"a": 1, "b": 101, "c": 200}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, flags))
+    assert not episode.is_done
+    assert episode.get_agents_to_act() == {"c"}
+
+
+def test_regression_extra_model_outputs_without_a_key_are_all_of_them() -> None:
+    episode = given()
+    assert episode.get_extra_model_outputs() == {"a": {"l": [1, 3, 4, 5]}, "b": {"l": [2, 6]}}
+    filled = episode.get_extra_model_outputs("l", slice(2, 5), fill=0)
+    assert filled == {"a": [4, 5, 0], "b": [0, 6, 0], "c": [0, 0, 0]}
+    assert episode.get_extra_model_outputs(return_list=True)[1] == {"a": {"l": 3}}
+    with pytest.raises(KeyError, match="known"):
+        episode.get_extra_model_outputs("x")
+
+
+def test_regression_an_action_before_the_last_outcome_is_an_error_not_an_overwrite() -> None:
+    episode = worked()
+    with pytest.raises(
+        MultiAgentEnvError, match=r"agent 'b' acted \(21\), but its action of env step 0 \(20\)"
+    ):
+        episode.add_env_step({"a": 3}, {"a": 12, "b": 21}, {"a": 1})
+    assert episode.env_t == 2
+
+
+def test_regression_slices_with_unequal_lookbacks_work() -> None:
+    part = given(lookback=2)[1:]
+    assert part.get_observations() == {"a": [3, 4], "b": [101], "c": [200]}
+
+
+def test_regression_an_outputs_column_that_comes_late_is_refused_at_the_call() -> None:
+    episode = given()
+    with pytest.raises(
+        MultiAgentEnvError, match=r"agent 'a'.*expected the extra model outputs .*l.*got late"
+    ):
+        episode.add_env_step({"a": 5}, {"a": 14}, {"a": 1}, extra_model_outputs={"a": {"late": 1}})
+    assert episode.env_t == 4
+
+
+# -- done agents ---------------------------------------------------------------------------------------
+
+
+def test_the_episode_is_terminated_once_all_known_agents_are_done() -> None:
+    episode = stepped(
+        ({"a": 1}, {"a": 10}, {"a": 1}, {"terminateds": {"a": True}}),
+        ({"b": 101}, {"b": 20}, {"b": 5}, {"truncateds": {"b": True}}),
+    )
+    assert (episode.is_terminated, episode.is_truncated) == (True, False)
+    with pytest.raises(MultiAgentEnvError, match="is done"):
+        episode.add_env_step({}, {}, {})
+    with pytest.raises(RuntimeError):
+        episode.cut()
+
+
+@pytest.mark.parametrize("data", [({"a": 9}, {}, {}), ({}, {"a": 9}, {}), ({}, {}, {"a": 0.0})])
+def test_data_for_a_done_agent_are_an_error_also_in_later_chunks(data: Any) -> None:
+    step = ({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"terminateds": {"a": True}})
+    episode = stepped(step)
+    for chunk in (episode, episode.cut(0), episode.cut(1).cut(0)):
+        with pytest.raises(MultiAgentEnvError, match="agent 'a' is done already"):
+            chunk.add_env_step(*data)
+        chunk.add_env_step({"b": 102}, {"b": 21}, {"b": 1}, {"a": {}}, terminateds={"a": True})
+
+
+def test_a_truncated_agent_that_acted_needs_a_last_observation() -> None:
+    with pytest.raises(MultiAgentEnvError, match="truncated, but got no last observation"):
+        stepped(({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"truncateds": {"b": True}}))
+    with pytest.raises(MultiAgentEnvError, match="truncated"):
+        stepped(({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"truncateds": {"__all__": True}}))
+
+
+def test_an_agent_that_acted_and_observed_needs_a_reward() -> None:
+    with pytest.raises(MultiAgentEnvError, match="no reward"):
+        stepped(({"a": 1, "b": 101}, {"a": 10, "b": 20}, {"a": 1}))
+
+
+def test_an_agent_that_appears_and_is_done_at_once_is_not_there() -> None:
+    step = ({"a": 1, "c": 5}, {"a": 10}, {"a": 1, "c": 3}, {"terminateds": {"c": True}})
+    assert stepped(step).agent_ids == {"a", "b"}
+
+
+def test_rewards_before_the_first_observation_belong_to_no_step() -> None:
+    episode = stepped(
+        ({"a": 1}, {"a": 10}, {"a": 1, "c": 3}),
+        ({"a": 2, "c": 6}, {"a": 10}, {"a": 1, "c": 3}),
+        ({"a": 3, "c": 7}, {"a": 10, "c": 30}, {"a": 1, "c": 4}),
+    )
+    assert episode.get_rewards(env_steps=False)["c"] == [4]
+    assert episode.get_return(include_hanging_rewards=True) == 3 + 4 + 6
+
+
+# -- constructor, slices, joining ----------------------------------------------------------------------
+
+
+def test_given_data_are_lookback_unless_told_otherwise() -> None:
+    auto = given("auto")
+    assert (len(auto), auto.env_t, auto.len_lookback_buffer) == (0, 0, 4)
+    assert auto.agent_episodes["b"].observations.data == [100, 101]
+    assert auto.agent_episodes["b"].rewards.data == [9]
+    assert auto.get_actions(-1) == {"a": 13, "b": 21}
+    two = given(2)
+    assert {k: (len(v), v.observations.lookback) for k, v in two.agent_episodes.items()} == {
+        "a": (2, 2),
+        "b": (0, 1),
+        "c": (0, 0),
+    }
+    assert (len(given(0)), len(given(9))) == (4, 0)
+    started = given(0, env_t_started=5, agent_t_started={"a": 7})
+    assert (started.env_t_started, started.env_t, started.agent_episodes["a"].t) == (5, 9, 11)
+
+
+def test_inconsistent_lists_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 env steps"):
+        MultiAgentEpisode(observations=OBSERVATIONS, actions=ACTIONS[:2], rewards=REWARDS)
+    with pytest.raises(ValueError, match="expected observations"):
+        MultiAgentEpisode(actions=ACTIONS, rewards=REWARDS)
+    with pytest.raises(ValueError, match="plus the reset"):
+        MultiAgentEpisode(observations=OBSERVATIONS, actions=ACTIONS[:1], rewards=REWARDS[:1])
+
+
+@pytest.mark.parametrize(
+    ("slice_", "lookback", "a", "b", "hanging"),
+    [
+        (slice(None), None, [0, 1, 2, 3, 4], [100, 101], {"a": 13, "b": 21}),
+        (slice(0, 2), None, [0, 1, 2], [100], {"a": 11, "b": 20}),
+        (slice(1, 3), None, [1, 2, 3], [101], {"a": 12}),
+        (slice(2, 4), 2, [0, 1, 2, 3, 4], [100, 101], {"a": 13, "b": 21}),
+        (slice(-1, None), None, [3, 4], [101], {"a": 13, "b": 21}),
+        (slice(1, 2), 0, [1, 2], None, {"a": 11}),
+        (slice(7, 9), None, [4], None, None),
+    ],
+)
+def test_slices_hold_what_their_env_steps_hold(
+    slice_: slice, lookback: Any, a: Any, b: Any, hanging: Any
+) -> None:
+    part = given().slice(slice_, len_lookback_buffer=lookback)
+    part.validate()
+    assert part.agent_episodes["a"].observations.data == a
+    assert (part.agent_episodes["b"].observations.data if "b" in part.agent_ids else None) == b
+    if hanging is not None:
+        assert part.get_actions(-1, env_steps=False, agent_ids=list(hanging)) == hanging
+
+
+def test_slicing_wants_a_slice_of_step_1() -> None:
+    with pytest.raises(NotImplementedError, match="got 3"):
+        given()[3]  # type: ignore[index]
+    with pytest.raises(NotImplementedError, match="step 1"):
+        given()[0:4:2]
+
+
+@pytest.mark.parametrize("middle", [0, 1, 2, 3, 4])
+def test_two_slices_join_to_the_whole(middle: int) -> None:
+    whole, first = given(), given()[:middle]
+    second = whole[middle:]
+    first.id_ = second.id_ = "x"
+    for part in (first, second):
+        for sae in part.agent_episodes.values():
+            sae.id_ = f"x_{sae.agent_id}"
+    first.concat_episode(second)
+    first.validate()
+    assert first.get_observations(return_list=True) == OBSERVATIONS
+    assert first.get_actions(return_list=True) == ACTIONS
+    assert first.get_rewards() == whole.get_rewards()
+
+
+def test_chunks_that_do_not_fit_are_refused() -> None:
+    episode = worked()
+    chunk = episode.cut()
+    with pytest.raises(ValueError, match="same episode"):
+        worked().concat_episode(chunk)
+    chunk.add_env_step({"a": 3}, {"a": 12}, {"a": 1})
+    with pytest.raises(ValueError, match="starts at env step 3"):
+        chunk.concat_episode(chunk)
+
+
+def test_custom_data_are_copied_by_cut_and_merged_by_concat() -> None:
+    episode = worked()
+    episode.custom_data["seen"] = [1]
+    chunk = episode.cut()
+    chunk.custom_data["seen"].append(2)
+    assert episode.custom_data == {"seen": [1]}
+    episode.concat_episode(chunk)
+    assert episode.custom_data == {"seen": [1, 2]}
+
+
+def test_the_mapping_function_is_asked_once_per_agent_also_by_chunks() -> None:
+    calls: list[Any] = []
+
+    def fn(agent_id: Any, episode: Any) -> str:
+        calls.append(agent_id)
+        return f"m{len(calls)}"
+
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=fn, agent_module_ids={"b": "given"})
+    episode.add_env_reset(observations={"a": 0, "b": 100})
+    chunk = episode.cut().cut()
+    chunk.add_env_step({"a": 1, "c": 2}, {"a": 10}, {"a": 1})
+    assert [chunk.module_for(agent) for agent in "abc"] == ["m1", "given", "m2"]
+    assert calls == ["a", "c"]
+    assert chunk.agent_episodes["c"].module_id == "m2"
+
+
+# -- getters and setters ---------------------------------------------------------------------------------
+
+
+def test_getters_refuse_what_is_not_there() -> None:
+    episode = worked()
+    for call in (
+        lambda: episode.get_observations(7),
+        lambda: episode.get_observations([9]),
+        lambda: episode.get_rewards(2),
+        lambda: episode.get_observations(-1, neg_index_as_lookback=True),
+        lambda: episode.get_observations(1, env_steps=False),
+    ):
+        with pytest.raises(IndexError):
+            call()
+    with pytest.raises(ValueError, match="env_steps=True"):
+        episode.get_observations(env_steps=False, return_list=True)
+    with pytest.raises(TypeError):
+        episode.get_observations("x")
+    assert episode.get_observations(agent_ids="zz") == {}
+    assert episode.get_observations(agent_ids={"b", "zz"}) == {"b": [100]}
+
+
+def test_agent_ids_may_be_tuples() -> None:
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={("x", 1): 5, 2: 6})
+    assert episode.get_observations(0, agent_ids=("x", 1)) == {("x", 1): 5}
+    assert episode.get_observations(0, agent_ids=[("x", 1), 2]) == {("x", 1): 5, 2: 6}
+    assert episode.get_observations(0, agent_ids=2) == {2: 6}
+
+
+def test_one_hot_needs_and_uses_the_agents_spaces() -> None:
+    spaces = gym.spaces.Dict(a=gym.spaces.Discrete(3))
+    episode = MultiAgentEpisode(observation_space=spaces, action_space=spaces)
+    episode.add_env_reset(observations={"a": 1})
+    episode.add_env_step({}, {"a": 2}, {})
+    assert episode.get_observations(0, one_hot_discrete=True)["a"].tolist() == [0, 1, 0]
+    assert episode.get_actions(0, one_hot_discrete=True)["a"].tolist() == [0, 0, 1]
+    with pytest.raises(ValueError, match="space"):
+        worked().get_observations(0, one_hot_discrete=True)
+
+
+def test_after_to_numpy_items_come_as_arrays_fillers_included() -> None:
+    episode = given().to_numpy()
+    assert episode.is_numpy
+    found = episode.get_observations(slice(3, 7), fill=-1)
+    assert isinstance(found["a"], np.ndarray)
+    assert found["a"].tolist() == [3, 4, -1, -1]
+    assert found["b"].tolist() == [101, -1, -1, -1]
+    assert episode.get_actions()["b"].tolist() == [20, 21]
+    episode.add_env_step({"a": 5}, {"a": 14}, {"a": 1}, extra_model_outputs={"a": {"l": 7}})
+    assert episode.get_observations(-1)["a"] == 5
+
+
+def test_setters_write_agent_steps_and_know_their_agents() -> None:
+    episode = given()
+    episode.set_observations(new_data={"a": 7}, at_indices=-1)
+    episode.set_actions(new_data={"b": 77}, at_indices=-1)
+    episode.set_rewards(new_data={"a": [1, 2, 3, 4], "b": [9]})
+    episode.set_extra_model_outputs(key="l", new_data={"a": [8, 8]}, at_indices=slice(0, 2))
+    assert episode.get_observations(-1) == {"a": 7, "c": 200}
+    assert episode.get_actions() == {"a": [10, 11, 12, 13], "b": [77, 21]}
+    assert episode.get_rewards() == {"a": [1, 2, 3, 4], "b": [9, 7]}
+    assert episode.get_extra_model_outputs("l")["a"] == [8, 8, 4, 5]
+    with pytest.raises(KeyError, match="zz"):
+        episode.set_rewards(new_data={"a": [0, 0, 0, 0], "zz": [1]})
+    assert episode.get_rewards()["a"] == [1, 2, 3, 4]
+    with pytest.raises(IndexError):
+        episode.set_rewards(new_data={"a": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda episode: MultiAgentEpisode.from_state(pickle.loads(pickle.dumps(episode.get_state()))),
+        lambda episode: pickle.loads(pickle.dumps(episode)),
+        copy.deepcopy,
+    ],
+)
+def test_state_pickle_and_deepcopy_keep_everything(copied: Any) -> None:
+    for episode in (worked(), worked().cut(1), given(2), given().to_numpy(), MultiAgentEpisode()):
+        other = copied(episode)
+        other.validate()
+        assert other.get_state() == episode.get_state()
+        if episode.is_reset:
+            other.add_env_step(
+                {}, {"a": 5}, {"a": 1}, extra_model_outputs={"a": {"l": 1}} if "c" in other.agent_ids else {}
+            )
+            assert other.env_t == episode.env_t + 1
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="MultiAgentEpisode's state"):
+        MultiAgentEpisode.from_state({"id_": "x"})
+
+
+def test_resetting_twice_is_refused_and_printing_works(capsys: pytest.CaptureFixture[str]) -> None:
+    episode = worked()
+    with pytest.raises(ValueError, match="empty episode"):
+        episode.add_env_reset(observations={"a": 0})
+    episode.print()
+    assert capsys.readouterr().out.splitlines()[2].split() == ["b", "x"]
+    assert "len=2" in repr(episode)
