@@ -222,7 +222,6 @@ class BrokerCore:
                 state.count_refused(error.reason)
                 state.send(event.peer, Refused(error.reason, str(error)[:1000], message.generation))
                 return
-        is_first_driver = state.driver_seen_at is None
         peer = self._door.hello(event.peer, message, now)
         if peer is None:
             return
@@ -230,9 +229,7 @@ class BrokerCore:
             self._updates.learner_joined(peer, ranges[0], ranges[1:])
         elif message.role == "driver":
             state.driver_seen_at = now
-            if is_first_driver:
-                state.ledger.accounting.add_base(message.trained, message.dropped)
-            self._updates.driver_joined(message.next_update, message.generation, now)
+            self._updates.driver_joined(message, now)
 
     def _on_stranger(self, event: Received, message: WireMessage) -> None:
         """A peer of a broker before this one, one declared lost, or one that was fenced."""

@@ -15,6 +15,7 @@ from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Quarantine
 from rlzmq.protocol.ledger import Entry
 from rlzmq.protocol.messages import (
+    Hello,
     LearnerState,
     OpenUpdate,
     Reset,
@@ -51,20 +52,34 @@ class Updates:
         if state.terms is None or update.update_id >= state.terms.update_id:
             state.terms = update
 
-    def driver_joined(self, next_report: int, generation: int, now: float) -> None:
-        """The driver says from where on it lacks reports, and which lineage it is in."""
-        state = self._state
-        if state.next_commit is None:
+    def driver_joined(self, hello: Hello, now: float) -> None:
+        """The driver says from where on it lacks reports, and which lineage it is in.
+
+        What it has beyond this broker's own commits was committed and reported by an earlier one.
+        """
+        state, next_report = self._state, hello.next_update
+        if state.next_commit is None or next_report > state.next_commit:
             state.next_commit = next_report
-            state.min_generation = max(state.min_generation, generation)
+            state.min_generation = max(state.min_generation, hello.generation)
+            self._take_over(hello)
             for update_id in [u for u in state.runs if u < next_report]:
-                # Committed and reported by the broker before this one.
                 state.ledger.note_trained(state.runs.pop(update_id).ranges)
-            for entry in [e for e in state.ledger.entries.values() if e.generation < generation]:
+            for update_id in [u for u in state.open if u < next_report]:
+                del state.open[update_id]
+            for entry in [e for e in state.ledger.entries.values() if e.generation < hello.generation]:
                 self.drop(entry, "rolled_back")
         self.driver_has(next_report)
         for report in state.reports.values():
             self._send_report(report, now)
+
+    def _take_over(self, hello: Hello) -> None:
+        """Counts on from the driver's accounts, less what was taken over or trained here already."""
+        accounting = self._state.ledger.accounting
+        dropped = {
+            reason: max(0, count - accounting.dropped.get(reason, 0))
+            for reason, count in hello.dropped.items()
+        }
+        accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
 
     def driver_has(self, next_report: int) -> None:
         """Reports below are not needed any more, nor are the learners' memories of those updates."""
