@@ -60,7 +60,7 @@ _DEFAULTS: dict[str, Any] = {
     "evaluation_interval": None, "evaluation_duration": 10, "evaluation_duration_unit": "episodes",
     "evaluation_parallel_to_training": False, "evaluation_num_env_runners": 0, "evaluation_config": None,
     "evaluation_sample_timeout_s": 120.0, "evaluation_force_reset_envs_before_iteration": True,
-    "custom_evaluation_function": None,
+    "custom_evaluation_function": None, "in_evaluation": False,
     # reporting
     "metrics_num_episodes_for_smoothing": 100, "min_time_s_per_iteration": None,
     "min_sample_timesteps_per_iteration": 0, "min_train_timesteps_per_iteration": 0,
@@ -666,11 +666,14 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         """This config with `evaluation_config`'s overrides, for the evaluation runners."""
         overrides = self.evaluation_config
         if isinstance(overrides, AlgorithmConfig):
-            return overrides.copy(copy_frozen=False)
+            given = overrides.copy(copy_frozen=False)
+            given._values["in_evaluation"] = True
+            return given
         new = self.copy(copy_frozen=False)
         new._values.update(
             num_env_runners=self.evaluation_num_env_runners,
             evaluation_config=None,
+            in_evaluation=True,
             rollout_fragment_length="auto",
         )
         return new.update_from_dict(overrides or {})

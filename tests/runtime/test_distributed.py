@@ -1,0 +1,197 @@
+"""Runs through broker, runner and learner processes: equal to serial, ended without leftovers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+
+from rlzmq import PPOConfig
+
+
+def small(num_env_runners: int, num_learners: int, seed: int = 1) -> PPOConfig:
+    ranks = max(num_learners, 1)
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=4)
+        .learners(num_learners=num_learners)
+        .training(train_batch_size_per_learner=240 // ranks, minibatch_size=40, num_epochs=2, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .debugging(seed=seed)
+    )
+
+
+def train(config: Any, iterations: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    with config.build() as algo:
+        for _ in range(iterations):
+            result = algo.train()
+        return result, dict(algo.get_module().get_state())
+
+
+@pytest.fixture(scope="module")
+def serial_weights() -> dict[str, np.ndarray]:
+    return train(small(0, 0), 4)[1]
+
+
+@pytest.mark.parametrize(("num_env_runners", "num_learners"), [(1, 1), (1, 0), (0, 1)])
+def test_one_runner_and_one_learner_equal_the_serial_run_bit_for_bit(
+    num_env_runners: int, num_learners: int, serial_weights: dict[str, np.ndarray]
+) -> None:
+    _, weights = train(small(num_env_runners, num_learners), 4)
+    assert weights.keys() == serial_weights.keys()
+    for name, value in serial_weights.items():
+        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+
+
+def test_two_runners_and_two_learners_train_exact_batches_on_equal_weights() -> None:
+    with small(2, 2).build() as algo:
+        for _ in range(3):
+            result = algo.train()
+        hashes = algo.learner_group.foreach_learner(lambda learner: learner.parameter_hash())
+        assert len(set(hashes)) == 1
+        assert len(hashes) == 2
+    account = result["accounting"]
+    assert account["trained"] == 720
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    assert result["fault_tolerance"]["num_healthy_workers"] == 2
+    assert result["learners"]["default_policy"]["weights_seq_no"] == 3
+
+
+def test_a_distributed_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    with small(1, 2).build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path / "c")
+        saved = algo.get_module().get_state()
+        algo.train()
+        algo.restore_from_path(path)
+        for name, value in algo.get_module().get_state().items():
+            np.testing.assert_array_equal(value, saved[name])
+        result = algo.train()
+    assert result["learners"]["default_policy"]["weights_seq_no"] == 2
+    assert result["training_iteration"] == 2
+    account = result["accounting"]
+    assert account["trained"] == 480
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+
+
+async def test_the_async_face_drives_processes() -> None:
+    async with small(1, 1).build_async() as algo:
+        async for result in algo.results():
+            if result["training_iteration"] == 2:
+                break
+    assert result["accounting"]["trained"] == 480
+
+
+def test_evaluation_in_processes_of_its_own() -> None:
+    config = small(1, 0).evaluation(evaluation_interval=1, evaluation_num_env_runners=2, evaluation_duration=5)
+    with config.build() as algo:
+        result = algo.train()
+    assert result["evaluation"]["env_runners"]["num_episodes"] == 5
+
+
+def test_groups_sample_and_train_for_custom_steps() -> None:
+    with small(2, 2).build() as algo:
+        episodes = algo.env_runner_group.sample(num_timesteps=100)
+        assert sum(len(episode) for episode in episodes) >= 100
+        results = algo.learner_group.update(episodes=episodes)
+        assert len(results) == 2
+        algo.sync_weights()
+        kinds = algo.env_runner_group.foreach_env_runner(lambda runner: type(runner).__name__)
+        assert kinds == ["SingleAgentEnvRunner"] * 2
+
+
+class Broken(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        raise ZeroDivisionError("the env's own mistake")
+
+
+def test_an_env_that_raises_ends_the_run_with_its_own_traceback() -> None:
+    config = small(1, 1).environment(Broken).fault_tolerance(restart_failed_sub_environments=False)
+    with config.build() as algo, pytest.raises(Exception, match="the env's own mistake") as caught:
+        algo.train()
+    text = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "test_distributed.py" in text
+
+
+SCRIPT = """
+import sys
+from rlzmq import PPOConfig
+import gymnasium as gym, numpy as np
+
+class Mine(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t >= 10, False, {}
+
+config = (
+    PPOConfig().environment(Mine)
+    .env_runners(num_env_runners=2, num_envs_per_env_runner=2)
+    .learners(num_learners=2)
+    .training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1)
+)
+algo = config.build()
+print("started", flush=True)
+while True:
+    algo.train()
+    print("trained", flush=True)
+"""
+
+
+def start_script(tmp_path: Path) -> subprocess.Popen[str]:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    for wanted in ("started", "trained", "trained"):
+        line = process.stdout.readline().strip()
+        assert line == wanted, process.stderr.read() if process.stderr and not line else line
+    return process
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_when_the_script_ends(how: signal.Signals, tmp_path: Path) -> None:
+    process = start_script(tmp_path)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 6  # fork server, broker, 2 runners, 2 learners
+    shared_memory = set(os.listdir("/dev/shm"))
+    listening = [c for p in family for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert all(c.laddr.ip in ("127.0.0.1", "::1") for c in listening)
+    process.send_signal(how)
+    process.communicate(timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == []
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("rlzmq")] == []
+
+
+def test_inside_a_running_event_loop(tmp_path: Path) -> None:
+    async def cell() -> int:
+        with small(1, 0).build() as algo:
+            return int(algo.train()["training_iteration"])
+
+    assert asyncio.run(cell()) == 1
