@@ -20,33 +20,25 @@ gradients with its peers; an update then happens on all ranks or on none.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.seeding import derive_seed
-from rlzmq.learners.distributed import Vote
-from rlzmq.learners.gradients import clip_gradients, global_norm
-from rlzmq.learners.learner_ranks import LearnerRanks
+from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.optimizers import ALL_MODULES
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
-from rlzmq.learners.update_stats import UpdateStats
-from rlzmq.modules.apis import SelfSupervisedLossAPI
 
 __all__ = ["Learner", "TorchLearner"]
 
 _logger = logging.getLogger(__name__)
 
-_NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
 
-
-class Learner(LearnerRanks):
+class Learner(LearnerHooks):
     """Holds the modules and their optimizers, and updates them.
 
     Subclasses give `compute_loss_for_module`, and override other hooks where they need to.
@@ -72,25 +64,18 @@ class Learner(LearnerRanks):
         num_gradient_updates_lifetime: Minibatches trained so far.
         num_env_steps_trained_lifetime: Env steps trained so far, each counted once however many epochs it was
             in.
+        trained_module_ids: Modules that the current (or last) update trains, on any rank.
+        num_minibatches_per_epoch: Of the current (or last) update.
         device: Where the modules live.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.metrics = MetricsLogger()
-        self.num_minibatches_per_epoch = 1
-        self._stats = UpdateStats()
-        self._active: list[str] = []
-        self._loss_weights: dict[str, float] = {}
-        self._minibatch_rows: dict[str, int] = {}
-        self._is_finite: dict[str, bool] = {}
-        self._num_skipped: dict[str, int] = {}
-        self._vote: Vote | None = None
-        # A subclass that changes gradients may bring in what the norm taken before it did not see.
-        self._recheck_gradients = (
-            type(self).postprocess_gradients_for_module is not Learner.postprocess_gradients_for_module
-            or type(self).postprocess_gradients is not Learner.postprocess_gradients
+    def __init__(
+        self, *, config: Any, module_spec: Any = None, module: Any = None, rank: int = 0, num_ranks: int = 1
+    ) -> None:
+        super().__init__(
+            config=config, module_spec=module_spec, module=module, rank=rank, num_ranks=num_ranks
         )
+        self.metrics = MetricsLogger()
 
     def build(self) -> None:
         """Make the module, the learner connector and the optimizers. Calling it again changes nothing.
@@ -157,7 +142,7 @@ class Learner(LearnerRanks):
                 f"Learner.update: expected exactly one of {', '.join(sources)}, "
                 f"got {', '.join(given) or 'none'}."
             )
-        counters = dict(timesteps or {_NUM_ENV_STEPS_LIFETIME: self.num_env_steps_trained_lifetime})
+        counters = dict(timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_trained_lifetime})
         options = {
             "num_epochs": num_epochs or self._setting("num_epochs", 1),
             "minibatch_size": minibatch_size or self._setting("minibatch_size", None),
@@ -215,7 +200,7 @@ class Learner(LearnerRanks):
         )
         rows = {module_id: train_batch.num_module_steps.get(module_id, 0) for module_id in self.module}
         agreed = self.agree_on_update(rows, options["num_minibatches"] or len(minibatches))
-        self._active, self._loss_weights = agreed.module_ids, agreed.loss_weights
+        self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
         self.num_minibatches_per_epoch = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
         self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
         minibatches.num_minibatches = agreed.num_minibatches
@@ -239,7 +224,7 @@ class Learner(LearnerRanks):
                     {mid: one.num_module_steps.get(mid, 0) for mid in self.module},
                     1,
                 )
-                self._active, self._loss_weights = agreed.module_ids, agreed.loss_weights
+                self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
                 self.num_minibatches_per_epoch = num_minibatches + 1
                 self._train_minibatch(one.on(self.device))
                 num_minibatches += 1
@@ -254,214 +239,6 @@ class Learner(LearnerRanks):
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
         self.num_gradient_updates_lifetime += 1
-
-    # -- hooks -------------------------------------------------------------------------------------
-
-    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """Called first in each update.
-
-        Args:
-            timesteps: The lifetime counters given to `update`.
-        """
-
-    def forward_train(self, batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The modules' training forward pass on a minibatch: module id → outputs."""
-        if self.group is not None:
-            return self.data_parallel().forward_train(batch)
-        outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch)
-        return outputs
-
-    def compute_losses(
-        self, *, fwd_out: dict[str, dict[str, Any]], batch: dict[str, dict[str, Any]]
-    ) -> dict[str, Tensor]:
-        """Each module's loss on its minibatch.
-
-        Args:
-            fwd_out: Module id → outputs of `forward_train`.
-            batch: Module id → minibatch.
-
-        Returns:
-            Module id → 0-d tensor.
-        """
-        losses: dict[str, Tensor] = {}
-        for module_id, outputs in fwd_out.items():
-            module = self.module[module_id].unwrapped()
-            config = self._module_configs[module_id]
-            module_batch = batch[module_id]
-            if isinstance(module, SelfSupervisedLossAPI):
-                loss = module.compute_self_supervised_loss(
-                    learner=self, module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
-                )
-                if isinstance(loss, Mapping):
-                    self.log_stats(module_id, loss)
-                    loss = loss["total_loss"]
-            else:
-                loss = self.compute_loss_for_module(
-                    module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
-                )
-            losses[module_id] = loss
-        return losses
-
-    def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
-    ) -> Tensor:
-        """One module's loss. Subclasses override this.
-
-        Args:
-            module_id: The module.
-            config: The config with the module's own overrides.
-            batch: Its minibatch: column → tensor ``[rows, ...]`` (``[B, T, ...]`` with ``loss_mask`` if
-                stateful).
-            fwd_out: What its `forward_train` returned.
-
-        Returns:
-            0-d tensor.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} has no loss for module {module_id!r}: override compute_loss_for_module."
-        )
-
-    def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> dict[Tensor, Tensor]:
-        """One backward pass of the sum of all losses; of several ranks, the mean of their gradients.
-
-        Args:
-            loss_per_module: Module id → 0-d tensor.
-
-        Returns:
-            Parameter → gradient, for the parameters of all modules that are trained in this update.
-        """
-        entries = self._optimizers.of_modules(self._active)
-        for entry in self._optimizers:
-            for parameter in entry.parameters:
-                parameter.grad = None
-        if self.group is not None:
-            self._vote = self._start_vote(loss_per_module)
-            losses = [loss * self._loss_weights[module_id] for module_id, loss in loss_per_module.items()]
-            self.data_parallel().backward(
-                sum(losses, torch.zeros((), device=self.device, requires_grad=True))
-            )
-        elif loss_per_module:
-            total: Any = sum(loss_per_module.values())
-            total.backward()
-        for module_id, loss in loss_per_module.items():
-            self._stats.log(module_id, {"total_loss": loss})
-        return {p: p.grad for entry in entries for p in entry.parameters if p.grad is not None}
-
-    def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """Change the gradients before they are applied; by default each module's for itself.
-
-        Args:
-            gradients_dict: Parameter → gradient.
-
-        Returns:
-            Likewise.
-        """
-        result: dict[Tensor, Tensor] = {}
-        self._is_finite = {}
-        for module_id in (*self._active, ALL_MODULES):
-            mine: dict[Tensor, Tensor] = {}
-            for entry in self._optimizers.of_module(module_id):
-                mine.update((p, gradients_dict[p]) for p in entry.parameters if p in gradients_dict)
-            if mine:
-                config = self._module_configs.get(module_id, self.config)
-                result.update(
-                    self.postprocess_gradients_for_module(
-                        module_id=module_id, config=config, module_gradients_dict=mine
-                    )
-                )
-        return result
-
-    def postprocess_gradients_for_module(
-        self, *, module_id: str, config: Any, module_gradients_dict: dict[Tensor, Tensor]
-    ) -> dict[Tensor, Tensor]:
-        """Clip one module's gradients, each optimizer's for itself, as ``config.grad_clip(_by)`` says.
-
-        Logs each optimizer's global norm, taken before clipping.
-
-        Args:
-            module_id: The module.
-            config: The config with the module's own overrides.
-            module_gradients_dict: Parameter → gradient.
-
-        Returns:
-            Likewise.
-        """
-        for entry in self._optimizers.of_module(module_id):
-            mine = [module_gradients_dict[p] for p in entry.parameters if p in module_gradients_dict]
-            norm = float(global_norm(mine))
-            self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
-            is_finite = math.isfinite(norm)
-            self._is_finite[module_id] = is_finite and self._is_finite.get(module_id, True)
-            if is_finite:
-                clip_gradients(mine, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by, norm=norm)
-        return module_gradients_dict
-
-    def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
-        """Step the optimizers of each trained module whose gradients are finite on all ranks.
-
-        A module with a NaN or infinite gradient takes no step on this minibatch: one such step would stay in
-        Adam's state for ever. It is counted (``num_nonfinite_gradients_skipped``) and warned of once per
-        update.
-
-        Args:
-            gradients_dict: Parameter → gradient.
-
-        Raises:
-            PeerLostError: Another rank died or hangs before the vote.
-            DesynchronizedError: The ranks are not at the same step.
-        """
-        for parameter, gradient in gradients_dict.items():
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
-        module_ids = [*self._active, ALL_MODULES]
-        agreed = [True] * len(module_ids)
-        if self.group is not None:
-            # The ranks' gradients are the same by now, so each finds for itself what the others find.
-            vote, self._vote = self._vote or self._start_vote({}), None
-            agreed = vote.result()
-        for module_id, is_agreed in zip(module_ids, agreed, strict=True):
-            if not (is_agreed and self._gradients_are_finite(module_id, gradients_dict)):
-                self._num_skipped[module_id] = self._num_skipped.get(module_id, 0) + 1
-                continue
-            for entry in self._optimizers.of_module(module_id):
-                entry.optimizer.step()
-
-    def _start_vote(self, losses: Mapping[str, Tensor]) -> Vote:
-        assert self.group is not None
-        finite = [m not in losses or math.isfinite(losses[m].detach()) for m in self._active]
-        return self.group.start_vote(
-            [*finite, True],
-            step_id=self.num_gradient_updates_lifetime,
-            num_skipped=sum(self._num_skipped.values()),
-        )
-
-    def _gradients_are_finite(self, module_id: str, gradients: Mapping[Tensor, Tensor]) -> bool:
-        if not self._recheck_gradients:
-            return self._is_finite.get(module_id, True)
-        mine = [
-            gradients[p]
-            for entry in self._optimizers.of_module(module_id)
-            for p in entry.parameters
-            if p in gradients
-        ]
-        return math.isfinite(float(global_norm(mine)))
-
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """Called once at the end of each update. Default: move the learning rates along their schedules.
-
-        Args:
-            timesteps: The lifetime counters given to `update`.
-        """
-        for module_id in (*self.module.keys(), ALL_MODULES):
-            self._optimizers.update_learning_rates(module_id, self._clock(timesteps))
-
-    def log_stats(self, module_id: str, values: Mapping[str, Tensor | float]) -> None:
-        """Log scalars of one minibatch (tensors stay unread); results are means over the last epoch."""
-        self._stats.log(module_id, values)
-
-    def mean_stats(self, name: str) -> dict[str, float]:
-        """Module id → mean of one logged scalar over the last epoch, where it was logged in this update."""
-        return self._stats.means_of(name, self.num_minibatches_per_epoch)
 
     # -- counters and results ----------------------------------------------------------------------
 
@@ -530,9 +307,6 @@ class Learner(LearnerRanks):
         return sum(
             p.numel() for p in self.get_parameters(self.module[module_id]) if p.requires_grad == trainable
         )
-
-    def _clock(self, timesteps: Mapping[str, Any] | None) -> int:
-        return int((timesteps or {}).get(_NUM_ENV_STEPS_LIFETIME, self.num_env_steps_trained_lifetime))
 
 
 TorchLearner = Learner

@@ -119,7 +119,7 @@ class PPOLearner(Learner):
         self._log_value_stats()
         self._adapt_kl_coefficients()
         for module_id, schedule in self.entropy_coeff_schedulers_per_module.items():
-            if module_id in self._active:
+            if module_id in self.trained_module_ids:
                 self.log_stats(module_id, {"curr_entropy_coeff": schedule.current})
             schedule.update(self._clock(timesteps))
 
@@ -148,7 +148,7 @@ class PPOLearner(Learner):
             {module_id: float(module_id in measured) for module_id in module_ids},
         )
         for module_id in module_ids:
-            if module_id not in self._active:
+            if module_id not in self.trained_module_ids:
                 continue
             target = self._settings[module_id].kl_target
             if sampled[module_id] > 2.0 * target:

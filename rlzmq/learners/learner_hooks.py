@@ -1,0 +1,250 @@
+"""The hooks of an update: what a Learner does by default, and what subclasses override."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlzmq.learners.distributed import Vote
+from rlzmq.learners.gradients import clip_gradients, global_norm
+from rlzmq.learners.learner_ranks import LearnerRanks
+from rlzmq.learners.optimizers import ALL_MODULES
+from rlzmq.learners.update_stats import UpdateStats
+from rlzmq.modules.apis import SelfSupervisedLossAPI
+
+__all__ = ["NUM_ENV_STEPS_LIFETIME", "LearnerHooks"]
+
+NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
+
+
+class LearnerHooks(LearnerRanks):
+    """The part of a Learner that computes losses and gradients and takes steps; see `Learner`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._stats = UpdateStats()
+        self.trained_module_ids: list[str] = []
+        self.num_minibatches_per_epoch = 1
+        self._loss_weights: dict[str, float] = {}
+        self._minibatch_rows: dict[str, int] = {}
+        self._is_finite: dict[str, bool] = {}
+        self._num_skipped: dict[str, int] = {}
+        self._vote: Vote | None = None
+        # A subclass that changes gradients may bring in what the norm taken before it did not see.
+        self._recheck_gradients = (
+            type(self).postprocess_gradients_for_module is not LearnerHooks.postprocess_gradients_for_module
+            or type(self).postprocess_gradients is not LearnerHooks.postprocess_gradients
+        )
+
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """Called first in each update.
+
+        Args:
+            timesteps: The lifetime counters given to `update`.
+        """
+
+    def forward_train(self, batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The modules' training forward pass on a minibatch: module id → outputs."""
+        if self.group is not None:
+            return self.data_parallel().forward_train(batch)
+        outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch)
+        return outputs
+
+    def compute_losses(
+        self, *, fwd_out: dict[str, dict[str, Any]], batch: dict[str, dict[str, Any]]
+    ) -> dict[str, Tensor]:
+        """Each module's loss on its minibatch.
+
+        Args:
+            fwd_out: Module id → outputs of `forward_train`.
+            batch: Module id → minibatch.
+
+        Returns:
+            Module id → 0-d tensor.
+        """
+        losses: dict[str, Tensor] = {}
+        for module_id, outputs in fwd_out.items():
+            module = self.module[module_id].unwrapped()
+            config = self._module_configs[module_id]
+            module_batch = batch[module_id]
+            if isinstance(module, SelfSupervisedLossAPI):
+                loss = module.compute_self_supervised_loss(
+                    learner=self, module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
+                )
+                if isinstance(loss, Mapping):
+                    self.log_stats(module_id, loss)
+                    loss = loss["total_loss"]
+            else:
+                loss = self.compute_loss_for_module(
+                    module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
+                )
+            losses[module_id] = loss
+        return losses
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """One module's loss. Subclasses override this.
+
+        Args:
+            module_id: The module.
+            config: The config with the module's own overrides.
+            batch: Its minibatch: column → tensor ``[rows, ...]`` (``[B, T, ...]`` with ``loss_mask`` if
+                stateful).
+            fwd_out: What its `forward_train` returned.
+
+        Returns:
+            0-d tensor.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no loss for module {module_id!r}: override compute_loss_for_module."
+        )
+
+    def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> dict[Tensor, Tensor]:
+        """One backward pass of the sum of all losses; of several ranks, the mean of their gradients.
+
+        Args:
+            loss_per_module: Module id → 0-d tensor.
+
+        Returns:
+            Parameter → gradient, for the parameters of all modules that are trained in this update.
+        """
+        entries = self._optimizers.of_modules(self.trained_module_ids)
+        for entry in self._optimizers:
+            for parameter in entry.parameters:
+                parameter.grad = None
+        if self.group is not None:
+            self._vote = self._start_vote(loss_per_module)
+            losses = [loss * self._loss_weights[module_id] for module_id, loss in loss_per_module.items()]
+            self.data_parallel().backward(
+                sum(losses, torch.zeros((), device=self.device, requires_grad=True))
+            )
+        elif loss_per_module:
+            total: Any = sum(loss_per_module.values())
+            total.backward()
+        for module_id, loss in loss_per_module.items():
+            self._stats.log(module_id, {"total_loss": loss})
+        return {p: p.grad for entry in entries for p in entry.parameters if p.grad is not None}
+
+    def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+        """Change the gradients before they are applied; by default each module's for itself.
+
+        Args:
+            gradients_dict: Parameter → gradient.
+
+        Returns:
+            Likewise.
+        """
+        result: dict[Tensor, Tensor] = {}
+        self._is_finite = {}
+        for module_id in (*self.trained_module_ids, ALL_MODULES):
+            mine: dict[Tensor, Tensor] = {}
+            for entry in self._optimizers.of_module(module_id):
+                mine.update((p, gradients_dict[p]) for p in entry.parameters if p in gradients_dict)
+            if mine:
+                config = self._module_configs.get(module_id, self.config)
+                result.update(
+                    self.postprocess_gradients_for_module(
+                        module_id=module_id, config=config, module_gradients_dict=mine
+                    )
+                )
+        return result
+
+    def postprocess_gradients_for_module(
+        self, *, module_id: str, config: Any, module_gradients_dict: dict[Tensor, Tensor]
+    ) -> dict[Tensor, Tensor]:
+        """Clip one module's gradients, each optimizer's for itself, as ``config.grad_clip(_by)`` says.
+
+        Logs each optimizer's global norm, taken before clipping.
+
+        Args:
+            module_id: The module.
+            config: The config with the module's own overrides.
+            module_gradients_dict: Parameter → gradient.
+
+        Returns:
+            Likewise.
+        """
+        for entry in self._optimizers.of_module(module_id):
+            mine = [module_gradients_dict[p] for p in entry.parameters if p in module_gradients_dict]
+            norm = float(global_norm(mine))
+            self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
+            is_finite = math.isfinite(norm)
+            self._is_finite[module_id] = is_finite and self._is_finite.get(module_id, True)
+            if is_finite:
+                clip_gradients(mine, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by, norm=norm)
+        return module_gradients_dict
+
+    def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
+        """Step the optimizers of each trained module whose gradients are finite on all ranks.
+
+        A module with a NaN or infinite gradient takes no step on this minibatch: one such step would stay in
+        Adam's state for ever. It is counted (``num_nonfinite_gradients_skipped``) and warned of once per
+        update.
+
+        Args:
+            gradients_dict: Parameter → gradient.
+
+        Raises:
+            PeerLostError: Another rank died or hangs before the vote.
+            DesynchronizedError: The ranks are not at the same step.
+        """
+        for parameter, gradient in gradients_dict.items():
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        module_ids = [*self.trained_module_ids, ALL_MODULES]
+        agreed = [True] * len(module_ids)
+        if self.group is not None:
+            # The ranks' gradients are the same by now, so each finds for itself what the others find.
+            vote, self._vote = self._vote or self._start_vote({}), None
+            agreed = vote.result()
+        for module_id, is_agreed in zip(module_ids, agreed, strict=True):
+            if not (is_agreed and self._gradients_are_finite(module_id, gradients_dict)):
+                self._num_skipped[module_id] = self._num_skipped.get(module_id, 0) + 1
+                continue
+            for entry in self._optimizers.of_module(module_id):
+                entry.optimizer.step()
+
+    def _start_vote(self, losses: Mapping[str, Tensor]) -> Vote:
+        assert self.group is not None
+        finite = [m not in losses or math.isfinite(losses[m].detach()) for m in self.trained_module_ids]
+        return self.group.start_vote(
+            [*finite, True],
+            step_id=self.num_gradient_updates_lifetime,
+            num_skipped=sum(self._num_skipped.values()),
+        )
+
+    def _gradients_are_finite(self, module_id: str, gradients: Mapping[Tensor, Tensor]) -> bool:
+        if not self._recheck_gradients:
+            return self._is_finite.get(module_id, True)
+        mine = [
+            gradients[p]
+            for entry in self._optimizers.of_module(module_id)
+            for p in entry.parameters
+            if p in gradients
+        ]
+        return math.isfinite(float(global_norm(mine)))
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """Called once at the end of each update. Default: move the learning rates along their schedules.
+
+        Args:
+            timesteps: The lifetime counters given to `update`.
+        """
+        for module_id in (*self.module.keys(), ALL_MODULES):
+            self._optimizers.update_learning_rates(module_id, self._clock(timesteps))
+
+    def log_stats(self, module_id: str, values: Mapping[str, Tensor | float]) -> None:
+        """Log scalars of one minibatch (tensors stay unread); results are means over the last epoch."""
+        self._stats.log(module_id, values)
+
+    def mean_stats(self, name: str) -> dict[str, float]:
+        """Module id → mean of one logged scalar over the last epoch, where it was logged in this update."""
+        return self._stats.means_of(name, self.num_minibatches_per_epoch)
+
+    def _clock(self, timesteps: Mapping[str, Any] | None) -> int:
+        return int((timesteps or {}).get(NUM_ENV_STEPS_LIFETIME, self.num_env_steps_trained_lifetime))
