@@ -18,10 +18,15 @@ class Interrupt:
 
     Args:
         drain_s: How long the work at hand may take to end by itself.
+
+    Attributes:
+        is_set: Whether a signal came.
+        signal_number: Which; 0 before.
     """
 
     def __init__(self, *, drain_s: float) -> None:
         self.is_set = False
+        self.signal_number = 0
         self._drain_s = drain_s
         self._former: dict[int, Any] = {}
 
@@ -49,6 +54,7 @@ class Interrupt:
         if self.is_set:
             raise KeyboardInterrupt
         self.is_set = True
+        self.signal_number = number
         self._set_alarm(self._drain_s)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:

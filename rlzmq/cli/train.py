@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
 
 def _train(name: str, options: Any, config: Any) -> int:
     from rlzmq.cli.interrupt import Interrupt
-    from rlzmq.cli.main import EXIT_INTERRUPTED
+    from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE
     from rlzmq.cli.stopping import StopCriteria
     from rlzmq.telemetry.run_directory import RunDirectory
     from rlzmq.telemetry.view import make_view
@@ -107,7 +108,9 @@ def _train(name: str, options: Any, config: Any) -> int:
     print(f"metrics     {directory.path / 'metrics.jsonl'}")
     print(f"evaluate    rlzmq evaluate {checkpoint}")
     print(f"resume      rlzmq train {name} --resume {checkpoint} …")
-    return EXIT_INTERRUPTED if why == "interrupted" else 0
+    if why != "interrupted":
+        return 0
+    return EXIT_INTERRUPTED if interrupt.signal_number == signal.SIGINT else EXIT_RESUMABLE
 
 
 def _build(options: Any, config: Any) -> Any:
