@@ -380,11 +380,13 @@ class BrokerCore:
 
     def _on_driver_state(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, DriverState)
-        self._updates.driver_has(event.message.next_report)
+        if event.message.min_generation == self.state.min_generation:
+            self._updates.driver_has(event.message.next_report)
 
     def _on_open_update(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, OpenUpdate)
-        self._updates.open(event.message)
+        if event.message.min_generation == self.state.min_generation:
+            self._updates.open(event.message)
 
     def _on_connector_state(self, peer: Peer, event: Received, now: float) -> None:
         state, message = self.state, event.message

@@ -380,6 +380,8 @@ class Updates:
         ranks may be an update ahead of others that are about to finish it."""
         state = self._state
         updates = [peer.next_update for peer in state.ranks.values()]
+        if state.next_commit is not None and max(updates) < state.next_commit:
+            return  # they went back to a checkpoint: the driver's RESET is on its way
         state.group_next_update = max(updates)
         for run in sorted(state.runs.values(), key=lambda run: -run.update_id):
             if run.is_training and run.update_id < max(updates):

@@ -6,6 +6,8 @@ between; open updates and the newest connector state are sent again to a restart
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.errors import MalformedFrameError
 from rlzmq.protocol.events import Instruction, Leave, Received, Report, Send, Tell, Tick
@@ -83,6 +85,7 @@ class DriverCore(PeerCore):
                 f"updates are opened in order: expected {self.next_update}, got {update.update_id}"
             )
         self.next_update += 1
+        update = replace(update, min_generation=self.min_generation)
         self._open[update.update_id] = update
         return [Send(b"", update)] if self.is_welcome else []
 
@@ -152,7 +155,7 @@ class DriverCore(PeerCore):
             self.trained = report.report.accounting.get("trained", self.trained)
             self.dropped = dict(report.report.dropped)
             instructions.append(report)
-        return [*instructions, Send(b"", DriverState(self.next_report))]
+        return [*instructions, Send(b"", DriverState(self.min_generation, self.next_report))]
 
     def _catch_up(self, progress: Progress) -> list[Instruction]:
         """Sends again what the broker has not got."""
@@ -196,7 +199,7 @@ class DriverCore(PeerCore):
         return hello, ()
 
     def _state(self) -> DriverState:
-        return DriverState(self.next_report)
+        return DriverState(self.min_generation, self.next_report)
 
 
 def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:

@@ -282,10 +282,12 @@ class DriverState(WireMessage):
     """Every heartbeat_s and after each report. Payload: (none).
 
     Attributes:
+        min_generation: Of the driver's last RESET: a state of another lineage is ignored.
         next_report: First update without a report here; earlier reports need not be kept.
     """
 
     kind: ClassVar[Kind] = Kind.DRIVER_STATE
+    min_generation: int
     next_report: int
 
 
@@ -567,6 +569,7 @@ class OpenUpdate(WireMessage):
         lease_timeout_s: After this a lease's steps are granted to someone else.
         replay_ratio: Off-policy: steps trained per step sampled (> 0 bounds sampling by what was
             trained); 0: every sampled step is trained once.
+        min_generation: Of the driver's last RESET; `DriverCore` fills it in.
     """
 
     kind: ClassVar[Kind] = Kind.OPEN_UPDATE
@@ -580,6 +583,7 @@ class OpenUpdate(WireMessage):
     fragment_length: int = 50
     lease_timeout_s: float = 30.0
     replay_ratio: float = 0.0
+    min_generation: int = -1
 
 
 @dataclass(frozen=True, slots=True)
