@@ -8,18 +8,102 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import queue
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
 
 from rlzmq.actors.event_loop import new_event_loop
 from rlzmq.core.errors import ClosedError
 
-__all__ = ["LoopThread", "get_loop_thread"]
+__all__ = ["LoopThread", "get_loop_thread", "in_calling_thread"]
 
 T = TypeVar("T")
 
 _CLEAN_UP_S = 10.0
+_SIGNAL_CHECK_S = 0.25
+
+# What the thread that waits in `LoopThread.run` is to do; None ends its wait.
+_Inbox = queue.SimpleQueue[Callable[[], None] | None]
+_inbox: ContextVar[_Inbox | None] = ContextVar("_inbox", default=None)
+
+
+async def in_calling_thread(function: Callable[[], T]) -> T:
+    """``function()``, called by the synchronous caller whose coroutine this is, while it waits for it.
+
+    So a user's callback may use the synchronous faces as everywhere else. Without such a caller (on a
+    user's own loop, or in a serial run) it is called on the spot.
+    """
+    inbox = _inbox.get()
+    if inbox is None:
+        return function()
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def job() -> None:
+        try:
+            result = function()
+        except Exception as error:
+            loop.call_soon_threadsafe(settle, None, error)
+        else:
+            loop.call_soon_threadsafe(settle, result, None)
+
+    inbox.put(job)
+    return await done
+
+
+class _Waiter(Generic[T]):
+    """One coroutine under way; its methods run on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self._coroutine = coroutine
+        self._is_cancelled = False
+        self.task: asyncio.Task[T] | None = None
+        self.finished = threading.Event()
+        self.inbox: _Inbox = queue.SimpleQueue()
+
+    def start(self) -> None:
+        if self._is_cancelled:
+            self._coroutine.close()
+            self._finish()
+            return
+        _inbox.set(self.inbox)
+        self.task = self._loop.create_task(self._coroutine)
+        self.task.add_done_callback(self._finish)
+
+    def _finish(self, _: Any = None) -> None:
+        self.finished.set()
+        self.inbox.put(None)
+
+    def work(self) -> None:
+        """In the waiting thread: do what `in_calling_thread` asks for, until the coroutine has ended."""
+        while True:
+            try:
+                # In turns: a signal that arrives just before the wait, or in another thread, does not end it.
+                job = self.inbox.get(timeout=_SIGNAL_CHECK_S)
+            except queue.Empty:
+                continue
+            if job is None:
+                return
+            job()
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self.task is None:  # not started, or about to be
+            return
+        self.task.cancel()
+        # Whatever it raises now is seen: the interrupt is what counts.
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
 class LoopThread:
@@ -49,24 +133,16 @@ class LoopThread:
         if self._loop.is_closed() or not self._thread.is_alive():
             coroutine.close()
             raise ClosedError("the loop's thread has ended")
-        finished = threading.Event()
-        tasks: list[asyncio.Task[T]] = []
-
-        def start() -> None:
-            task = self._loop.create_task(coroutine)
-            tasks.append(task)
-            task.add_done_callback(lambda _: finished.set())
-
-        self._loop.call_soon_threadsafe(start)
+        waiter = _Waiter(self._loop, coroutine)
         try:
-            finished.wait()
+            self._loop.call_soon_threadsafe(waiter.start)
+            waiter.work()
         except BaseException:  # KeyboardInterrupt
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-            finished.wait(_CLEAN_UP_S)
-            if finished.is_set() and not tasks[0].cancelled():
-                tasks[0].exception()  # seen: the interrupt is what counts
+            self._loop.call_soon_threadsafe(waiter.cancel)
+            waiter.finished.wait(_CLEAN_UP_S)
             raise
-        return tasks[0].result()
+        assert waiter.task is not None
+        return waiter.task.result()
 
     def close(self) -> None:
         """Cancels what runs and ends the thread. Idempotent."""
