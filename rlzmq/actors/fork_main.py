@@ -19,6 +19,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -50,8 +51,8 @@ def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[s
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
     driver_fd = os.pidfd_open(driver_pid)
-    if os.getppid() != driver_pid:
-        return
+    if os.getppid() != driver_pid or select.select([lifeline_fd], [], [], 0)[0]:
+        return  # it ended before the lines above
     _import_all(preload)
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, 0)
     os.close(lifeline_fd)

@@ -18,6 +18,9 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = ["ActorHandle", "Exited"]
 
 
+_DUMP_S = 0.2
+
+
 class Exited:
     """An actor's end: await it for the :class:`ExitStatus`, any number of times, from any task."""
 
@@ -158,6 +161,19 @@ class ActorHandle:
     def dump_stacks(self) -> None:
         """Has the actor's process write the stacks of all its threads to its stderr, even if it hangs."""
         self._link.signal(signal.SIGUSR1)
+
+    async def kill_hanging(self) -> ExitStatus:
+        """Ends a process that hangs, after it has written its stacks to stderr.
+
+        Returns:
+            How it ended; the stacks are among its ``stderr_lines``.
+        """
+        self.dump_stacks()
+        # Nothing tells when the dump is complete; it takes a few ms, and a stopped process makes none.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._link.exited), _DUMP_S)
+        self.kill()
+        return await self._exited
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the actor's process; nothing happens when it has ended."""

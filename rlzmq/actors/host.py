@@ -41,9 +41,12 @@ class ActorThread:
         """
         if self._is_closed:
             raise ClosedError("the actor has stopped")
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future: concurrent.futures.Future[tuple[Any, BaseException | None]] = concurrent.futures.Future()
         self._jobs.put((future, function))
-        return await asyncio.wrap_future(future)
+        result, error = await asyncio.wrap_future(future)
+        if error is not None:
+            raise error
+        return result
 
     def close(self) -> None:
         """Ends the thread after the job that runs now; those that wait are cancelled. Idempotent."""
@@ -69,15 +72,16 @@ class ActorThread:
             future, function = job
             if not future.set_running_or_notify_cancel():
                 continue
+            # An exception travels as a value: as an exception, a future would change or refuse some.
             try:
-                result = function()
-            except StopIteration as error:
-                future.set_exception(RuntimeError(f"the method raised StopIteration({error.value!r})"))
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            del job, future, function  # a result must not live until the next call
+                outcome: tuple[Any, BaseException | None] = (function(), None)
+            except StopIteration as stop:
+                error = RuntimeError(f"the method raised StopIteration({stop.value!r})")
+                outcome = (None, error.with_traceback(stop.__traceback__))
+            except BaseException as raised:
+                outcome = (None, raised)
+            future.set_result(outcome)
+            del job, future, function, outcome  # a result must not live until the next call
 
 
 class ActorHost:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
 from rlzmq.actors.event_loop import new_event_loop
@@ -62,34 +63,34 @@ async def in_calling_thread(function: Callable[[], T]) -> T:
 
 
 class _Waiter(Generic[T]):
-    """One coroutine under way; its methods run on the loop."""
+    """One coroutine under way; ``start`` and ``cancel`` run on the loop, in this order if both do."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         self._loop = loop
         self._coroutine = coroutine
-        self._is_cancelled = False
-        self.task: asyncio.Task[T] | None = None
-        self.finished = threading.Event()
         self.inbox: _Inbox = queue.SimpleQueue()
+        self.task: asyncio.Task[T] | None = None
 
     def start(self) -> None:
-        if self._is_cancelled:
+        context = copy_context()
+        context.run(_inbox.set, self.inbox)
+        self.task = self._loop.create_task(self._coroutine, context=context)
+        self.task.add_done_callback(lambda _: self.inbox.put(None))
+
+    def cancel(self) -> None:
+        if self.task is None:  # interrupted before it could be started
             self._coroutine.close()
-            self._finish()
+            self.inbox.put(None)
             return
-        _inbox.set(self.inbox)
-        self.task = self._loop.create_task(self._coroutine)
-        self.task.add_done_callback(self._finish)
+        self.task.cancel()
+        # Whatever it raises now is seen: the interrupt is what counts.
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    def _finish(self, _: Any = None) -> None:
-        self.finished.set()
-        self.inbox.put(None)
-
-    def work(self) -> None:
-        """In the waiting thread: do what `in_calling_thread` asks for, until the coroutine has ended."""
+    def wait(self) -> None:
+        """Until the coroutine ends; runs what :func:`in_calling_thread` asks for."""
         while True:
             try:
-                # In turns: a signal that arrives just before the wait, or in another thread, does not end it.
+                # In turns: a signal that arrives just before the wait, or in another thread, ends none.
                 job = self.inbox.get(timeout=_SIGNAL_CHECK_S)
             except queue.Empty:
                 continue
@@ -97,13 +98,11 @@ class _Waiter(Generic[T]):
                 return
             job()
 
-    def cancel(self) -> None:
-        self._is_cancelled = True
-        if self.task is None:  # not started, or about to be
-            return
-        self.task.cancel()
-        # Whatever it raises now is seen: the interrupt is what counts.
-        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    def wait_for_clean_up(self) -> None:
+        """Until the cancelled coroutine ends, at most ``_CLEAN_UP_S``."""
+        with contextlib.suppress(queue.Empty):
+            while self.inbox.get(timeout=_CLEAN_UP_S) is not None:
+                pass  # a callback that is not run any more
 
 
 class LoopThread:
@@ -136,10 +135,10 @@ class LoopThread:
         waiter = _Waiter(self._loop, coroutine)
         try:
             self._loop.call_soon_threadsafe(waiter.start)
-            waiter.work()
+            waiter.wait()
         except BaseException:  # KeyboardInterrupt
             self._loop.call_soon_threadsafe(waiter.cancel)
-            waiter.finished.wait(_CLEAN_UP_S)
+            waiter.wait_for_clean_up()
             raise
         assert waiter.task is not None
         return waiter.task.result()

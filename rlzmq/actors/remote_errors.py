@@ -61,6 +61,8 @@ def pack_error(error: BaseException, role: str) -> dict[str, Any]:
     except Exception:
         text = "(the exception's own __str__ raised)"
     arguments = list(error.args)
+    if isinstance(error, OSError) and error.filename is not None and len(arguments) == 2:
+        arguments.append(error.filename)  # args leave it out
     is_plain = len(arguments) <= _MAX_ARGS and all(_is_plain(argument) for argument in arguments)
     return {
         "type": kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
@@ -88,14 +90,18 @@ def unpack_error(packed: dict[str, Any]) -> Exception:
     known = _KNOWN.get(str(packed["known_as"]))
     error = _rebuild(known, packed["args"], text) if packed["is_known"] and known is not None else None
     if error is None:
-        error = _remote_error_type(known)(
-            f"{packed['type']}: {text}" if text else str(packed["type"]),
-            remote_type=str(packed["type"]),
-            host=origin.host,
-            pid=origin.pid,
-            role=origin.role,
-            traceback_text=origin.traceback_text,
-        )
+        name = str(packed["type"])
+        message = f"{name}: {text}" if text else name
+        facts = {
+            "remote_type": name,
+            "host": origin.host,
+            "role": origin.role,
+            "traceback_text": origin.traceback_text,
+        }
+        try:
+            error = _remote_error_type(known)(message, pid=origin.pid, **facts)
+        except TypeError:  # the base has a constructor of its own
+            error = RemoteError(message, pid=origin.pid, **facts)
     cast(Any, error).remote_origin = origin
     error.add_note(
         f"raised in actor {origin.role!r} (pid {origin.pid} on {origin.host}):\n{origin.traceback_text}"

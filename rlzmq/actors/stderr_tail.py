@@ -8,7 +8,7 @@ from collections import deque
 
 __all__ = ["StderrTail"]
 
-_NUM_LINES = 20
+_NUM_LINES = 40  # room for a fatal error's stacks and what was said before it
 _MAX_LINE_CHARS = 400
 _TAIL_BYTES = 8192
 _CHUNK_BYTES = 4096  # at most PIPE_BUF: a pipe that polls writable takes this much without blocking

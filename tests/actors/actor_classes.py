@@ -1,0 +1,156 @@
+"""Actor classes that the tests spawn."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+
+from rlzmq.core.errors import ConfigurationError
+
+
+class OwnError(ValueError):
+    """A type that the other side does not know."""
+
+
+class Recorder:
+    """Does a little of everything."""
+
+    constant = 3
+
+    def __init__(self, start: int = 0, fail: BaseException | None = None) -> None:
+        if fail is not None:
+            raise fail
+        self.total = start
+        self.events: list[str] = []
+
+    def add(self, number: int, *, times: int = 1) -> int:
+        self.total += number * times
+        return self.total
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def where(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "cwd": os.getcwd(),
+            "thread": threading.current_thread().name,
+            "is_main_thread": threading.current_thread() is threading.main_thread(),
+            "environ": os.environ.get("RLZMQ_TEST"),
+            "path": list(sys.path),
+        }
+
+    async def loop_thread(self) -> tuple[str, str]:
+        return threading.current_thread().name, type(asyncio.get_running_loop()).__module__
+
+    def torch_threads(self) -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    def matmul(self) -> float:
+        import torch
+
+        return float((torch.ones(300, 300) @ torch.ones(300, 300)).sum())
+
+    def random(self) -> float:
+        return float(np.random.random())
+
+    def sleep(self, seconds: float) -> str:
+        self.events.append(f"sleep {seconds}")
+        time.sleep(seconds)
+        return "slept"
+
+    async def wait(self, seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.events.append("wait cancelled")
+            raise
+        return "waited"
+
+    def get_events(self) -> list[str]:
+        return self.events
+
+    def raise_error(self, kind: str) -> None:
+        if kind == "own":
+            raise OwnError("my own", 7)
+        if kind == "chained":
+            try:
+                raise KeyError("inner")
+            except KeyError as error:
+                raise ValueError("outer") from error
+        errors: dict[str, BaseException] = {
+            "key": KeyError("k", 3),
+            "os": FileNotFoundError(2, "No such file", "x.txt"),
+            "rlzmq": ConfigurationError("bad lr"),
+            "unicode": UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+            "stop": StopIteration(5),
+            "exit": SystemExit(3),
+            "cancelled": asyncio.CancelledError(),
+            "timeout": TimeoutError("mine"),
+        }
+        raise errors[kind]
+
+    async def raise_async(self) -> None:
+        raise ZeroDivisionError("from the loop")
+
+    async def count(self, num: int) -> AsyncIterator[int]:
+        try:
+            for number in range(num):
+                self.events.append(f"made {number}")
+                yield number
+        finally:
+            self.events.append("closed")
+
+    def squares(self, num: int) -> Iterator[int]:
+        for number in range(num):
+            yield number * number
+        if num == 3:
+            raise OverflowError("three is too many")
+
+    def end(self, how: str) -> None:
+        print("last words", file=sys.stderr, flush=True)
+        if how == "segfault":
+            ctypes.string_at(0)
+        elif how == "exit":
+            os._exit(5)
+        os.kill(os.getpid(), 9)
+
+    def start_process(self) -> int:
+        return subprocess.Popen(["sleep", "60"]).pid
+
+    def complain(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        print("to stdout", flush=True)
+
+    def _private(self) -> None:
+        pass
+
+
+class Stopper:
+    """Has a ``stop`` of its own."""
+
+    def __init__(self, path: str, how: str = "") -> None:
+        self.path = path
+        self.how = how
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def stop(self) -> None:
+        if self.how == "hang":
+            time.sleep(60)
+        if self.how == "raise":
+            raise RuntimeError("cannot stop")
+        with open(self.path, "w") as file:
+            file.write("stopped")

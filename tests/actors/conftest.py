@@ -1,0 +1,42 @@
+"""Every test of actors leaves no process, run directory or open socket behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from actor_checks import is_gone
+
+from rlzmq.actors import forkserver
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> Iterator[None]:
+    """One warm server for all tests, ended with them: its process must be gone."""
+    forkserver.prestart()
+    yield
+    pid = forkserver.get_fork_server().pid
+    forkserver.shutdown()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.fixture(autouse=True)
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where run directories of this test are made; empty again at its end."""
+    path = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    yield path
+    left = list(path.iterdir())
+    shutil.rmtree(path)
+    assert left == []
+    assert living_actors() == []
+
+
+def living_actors() -> list[psutil.Process]:
+    """Children of the fork server that live although they should not."""
+    server = psutil.Process(forkserver.get_fork_server().pid)
+    return [process for process in server.children(recursive=True) if not is_gone(process)]

@@ -1,0 +1,438 @@
+"""Actors: calls, errors, cancellation, deadlines, streams, deaths; in processes and in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from actor_checks import is_gone
+from actor_classes import Recorder, Stopper
+
+from rlzmq.actors import forkserver
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.handle import ActorHandle
+from rlzmq.actors.system import ActorSystem
+from rlzmq.core.errors import (
+    ClosedError,
+    ConfigurationError,
+    DeadlineError,
+    PeerLostError,
+    ProtocolError,
+    RemoteError,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[ActorSystem]:
+    async with ActorSystem() as system:
+        yield system
+
+
+@pytest.fixture(params=["process", "in_process"])
+async def actor(request: pytest.FixtureRequest, system: ActorSystem) -> ActorHandle:
+    """A Recorder, once in a process of its own and once in this one."""
+    return await system.spawn(Recorder, 5, name="rec", in_process=request.param == "in_process")
+
+
+async def test_methods_are_awaited(actor: ActorHandle) -> None:
+    assert await actor.add(2) == 7
+    assert await actor.add(1, times=3) == 10
+    assert await actor.call("add", 0) == 10
+    assert await actor.wait(0.0) == "waited"
+    assert (await asyncio.gather(*(actor.add(1) for _ in range(20))))[-1] == 30
+
+
+async def test_an_actor_has_a_process_and_a_named_thread(system: ActorSystem, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RLZMQ_TEST", "carried")
+    monkeypatch.setattr(sys, "path", [*sys.path, "/some/where"])
+    actor = await system.spawn(Recorder, name="rec")
+    where = await actor.where()
+    assert where["pid"] == actor.pid != os.getpid()
+    assert (where["thread"], where["is_main_thread"]) == ("rec", False)
+    assert (where["cwd"], where["environ"], where["path"]) == (os.getcwd(), "carried", sys.path)
+    assert (await actor.loop_thread())[0] == "MainThread"
+    assert (await actor.loop_thread())[1].startswith("uvloop")
+    assert repr(actor) == f"<ActorHandle 'rec': Recorder, pid {actor.pid}, <Exited: running>>"
+
+
+async def test_torch_runs_in_forks_with_one_thread(system: ActorSystem) -> None:
+    actors = await asyncio.gather(*(system.spawn(Recorder) for _ in range(2)))
+    assert await asyncio.gather(*(actor.matmul() for actor in actors)) == [300.0**3] * 2
+    assert await actors[0].torch_threads() == 1
+    first, second = await asyncio.gather(*(actor.random() for actor in actors))
+    assert first != second
+
+
+async def test_values_travel_with_their_types(system: ActorSystem) -> None:
+    actor = await system.spawn(Recorder)
+    big = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
+    value = {"a": (1, 2.5, None), "b": [b"x", "y", True], 3: big}
+    result = await actor.echo(value)
+    assert result["a"] == (1, 2.5, None)
+    assert result["b"] == [b"x", "y", True]
+    np.testing.assert_array_equal(result[3], big)
+
+
+async def test_a_result_is_a_snapshot(system: ActorSystem) -> None:
+    class Filler:
+        def __init__(self) -> None:
+            self.data = np.zeros(1_000_000)
+
+        def fill(self, value: float) -> Any:
+            self.data[:] = value
+            return self.data
+
+    actor = await system.spawn(Filler)
+    results = await asyncio.gather(*(actor.fill(float(number)) for number in range(5)))
+    assert [(result.min(), result.max()) for result in results] == [(n, n) for n in range(5)]
+
+
+async def test_what_does_not_travel_is_named(system: ActorSystem) -> None:
+    actor = await system.spawn(Recorder)
+    with pytest.raises(TypeError, match=r"argument of echo\(\).*does not travel"):
+        await actor.echo(threading.Lock())
+    with pytest.raises(TypeError, match=r"cannot be sent to another process.*inside the actor"):
+        await system.spawn(Recorder, threading.Lock())
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"the function for Recorder-0 cannot be sent"):
+        await actor.apply(lambda actor: lock)
+    with pytest.raises(TypeError, match=r"apply: .*does not travel"):
+        await actor.apply(lambda actor: actor)
+
+
+async def test_functions_are_applied_in_the_actor(actor: ActorHandle) -> None:
+    factor = 4
+
+    async def slowly(actor: Any, offset: int) -> int:
+        await asyncio.sleep(0)
+        return actor.total + offset
+
+    assert await actor.apply(lambda actor, k: actor.total * k, factor) == 20
+    assert await actor.apply(slowly, offset=1) == 6
+    with pytest.raises(ZeroDivisionError):
+        await actor.apply(lambda actor: 1 / 0)
+
+
+async def test_unknown_methods_are_refused_with_the_nearest_name(actor: ActorHandle) -> None:
+    with pytest.raises(AttributeError, match=r"Recorder has no method 'ad'\. Did you mean 'add'\?"):
+        actor.ad  # noqa: B018
+    with pytest.raises(AttributeError, match=r"await handle\.apply\(lambda actor: actor\.constant\)"):
+        actor.constant  # noqa: B018
+    with pytest.raises(AttributeError, match="has no method '_private'"):
+        await actor.call("_private")
+    assert not hasattr(actor, "__array__")
+    assert {"add", "stop", "pid"} <= set(dir(actor))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "text"),
+    [
+        ("key", KeyError, "('k', 3)"),
+        ("os", FileNotFoundError, "[Errno 2] No such file: 'x.txt'"),
+        ("rlzmq", ConfigurationError, "bad lr"),
+        ("unicode", RemoteError, "UnicodeDecodeError: "),
+        ("timeout", TimeoutError, "mine"),
+        ("own", RemoteError, "actor_classes.OwnError: ('my own', 7)"),
+        ("own", ValueError, "OwnError"),
+        ("stop", RuntimeError, "StopIteration(5)"),
+        ("exit", RemoteError, "SystemExit: 3"),
+        ("cancelled", RemoteError, "CancelledError"),
+    ],
+)
+async def test_remote_errors_keep_their_type(
+    system: ActorSystem, kind: str, expected: type[Exception], text: str
+) -> None:
+    actor = await system.spawn(Recorder, name="rec")
+    with pytest.raises(expected) as caught:
+        await actor.call("raise_error", kind, deadline_s=30)
+    assert text in str(caught.value)
+    origin = caught.value.remote_origin
+    assert (origin.pid, origin.role) == (actor.pid, "rec")
+    assert "in raise_error" in origin.traceback_text
+    assert "rlzmq/actors" not in origin.traceback_text
+    assert caught.value.__notes__[0].startswith(f"raised in actor 'rec' (pid {actor.pid} on ")
+    assert await actor.add(0) == 0
+
+
+async def test_chained_and_async_errors_show_all(system: ActorSystem) -> None:
+    actor = await system.spawn(Recorder)
+    with pytest.raises(ValueError, match="outer") as caught:
+        await actor.raise_error("chained")
+    assert "KeyError: 'inner'" in caught.value.__notes__[0]
+    with pytest.raises(ZeroDivisionError, match="from the loop"):
+        await actor.raise_async()
+
+
+async def test_a_constructor_that_raises_leaves_no_process(system: ActorSystem) -> None:
+    with pytest.raises(KeyError, match="broken") as caught:
+        await system.spawn(Recorder, fail=KeyError("broken"))
+    assert not psutil.pid_exists(caught.value.remote_origin.pid)
+    with pytest.raises(KeyError, match="broken"):
+        await system.spawn(Recorder, fail=KeyError("broken"), in_process=True)
+
+
+async def test_a_process_that_dies_in_the_constructor_is_reported(system: ActorSystem) -> None:
+    class Dies:
+        def __init__(self) -> None:
+            os._exit(4)
+
+    with pytest.raises(PeerLostError, match=r"'Dies-0' .* exited with code 4 during its constructor"):
+        await system.spawn(Dies)
+
+
+async def test_a_slow_constructor_meets_its_deadline() -> None:
+    async with ActorSystem(spawn_deadline_s=0.3) as system:
+        # The fork is part of the deadline; a loaded machine may need most of it.
+        with pytest.raises(DeadlineError, match=r"not ready within 0\.3 s and was killed"):
+            await system.spawn(_SleepsAtBirth)
+
+
+class _SleepsAtBirth:
+    def __init__(self) -> None:
+        time.sleep(60)
+
+
+async def test_deadlines_end_calls(actor: ActorHandle) -> None:
+    with pytest.raises(DeadlineError, match=r"'rec' .* no answer to wait\(\) within 0\.05 s"):
+        await actor.call("wait", 60, deadline_s=0.05)
+    assert await actor.get_events() == ["wait cancelled"]
+    with pytest.raises(DeadlineError):
+        await actor.call("sleep", 0.2, deadline_s=0.05)
+    assert await actor.add(1) == 6  # after the sleep, which went on
+
+
+async def test_a_default_deadline_holds_for_every_call() -> None:
+    async with ActorSystem(call_deadline_s=0.05) as system:
+        actor = await system.spawn(Recorder)
+        with pytest.raises(DeadlineError):
+            await actor.wait(60)
+
+
+async def test_cancelling_the_task_cancels_the_method(actor: ActorHandle) -> None:
+    task = asyncio.create_task(actor.wait(60))
+    await asyncio.sleep(0)
+    await actor.add(0)  # behind the call on the same channel: it has begun
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await actor.add(0)
+    assert await actor.get_events() == ["wait cancelled"]
+
+
+async def test_a_cancelled_blocking_call_that_waits_its_turn_never_runs(actor: ActorHandle) -> None:
+    first = asyncio.create_task(actor.sleep(0.2))
+    second = asyncio.create_task(actor.sleep(0.1))
+    await asyncio.sleep(0.02)
+    second.cancel()
+    assert await first == "slept"
+    assert await actor.get_events() == ["sleep 0.2"]
+
+
+async def test_the_loop_stays_responsive_beside_a_blocking_method(actor: ActorHandle) -> None:
+    blocking = asyncio.create_task(actor.sleep(0.3))
+    await asyncio.sleep(0)
+    start = time.monotonic()
+    assert await actor.wait(0) == "waited"
+    assert time.monotonic() - start < 0.2
+    assert not blocking.done()
+    await blocking
+
+
+async def test_generators_stream(actor: ActorHandle) -> None:
+    assert [number async for number in actor.count(100)] == list(range(100))
+    assert [number async for number in actor.squares(5)] == [0, 1, 4, 9, 16]
+    received = []
+    with pytest.raises(OverflowError):  # noqa: PT012
+        async for number in actor.squares(3):
+            received.append(number)
+    assert received == [0, 1, 4]
+
+
+async def test_a_stream_runs_at_most_a_window_ahead_and_closes(system: ActorSystem) -> None:
+    actor = await system.spawn(Recorder)
+    stream = actor.count(1000)
+    assert await anext(stream) == 0
+    await actor.add(0)
+    assert len(await actor.get_events()) <= 18
+    await stream.aclose()
+    await actor.add(0)
+    assert (await actor.get_events())[-1] == "closed"
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("kill", r"killed by signal 9 \(SIGKILL\)"),
+        ("exit", "exited with code 5"),
+        ("segfault", r"killed by signal 11 \(SIGSEGV\)"),
+    ],
+)
+async def test_calls_of_a_dead_actor_fail_with_its_last_words(
+    system: ActorSystem, how: str, text: str
+) -> None:
+    actor = await system.spawn(Recorder, name="rec")
+    waiting = asyncio.create_task(actor.wait(60))
+    await asyncio.sleep(0)
+    with pytest.raises(PeerLostError, match=rf"(?s)'rec' \(Recorder, pid {actor.pid}\) {text}.*last words"):
+        await actor.end(how)
+    with pytest.raises(ActorLostError) as caught:
+        await waiting
+    assert (caught.value.pid, caught.value.role) == (actor.pid, "rec")
+    status = await actor.exited
+    assert caught.value.exit_status == status
+    assert "last words" in status.stderr_lines
+    with pytest.raises(PeerLostError, match=r"before add\(\) was called"):
+        await actor.add(1)
+    again = await system.spawn(Recorder, name="rec")
+    assert await again.add(1) == 1
+
+
+async def test_a_kill_is_noticed_at_once_and_takes_grandchildren_along(system: ActorSystem) -> None:
+    actor = await system.spawn(Recorder)
+    grandchild = psutil.Process(await actor.start_process())
+    task = asyncio.create_task(actor.wait(60))
+    await actor.add(0)
+    start = time.monotonic()
+    os.kill(actor.pid, signal.SIGKILL)
+    with pytest.raises(PeerLostError):
+        await task
+    assert time.monotonic() - start < 0.5  # 0.1 s on an idle machine
+    assert is_gone(grandchild)
+
+
+async def test_stop_runs_the_actors_own_stop(system: ActorSystem, tmp_path: Path) -> None:
+    actor = await system.spawn(Stopper, str(tmp_path / "a"))
+    status = await actor.stop()
+    assert status.is_clean
+    assert (tmp_path / "a").read_text() == "stopped"
+    assert await actor.stop() == status
+    hanging = await system.spawn(Stopper, str(tmp_path / "b"), "hang")
+    assert (await hanging.stop(timeout_s=0.2)).signal_number == signal.SIGKILL
+    raising = await system.spawn(Stopper, str(tmp_path / "c"), "raise")
+    with pytest.raises(RuntimeError, match="cannot stop"):
+        await raising.stop()
+    assert raising.exited.done()
+
+
+async def test_sigterm_stops_gracefully(system: ActorSystem, tmp_path: Path) -> None:
+    actor = await system.spawn(Stopper, str(tmp_path / "a"))
+    actor.send_signal(signal.SIGTERM)
+    assert (await actor.exited).is_clean
+    assert (tmp_path / "a").exists()
+
+
+async def test_the_body_s_error_comes_first(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:  # noqa: PT012
+        async with ActorSystem() as system:
+            await system.spawn(Stopper, str(tmp_path / "a"), "raise")
+            raise ZeroDivisionError
+    assert "cannot stop" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="cannot stop"):
+        async with ActorSystem() as system:
+            await system.spawn(Stopper, str(tmp_path / "a"), "raise")
+
+
+async def test_an_in_process_actor_that_hangs_is_abandoned(system: ActorSystem) -> None:
+    actor = await system.spawn(Recorder, in_process=True)
+    task = asyncio.create_task(actor.wait(60))
+    await actor.add(0)
+    actor.kill()
+    with pytest.raises(PeerLostError):
+        await task
+    with pytest.raises((PeerLostError, ClosedError)):
+        await actor.add(1)
+
+
+async def test_a_stopped_system_is_closed_and_stop_is_idempotent() -> None:
+    system = ActorSystem()
+    actor = await system.spawn(Recorder)
+    await asyncio.gather(system.stop(), system.stop())
+    await system.stop()
+    assert actor.exited.done()
+    with pytest.raises(ClosedError, match="make a new one"):
+        await system.spawn(Recorder)
+
+
+async def test_names_are_unique_among_the_living(system: ActorSystem) -> None:
+    await system.spawn(Recorder, name="a")
+    with pytest.raises(ConfigurationError, match="'a' runs already"):
+        await system.spawn(Recorder, name="a")
+    with pytest.raises(ConfigurationError, match="cannot name an actor"):
+        await system.spawn(Recorder, name="a/b")
+    with pytest.raises(TypeError, match="needs a class"):
+        await system.spawn(Recorder())  # type: ignore[arg-type]
+
+
+async def test_messages_are_bounded_on_both_sides() -> None:
+    async with ActorSystem(max_message_bytes=100_000) as system:
+        actor = await system.spawn(Recorder)
+        with pytest.raises(ProtocolError, match="100000"):
+            await actor.echo(np.zeros(100_000))
+        with pytest.raises(ProtocolError, match="100000"):
+            await actor.apply(lambda actor: __import__("numpy").zeros(100_000))
+        assert await actor.add(1) == 1
+
+
+async def test_a_log_dir_takes_both_streams(tmp_path: Path) -> None:
+    async with ActorSystem(log_dir=tmp_path) as system:
+        actor = await system.spawn(Recorder, name="rec")
+        await actor.complain("something is wrong")
+        with pytest.raises(PeerLostError, match="something is wrong"):
+            await actor.end("kill")
+    log = tmp_path / "rec.log"
+    assert {"something is wrong", "to stdout", "last words"} <= set(log.read_text().splitlines())
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_hanging_actor_shows_its_stacks(system: ActorSystem) -> None:
+    actor = await system.spawn(Recorder)
+    task = asyncio.create_task(actor.sleep(60))
+    await actor.wait(0)
+    status = await actor.kill_hanging()
+    assert any("in sleep" in line for line in status.stderr_lines)
+    with pytest.raises(PeerLostError, match=r"in sleep"):
+        await task
+
+
+async def test_a_dead_fork_server_takes_its_actors_along_and_is_replaced(system: ActorSystem) -> None:
+    actor = await system.spawn(Recorder)
+    task = asyncio.create_task(actor.wait(60))
+    await actor.add(0)
+    process = psutil.Process(actor.pid)
+    pid = forkserver.get_fork_server().pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(PeerLostError, match="together with the fork server"):
+        await task
+    assert is_gone(process)
+    again = await system.spawn(Recorder)
+    assert await again.add(1) == 1
+    assert forkserver.get_fork_server().pid != pid
+
+
+async def test_file_descriptors_do_not_leak() -> None:
+    async def run() -> None:
+        async with ActorSystem() as system:
+            actors = await asyncio.gather(*(system.spawn(Recorder) for _ in range(3)))
+            actors[0].kill()
+            await actors[1].stop()
+
+    await run()
+    gc.collect()
+    num_fds, num_threads = psutil.Process().num_fds(), threading.active_count()
+    await run()
+    gc.collect()
+    assert psutil.Process().num_fds() <= num_fds
+    assert threading.active_count() <= num_threads

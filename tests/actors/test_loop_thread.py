@@ -1,0 +1,129 @@
+"""Synchronous callers: results, errors, interrupts, a running loop in the caller's own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rlzmq.actors.loop_thread import LoopThread, get_loop_thread, in_calling_thread
+from rlzmq.core.errors import ClosedError
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread("test-loop")
+    yield thread
+    thread.close()
+    assert "test-loop" not in {each.name for each in threading.enumerate()}
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+async def fail() -> None:
+    raise KeyError("inside")
+
+
+def test_results_and_errors_come_back(thread: LoopThread) -> None:
+    assert thread.run(double(4)) == 8
+    with pytest.raises(KeyError, match="inside"):
+        thread.run(fail())
+
+
+async def test_it_works_under_a_running_loop(thread: LoopThread) -> None:
+    assert thread.run(double(4)) == 8
+
+
+def test_several_threads_may_wait_at_once(thread: LoopThread) -> None:
+    async def meet() -> None:
+        await asyncio.wait_for(barrier.wait(), 10)
+
+    async def make() -> asyncio.Barrier:
+        return asyncio.Barrier(2)
+
+    barrier = thread.run(make())
+    other = threading.Thread(target=lambda: thread.run(meet()))
+    other.start()
+    thread.run(meet())
+    other.join()
+
+
+def test_its_own_thread_is_told_to_await(thread: LoopThread) -> None:
+    async def nested() -> None:
+        thread.run(double(1))
+
+    with pytest.raises(RuntimeError, match="await the coroutine instead"):
+        thread.run(nested())
+
+
+def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_clean_up(thread: LoopThread) -> None:
+    events = []
+    main_thread = threading.get_ident()
+
+    async def work() -> None:
+        try:
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.02)
+            events.append("cleaned up")
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(work())
+    assert events == ["cleaned up"]
+    assert thread.run(double(1)) == 2
+
+
+def test_callbacks_run_in_the_waiting_thread_and_may_wait_themselves(thread: LoopThread) -> None:
+    def callback() -> tuple[int, int]:
+        return threading.get_ident(), thread.run(double(21))
+
+    def broken() -> None:
+        raise KeyError("callback")
+
+    async def work() -> tuple[int, int]:
+        with pytest.raises(KeyError, match="callback"):
+            await in_calling_thread(broken)
+        return await in_calling_thread(callback)
+
+    assert thread.run(work()) == (threading.get_ident(), 42)
+
+
+async def test_without_a_waiting_caller_a_callback_runs_on_the_spot() -> None:
+    assert await in_calling_thread(threading.get_ident) == threading.get_ident()
+
+
+def test_closing_cancels_what_runs(thread: LoopThread) -> None:
+    started = threading.Event()
+    caught: list[BaseException] = []
+
+    async def work() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    def wait() -> None:
+        try:
+            thread.run(work())
+        except asyncio.CancelledError as error:
+            caught.append(error)
+
+    other = threading.Thread(target=wait)
+    other.start()
+    started.wait()
+    thread.close()
+    thread.close()
+    other.join()
+    assert len(caught) == 1
+    with pytest.raises(ClosedError):
+        thread.run(double(1))
+
+
+def test_a_process_has_one_shared_thread() -> None:
+    assert get_loop_thread() is get_loop_thread()
