@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
 from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+from rlzmq.algorithms.module_changes import with_stored_modules
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.runtime.env_runner_group import EnvRunnerGroup
 from rlzmq.runtime.learner_group import LearnerGroup
 from rlzmq.runtime.run import runner_for
@@ -64,7 +66,7 @@ class Algorithm:
                 break
         return self._run(self._async.finish_iteration())  # type: ignore[no-any-return]
 
-    def training_step(self) -> None:
+    def training_step(self) -> Any:
         """One update. Override for other algorithms; return None, report through `self.metrics`."""
         self._run(self._async.training_step())
 
@@ -127,6 +129,16 @@ class Algorithm:
         """
         return self._run(self._async.get_module(module_id))
 
+    # -- modules --------------------------------------------------------------------------------
+
+    def add_module(self, module_id: str, module_spec: Any = None, **options: Any) -> MultiRLModuleSpec:
+        """Add a module to a multi-agent run (see AsyncAlgorithm.add_module)."""
+        return self._run(self._async.add_module(module_id, module_spec, **options))  # type: ignore[no-any-return]
+
+    def remove_module(self, module_id: str, **options: Any) -> MultiRLModuleSpec:
+        """Remove a module (see AsyncAlgorithm.remove_module)."""
+        return self._run(self._async.remove_module(module_id, **options))  # type: ignore[no-any-return]
+
     # -- acting ---------------------------------------------------------------------------------
 
     def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
@@ -178,6 +190,7 @@ class Algorithm:
         """
         state = read_algorithm(path)
         chosen = config if config is not None else load_config(path, trust_code=trust_code)
+        chosen = with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
         algo_class = cls if cls is not Algorithm else chosen._algorithm_class()
         if algo_class.config_class is not None and not isinstance(chosen, algo_class.config_class):
             raise ConfigurationError(
@@ -190,7 +203,7 @@ class Algorithm:
         except BaseException:
             algorithm.stop()
             raise
-        return algorithm  # type: ignore[no-any-return]
+        return algorithm
 
     # -- life -----------------------------------------------------------------------------------
 

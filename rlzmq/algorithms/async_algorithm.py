@@ -9,19 +9,28 @@ broker (any number of runner and learner processes).
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.checkpoints import load_config, read_algorithm, write_algorithm
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.module_changes import modules_to_store
+from rlzmq.algorithms.module_changes import (
+    ModuleChanges,
+    modules_to_store,
+    stored_spec,
+    with_stored_modules,
+)
 from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.results import ResultBuilder
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.runtime.module_configs import ModuleConfigs
 from rlzmq.runtime.session import Session
 
 __all__ = ["AsyncAlgorithm"]
@@ -59,6 +68,7 @@ class AsyncAlgorithm:
         self._evaluation = Evaluation(config, self.session)
         self._algorithm: Any = self  # what callbacks are given; the sync face puts itself here
         self._is_stopped = False
+        self._modules = ModuleChanges(config)
         self._policies: dict[Any, tuple[int, Policy]] = {}
 
     # -- life -----------------------------------------------------------------------------------
@@ -75,7 +85,7 @@ class AsyncAlgorithm:
         except BaseException:
             await self.stop()
             raise
-        self.callbacks.call("on_algorithm_init", algorithm=self._algorithm, metrics_logger=self.metrics)
+        await self._call("on_algorithm_init", metrics_logger=self.metrics)
 
     async def stop(self) -> None:
         """End every process of the run. May be called twice."""
@@ -113,7 +123,7 @@ class AsyncAlgorithm:
                 break
         return await self.finish_iteration()
 
-    async def training_step(self) -> None:
+    async def training_step(self) -> Any:
         """One update of exactly `total_train_batch_size` env steps. Override for other algorithms.
 
         An override may use ``await self.env_runner_group.sample(…)``,
@@ -170,9 +180,7 @@ class AsyncAlgorithm:
         result["config_seed"] = self.config.seed
         if evaluation is not None:
             result["evaluation"] = evaluation
-        self.callbacks.call(
-            "on_train_result", algorithm=self._algorithm, metrics_logger=self.metrics, result=result
-        )
+        await self._call("on_train_result", metrics_logger=self.metrics, result=result)
         return result
 
     async def evaluate(self) -> dict[str, Any]:
@@ -182,11 +190,15 @@ class AsyncAlgorithm:
             ``{"env_runners": {episode_return_mean, …}}``.
         """
         self._check_running()
-        callbacks = {"algorithm": self._algorithm, "metrics_logger": self.metrics}
-        self.callbacks.call("on_evaluate_start", **callbacks)
+        await self._call("on_evaluate_start", metrics_logger=self.metrics)
         metrics = await self._evaluation.run(self._algorithm)
-        self.callbacks.call("on_evaluate_end", evaluation_metrics=metrics, **callbacks)
+        await self._call("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=metrics)
         return metrics
+
+    async def _call(self, hook: str, **kwargs: Any) -> None:
+        """The user's callbacks, where they may use the face of the algorithm that they are given."""
+        if self.callbacks.has(hook):
+            await in_calling_thread(lambda: self.callbacks.call(hook, algorithm=self._algorithm, **kwargs))
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -212,6 +224,127 @@ class AsyncAlgorithm:
             KeyError: No such module.
         """
         return await self.session.get_module(module_id)
+
+    # -- modules --------------------------------------------------------------------------------
+
+    async def add_module(
+        self,
+        module_id: str,
+        module_spec: RLModuleSpec | None = None,
+        *,
+        config_overrides: Mapping[str, Any] | None = None,
+        new_agent_to_module_mapping_fn: Callable[..., Any] | None = None,
+        new_should_module_be_updated: Any = None,
+        add_to_learners: bool = True,
+        add_to_env_runners: bool = True,
+        add_to_eval_env_runners: bool = True,
+    ) -> MultiRLModuleSpec:
+        """Add a module to a multi-agent run, between two iterations.
+
+        Its first weights follow from the seed and its id, or are those of ``module_spec.load_state_path``;
+        give it others with ``learner_group.set_weights({module_id: weights})`` and `sync_weights`.
+        Episodes that run go on with the modules that their agents are mapped to already.
+
+        Args:
+            module_id: Its id.
+            module_spec: What differs from the algorithm's default module; None: nothing. Spaces that
+                it leaves open are those of the agents mapped to it, or those that all agents share.
+            config_overrides: Settings for this module alone, such as ``{"lr": 1e-4}``.
+            new_agent_to_module_mapping_fn: ``fn(agent_id, episode) -> module id`` from now on.
+            new_should_module_be_updated: New `policies_to_train`.
+            add_to_learners: False: it is never trained and keeps its first weights.
+            add_to_env_runners: Whether the training runners have it.
+            add_to_eval_env_runners: Whether the evaluation runners have it.
+
+        Returns:
+            The specs of the learners' modules.
+
+        Raises:
+            ValueError: There is a module of this id.
+            ConfigurationError: The run is single-agent, a setting is wrong, or the module's spaces cannot be
+                told. Nothing has changed then.
+        """
+        self._check_running()
+        places = {
+            "learners": add_to_learners,
+            "env_runners": add_to_env_runners,
+            "eval_env_runners": add_to_eval_env_runners,
+        }
+        added = self._modules.added(
+            self.session.spaces,
+            module_id,
+            module_spec,
+            places=[place for place, is_there in places.items() if is_there],
+            config_overrides=config_overrides,
+            new_agent_to_module_mapping_fn=new_agent_to_module_mapping_fn,
+            new_should_module_be_updated=new_should_module_be_updated,
+        )
+        return await self._change_modules(*added)
+
+    async def remove_module(
+        self,
+        module_id: str,
+        *,
+        new_agent_to_module_mapping_fn: Callable[..., Any] | None = None,
+        new_should_module_be_updated: Any = None,
+        remove_from_learners: bool = True,
+        remove_from_env_runners: bool = True,
+        remove_from_eval_env_runners: bool = True,
+    ) -> MultiRLModuleSpec:
+        """Remove a module, between two iterations; episodes that run with it are dropped.
+
+        Args:
+            module_id: Its id.
+            new_agent_to_module_mapping_fn: ``fn(agent_id, episode) -> module id`` from now on; it must not
+                name the removed module any more.
+            new_should_module_be_updated: New `policies_to_train`.
+            remove_from_learners, remove_from_env_runners, remove_from_eval_env_runners: Where from.
+
+        Returns:
+            The specs of the learners' modules.
+
+        Raises:
+            KeyError: There is no such module.
+            ConfigurationError: Agents are mapped to it still, or too few would be left. Nothing has
+                changed then.
+        """
+        self._check_running()
+        places = {
+            "learners": remove_from_learners,
+            "env_runners": remove_from_env_runners,
+            "eval_env_runners": remove_from_eval_env_runners,
+        }
+        removed = self._modules.removed(
+            self.session.spaces,
+            module_id,
+            places=[place for place, is_asked in places.items() if is_asked],
+            new_agent_to_module_mapping_fn=new_agent_to_module_mapping_fn,
+            new_should_module_be_updated=new_should_module_be_updated,
+        )
+        return await self._change_modules(*removed)
+
+    async def _change_modules(
+        self, configs: ModuleConfigs, change: Callable[[Any], Any]
+    ) -> MultiRLModuleSpec:
+        await self.session.change_modules(configs, change)
+        await self._evaluation.change_modules(
+            configs.eval_env_runners, configs.synced_module_ids("eval_env_runners")
+        )
+        self._modules.configs = configs
+        self.config = self._algorithm.config = configs.run
+        self._policies.clear()
+        return self.session.learner_group.module_spec  # type: ignore[no-any-return]
+
+    async def _adopt_modules(self, stored: Mapping[str, Any]) -> None:
+        """Add and remove modules until there are those that a checkpoint has."""
+        specs = stored.get("specs") or {}
+        ids = self.config.module_ids
+        for module_id in [mid for mid in specs if mid not in ids]:
+            spec = stored_spec(self.config, module_id, specs[module_id])
+            overrides = stored.get("overrides", {}).get(module_id)
+            await self.add_module(module_id, spec, config_overrides=overrides)
+        for module_id in [mid for mid in ids if specs and mid not in specs]:
+            await self.remove_module(module_id)
 
     # -- acting ---------------------------------------------------------------------------------
 
@@ -277,16 +410,16 @@ class AsyncAlgorithm:
         """Everything that a checkpoint holds, by component."""
         state = await self.session.get_state()
         state["algorithm"] = {"iteration": self.iteration, "results": self._results.get_state()}
-        group = self.session.learner_group
-        state["modules"] = modules_to_store(self.config, group.module_spec, self.session.spaces)
+        state["modules"] = modules_to_store(self.config, self.session.spaces)
         return state
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`'s output: learners, runners, connectors and counters."""
+        """Go on from `get_state`'s output: modules, learners, runners, connectors and counters."""
+        await self._adopt_modules(state.get("modules", {}))
         await self.session.set_state(state)
         self.iteration = state["algorithm"]["iteration"]
         self._results.set_state(state["algorithm"]["results"])
-        self.callbacks.call("on_checkpoint_loaded", algorithm=self._algorithm)
+        await self._call("on_checkpoint_loaded")
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
         """Write a checkpoint, atomically.
@@ -325,6 +458,7 @@ class AsyncAlgorithm:
         """
         state = read_algorithm(path)
         chosen = config if config is not None else load_config(path, trust_code=trust_code)
+        chosen = with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
         algorithm = cls(chosen._for_build(None, True))
         await algorithm.start()
         try:

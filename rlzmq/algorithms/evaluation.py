@@ -24,6 +24,7 @@ class Evaluation:
     def __init__(self, config: Any, session: Session) -> None:
         self._config = config
         self._session = session
+        self._synced_module_ids: list[str] | None = None
         self.env_runner_group: AsyncEnvRunnerGroup | None = None
 
     async def start(self) -> None:
@@ -35,14 +36,28 @@ class Evaluation:
         config = self._config.get_evaluation_config_object()
         config.freeze()
         group = AsyncEnvRunnerGroup(config, system=self._session.system, is_evaluation=True)
+        group.synced_module_ids = self._synced_module_ids
         await group.start()
         self.env_runner_group = group
         return group
 
+    async def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> None:
+        """From now on the evaluation runners have these modules.
+
+        Args:
+            config: The run's config with the modules that they have.
+            synced_module_ids: Of which the learners bring the weights; None: all.
+        """
+        self._config, self._synced_module_ids = config, synced_module_ids
+        if self.env_runner_group is not None:
+            own = config.get_evaluation_config_object()
+            own.freeze()
+            await self.env_runner_group.change_modules(own, synced_module_ids)
+
     async def run(self, algorithm: Any) -> dict[str, Any]:
         """One round; see AsyncAlgorithm.evaluate."""
         group = self.env_runner_group or await self._make_group()
-        snapshot, version = await self._session.get_inference_weights()
+        snapshot, version = await self._session.get_inference_weights(group.synced_module_ids)
         await group.set_weights(snapshot, version)
         await group.set_connector_state(self._session.get_connector_state())
         custom = self._config.custom_evaluation_function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlzmq.core.errors import CheckpointError, ConfigurationError
@@ -13,10 +13,19 @@ from rlzmq.modules.class_names import class_name
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.rl_module import RLModule
 from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.runtime.module_configs import ModuleConfigs
 
-__all__ = ["modules_to_store", "with_module", "with_stored_modules", "without_module"]
+__all__ = [
+    "ModuleChanges",
+    "modules_to_store",
+    "stored_spec",
+    "with_module",
+    "with_stored_modules",
+    "without_module",
+]
 
 MappingFn = Callable[..., Any]
+_PLACES = ("learners", "env_runners", "eval_env_runners")
 
 
 def with_module(
@@ -114,18 +123,162 @@ def _finished(config: Any, new: Any, mapping_fn: MappingFn | None, to_train: Any
     return new
 
 
+class ModuleChanges:
+    """Plans additions and removals for a running run.
+
+    Args:
+        config: The run's.
+
+    Attributes:
+        configs: As they are now, by place; replaced once a change is made.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.configs = ModuleConfigs.everywhere(config)
+
+    def added(
+        self,
+        spaces: tuple[Any, Any],
+        module_id: str,
+        module_spec: RLModuleSpec | None,
+        *,
+        places: Sequence[str],
+        config_overrides: Mapping[str, Any] | None,
+        new_agent_to_module_mapping_fn: MappingFn | None,
+        new_should_module_be_updated: Any,
+    ) -> tuple[ModuleConfigs, Callable[[Any], Any]]:
+        """The configs with a module more, and what adds it to a learner; changes nothing yet.
+
+        Args:
+            spaces: (observation space, action space) of one env.
+            places: Where it is to be.
+            Others: As of `Algorithm.add_module`.
+
+        Raises:
+            ValueError, ConfigurationError: As of `Algorithm.add_module`.
+        """
+        if not places:
+            raise ValueError(f"add_module({module_id!r}): it is to be added nowhere.")
+        options = {
+            "config_overrides": config_overrides,
+            "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
+            "new_should_module_be_updated": new_should_module_be_updated,
+        }
+        run = with_module(self.configs.run, module_id, module_spec, **options)
+        filled = run.get_multi_rl_module_spec(spaces={"__env_single__": spaces})[module_id]
+        filled.build(seed=run.seed, module_id=module_id)  # what cannot be built is said here
+        run = with_module(self.configs.run, module_id, filled.copy(), **options)
+        by_place = {}
+        for place in _PLACES:
+            before = getattr(self.configs, place)
+            if place in places:
+                by_place[place] = with_module(before, module_id, filled.copy(), **options)
+            else:
+                by_place[place] = _with_new_rules(
+                    before, new_agent_to_module_mapping_fn, new_should_module_be_updated
+                )
+        configs = ModuleConfigs(run=run, **by_place)
+        _check_mapping(configs, spaces[0])
+
+        def change(learner: Any) -> None:
+            if "learners" in places:
+                learner.add_module(
+                    module_id=module_id,
+                    module_spec=filled,
+                    config_overrides=config_overrides,
+                    new_should_module_be_updated=new_should_module_be_updated,
+                )
+
+        return configs, change
+
+    def removed(
+        self,
+        spaces: tuple[Any, Any],
+        module_id: str,
+        *,
+        places: Sequence[str],
+        new_agent_to_module_mapping_fn: MappingFn | None,
+        new_should_module_be_updated: Any,
+    ) -> tuple[ModuleConfigs, Callable[[Any], Any]]:
+        """The configs with a module less, and what removes it from a learner; changes nothing yet.
+
+        Arguments are as of `added`.
+
+        Raises:
+            KeyError, ConfigurationError: As of `Algorithm.remove_module`.
+        """
+        rules = new_agent_to_module_mapping_fn, new_should_module_be_updated
+        options = {
+            "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
+            "new_should_module_be_updated": new_should_module_be_updated,
+        }
+        if module_id not in self.configs.run.module_ids:
+            without_module(self.configs.run, module_id)  # says so
+        by_place = {}
+        for place in _PLACES:
+            before = getattr(self.configs, place)
+            if place in places and module_id in before.module_ids:
+                by_place[place] = without_module(before, module_id, **options)
+            else:
+                by_place[place] = _with_new_rules(before, *rules)
+        if any(module_id in config.module_ids for config in by_place.values()):
+            run = _with_new_rules(self.configs.run, *rules)
+        else:
+            run = without_module(self.configs.run, module_id, **options)
+        configs = ModuleConfigs(run=run, **by_place)
+        _check_mapping(configs, spaces[0])
+
+        def change(learner: Any) -> None:
+            if "learners" in places and module_id in learner.module:
+                learner.remove_module(module_id, new_should_module_be_updated=new_should_module_be_updated)
+
+        return configs, change
+
+
+def _with_new_rules(config: Any, mapping_fn: MappingFn | None, to_train: Any) -> Any:
+    if mapping_fn is None and to_train is None:
+        return config
+    new = config.copy(copy_frozen=False)
+    if mapping_fn is not None:
+        new.policy_mapping_fn = mapping_fn
+    trained = config.policies_to_train if to_train is None else to_train
+    if trained is not None and not callable(trained):
+        new.policies_to_train = [module_id for module_id in trained if module_id in config.module_ids]
+    elif to_train is not None:
+        new.policies_to_train = to_train
+    if config.is_frozen:
+        new.freeze()
+    return new
+
+
+def _check_mapping(configs: ModuleConfigs, observation_spaces: Any) -> None:
+    """Raise ConfigurationError where an agent is mapped to a module that its runners do not have."""
+    for place in ("env_runners", "eval_env_runners"):
+        config = getattr(configs, place)
+        for agent_id in getattr(observation_spaces, "spaces", ()):
+            try:
+                module_id = config.policy_mapping_fn(agent_id, None)
+            except Exception:  # it reads the episode
+                return
+            if module_id not in config.module_ids:
+                raise ConfigurationError(
+                    f"policy_mapping_fn({agent_id!r}, episode) returns {module_id!r}, which the {place} would "
+                    f"not have; they would have {config.module_ids}. Give new_agent_to_module_mapping_fn=…"
+                )
+
+
 # -- checkpoints ------------------------------------------------------------------------------------
 
 
-def modules_to_store(config: Any, module_spec: MultiRLModuleSpec, spaces: tuple[Any, Any]) -> dict[str, Any]:
+def modules_to_store(config: Any, spaces: tuple[Any, Any]) -> dict[str, Any]:
     """What a checkpoint says about the modules: their specs and the env's spaces; plain values.
 
     Args:
         config: With the modules as they are now.
-        module_spec: Their filled specs.
         spaces: (observation space, action space) of one env.
     """
-    specs = {mid: _plain_or_none(spec.to_dict) for mid, spec in module_spec.rl_module_specs.items()}
+    filled = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces}).rl_module_specs
+    specs = {module_id: _plain_or_none(spec.to_dict) for module_id, spec in filled.items()}
     overrides = {
         mid: dict(values)
         for mid, values in config.algorithm_config_overrides_per_module.items()

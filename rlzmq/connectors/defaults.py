@@ -10,6 +10,7 @@ from rlzmq.connectors import common, learner, module_to_env
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import PrevActionsPrevRewards
 from rlzmq.connectors.pipelines import (
+    ConnectorPipelineV2,
     EnvToModulePipeline,
     LearnerConnectorPipeline,
     ModuleToEnvPipeline,
@@ -23,6 +24,7 @@ __all__ = [
     "build_env_to_module",
     "build_learner",
     "build_module_to_env",
+    "change_modules",
 ]
 
 
@@ -144,17 +146,40 @@ def add_next_observations(pipeline: LearnerConnectorPipeline) -> None:
     )
 
 
+def change_modules(pipeline: ConnectorPipelineV2, config: Any) -> None:
+    """Tells a built pipeline which modules there are now, and which agents are mapped to them.
+
+    States of the pieces stay; the spaces are propagated anew.
+
+    Args:
+        pipeline: Of a multi-agent config.
+        config: The config with the modules as they are now.
+    """
+    for piece in flat_pieces(pipeline.connectors):
+        if isinstance(piece, common.AgentToModuleMapping):
+            piece.change_modules(_specs(config), config.policy_mapping_fn)
+    pipeline.set_input_spaces(pipeline.input_observation_space, pipeline.input_action_space)
+
+
 def _mapping_pieces(config: Any, *, as_learner_connector: bool) -> list[ConnectorV2]:
     if not _is_multi_agent(config):
         return []
-    specs = getattr(getattr(config, "rl_module_spec", None), "rl_module_specs", None)
     return [
         common.AgentToModuleMapping(
-            rl_module_specs=config.policies if specs is None else specs,
+            rl_module_specs=_specs(config),
             agent_to_module_mapping_fn=config.policy_mapping_fn,
             as_learner_connector=as_learner_connector,
         )
     ]
+
+
+def _specs(config: Any) -> Any:
+    """Module id -> spec (or None), of the policies or else of the MultiRLModuleSpec."""
+    specs = getattr(getattr(config, "rl_module_spec", None), "rl_module_specs", None)
+    policies = config.policies
+    if isinstance(specs, Mapping) and isinstance(policies, Mapping):
+        return {module_id: spec or specs.get(module_id) for module_id, spec in policies.items()}
+    return policies if specs is None else specs
 
 
 def _previous_pieces(config: Any, pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:

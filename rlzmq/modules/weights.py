@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,32 +44,38 @@ class WeightsLayout:
         >>> WeightsLayout.of(runner.module).load(runner.module, block)
     """
 
-    __slots__ = ("_inference_only", "_slots", "digest", "names", "num_bytes")
+    __slots__ = ("_inference_only", "_module_ids", "_slots", "digest", "names", "num_bytes")
 
-    def __init__(self, slots: list[_Slot], *, inference_only: bool) -> None:
+    def __init__(
+        self, slots: list[_Slot], *, inference_only: bool, module_ids: Collection[str] | None = None
+    ) -> None:
         self._slots = slots
         self._inference_only = inference_only
+        self._module_ids = module_ids
         self.names = [slot.name for slot in slots]
         self.num_bytes = slots[-1].start + slots[-1].num_bytes if slots else 0
         facts = [[slot.name, list(slot.shape), str(slot.dtype)] for slot in slots]
         self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @classmethod
-    def of(cls, module: Any, inference_only: bool = True) -> WeightsLayout:
+    def of(
+        cls, module: Any, inference_only: bool = True, module_ids: Collection[str] | None = None
+    ) -> WeightsLayout:
         """The layout of a module's weights.
 
         Args:
             module: A MultiRLModule, or a single TorchRLModule (which counts as ``"default_policy"``).
             inference_only: Only what acting needs, and no learner-only modules. A full module and its
                 inference-only copy then have the same layout.
+            module_ids: Only these of a MultiRLModule's modules; None: all.
         """
         slots, end = [], 0
-        for name, tensor in _named_tensors(module, inference_only):
+        for name, tensor in _named_tensors(module, inference_only, module_ids):
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
             num_bytes = tensor.numel() * tensor.element_size()
             slots.append(_Slot(name, tensor.dtype, tuple(tensor.shape), start, num_bytes))
             end = start + num_bytes
-        return cls(slots, inference_only=inference_only)
+        return cls(slots, inference_only=inference_only, module_ids=module_ids)
 
     def snapshot(self, module: Any, out: np.ndarray | None = None) -> np.ndarray:
         """A copy of the module's weights as one block.
@@ -137,7 +143,7 @@ class WeightsLayout:
         return views
 
     def _tensors(self, module: Any) -> list[Tensor]:
-        found = list(_named_tensors(module, self._inference_only))
+        found = list(_named_tensors(module, self._inference_only, self._module_ids))
         if len(found) == len(self._slots) and all(
             name == slot.name and tensor.shape == slot.shape and tensor.dtype == slot.dtype
             for (name, tensor), slot in zip(found, self._slots, strict=True)
@@ -154,13 +160,17 @@ class WeightsLayout:
         )
 
 
-def _named_tensors(module: Any, inference_only: bool) -> Iterator[tuple[str, Tensor]]:
+def _named_tensors(
+    module: Any, inference_only: bool, module_ids: Collection[str] | None
+) -> Iterator[tuple[str, Tensor]]:
     if hasattr(module, "items"):
         modules = dict(module.items())
     else:
         modules = {DEFAULT_MODULE_ID: module}
     pairs = []
     for module_id, single in modules.items():
+        if module_ids is not None and module_id not in module_ids:
+            continue
         single = single.unwrapped()
         if not hasattr(single, "state_dict") or (inference_only and single.learner_only):
             continue

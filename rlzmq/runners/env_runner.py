@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError, EnvironmentError_, StepFailedRecreateEnvError
 from rlzmq.core.metrics import MetricsLogger
@@ -91,6 +92,7 @@ class EnvRunner(abc.ABC):
         self._num_env_steps_since_base = 0
         self._num_envs_made = 0
         self._weights_layout: Any = None
+        self._synced_module_ids: list[str] | None = None
         self._sample_time_s = 0.0
         self._num_sample_calls = 0
         self._last_sample_end: float | None = None
@@ -168,6 +170,12 @@ class EnvRunner(abc.ABC):
     @abc.abstractmethod
     def _acting_module(self) -> Any:
         """What ``module`` is, given ``multi_rl_module``."""
+
+    def _drop_unfinished_episodes(self) -> None:
+        """Drops unfinished episodes; the next sample resets all envs, which go on drawing as they did."""
+        sampler = getattr(self, "_sampler", None)
+        if sampler is not None:
+            sampler.forget()
 
     @abc.abstractmethod
     def _forget_episodes(self) -> None:
@@ -301,8 +309,40 @@ class EnvRunner(abc.ABC):
         if self._weights_layout is None:
             from rlzmq.modules.weights import WeightsLayout
 
-            self._weights_layout = WeightsLayout.of(self.multi_rl_module, inference_only=True)
+            self._weights_layout = WeightsLayout.of(
+                self.multi_rl_module, inference_only=True, module_ids=self._synced_module_ids
+            )
         return self._weights_layout
+
+    def change_modules(self, config: Any, synced_module_ids: list[str] | None = None) -> None:
+        """Takes over another set of modules, between two samples.
+
+        New modules are built, with weights as the seed or their spec says; those that stay keep theirs.
+        Ongoing episodes go on with the modules that their agents were mapped to; if one of those is
+        gone, the unfinished episodes are dropped.
+
+        Args:
+            config: The config with the modules as they are from now on.
+            synced_module_ids: Of which modules `set_weights` brings weights; None: all.
+        """
+        self.config = config
+        for pipeline in self._pipelines().values():
+            change_modules(pipeline, config)
+        spec = config.get_multi_rl_module_spec(
+            env=self.env, spaces=self.get_spaces(), inference_only=True
+        )
+        modules = self.multi_rl_module
+        gone = [module_id for module_id in modules.keys() if module_id not in spec]
+        for module_id in gone:
+            modules.remove_module(module_id)
+        for module_id in spec.rl_module_specs:
+            if module_id not in modules:
+                module = spec.build(module_id, seed=self.seed)
+                modules.add_module(module_id, module.eval() if hasattr(module, "eval") else module)
+        self._synced_module_ids = synced_module_ids
+        self._weights_layout = None
+        if gone:
+            self._drop_unfinished_episodes()
 
     def set_weights(self, buffer: Any, version: int, generation: int = 0) -> bool:
         """Loads a snapshot of the weights.

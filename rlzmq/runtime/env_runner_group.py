@@ -25,6 +25,7 @@ class AsyncEnvRunnerGroup:
     Attributes:
         handles: The runners' actor handles; empty for a local group.
         local_env_runner: The runner in this process, or None.
+        synced_module_ids: The modules whose weights the learners bring; None: all.
     """
 
     def __init__(self, config: Any, *, system: Any = None, is_evaluation: bool = False) -> None:
@@ -34,6 +35,7 @@ class AsyncEnvRunnerGroup:
         self.handles: list[Any] = []
         self.local_env_runner: Any = None
         self.num_restarts = 0
+        self.synced_module_ids: list[str] | None = None
         self._metas: list[list[dict[str, Any]]] = []
 
     @property
@@ -46,6 +48,8 @@ class AsyncEnvRunnerGroup:
         num = self.config.num_env_runners
         if num == 0 and (self._system is None or self._is_evaluation):
             self.local_env_runner = make_env_runner(self.config, self._worker_index(0))
+            if self.synced_module_ids is not None:
+                self.local_env_runner.change_modules(self.config, self.synced_module_ids)
             return
         spawns = (self.spawn_runner(index) for index in range(max(num, 1)))
         self.handles = list(await asyncio.gather(*spawns))
@@ -53,7 +57,7 @@ class AsyncEnvRunnerGroup:
     async def spawn_runner(self, index: int, incarnation: int = 0) -> Any:
         """Start the runner of the place `index` (0-based); its handle, ready to sample."""
         local = self.config.num_env_runners == 0
-        return await self._system.spawn(
+        handle = await self._system.spawn(
             EnvRunnerRole,
             self.config,
             self._worker_index(0 if local else index + 1),
@@ -61,6 +65,9 @@ class AsyncEnvRunnerGroup:
             name=f"{'eval-' if self._is_evaluation else ''}runner-{index}",
             in_process=local,
         )
+        if self.synced_module_ids is not None:
+            await self._change_modules_of(handle)
+        return handle
 
     def _worker_index(self, index: int) -> int:
         return index + (1_000_000 if self._is_evaluation else 0)
@@ -141,6 +148,19 @@ class AsyncEnvRunnerGroup:
         if self.local_env_runner is not None:
             return [self.local_env_runner.get_connector_delta()]
         return await asyncio_gather(self.handles, lambda handle: handle.get_connector_delta())
+
+    async def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> None:
+        """Every runner takes over another set of modules (see EnvRunner.change_modules)."""
+        self.config, self.synced_module_ids = config, synced_module_ids
+        if self.local_env_runner is not None:
+            self.local_env_runner.change_modules(config, synced_module_ids)
+        await asyncio_gather(self.handles, self._change_modules_of)
+
+    async def _change_modules_of(self, handle: Any) -> None:
+        def change(role: Any, config: Any, synced_module_ids: list[str] | None) -> str:
+            return str(role.change_modules(config, synced_module_ids))
+
+        await handle.expect_layout(await handle.apply(change, self.config, self.synced_module_ids))
 
     async def get_metrics(self) -> list[dict[str, Any]]:
         """Each runner's metrics since the last call."""

@@ -1,9 +1,9 @@
 """The learner role: one rank of the learner group in a process of its own.
 
-                     event loop                          learner thread
-    broker ──SHARDs──►  LearnerLink ──exact batch──►  learner.update  ◄── collectives ──► other ranks
-    broker ◄──DONE────  LearnerLink ◄──results──────
-    broker ◄─WEIGHTS──  LearnerLink ◄──snapshot─────  (rank 0)
+                 event loop                          learner thread
+broker ──SHARDs──►  LearnerLink ──exact batch──►  learner.update  ◄── collectives ──► other ranks
+broker ◄──DONE────  LearnerLink ◄──results──────
+broker ◄─WEIGHTS──  LearnerLink ◄──snapshot─────  (rank 0)
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class LearnerRole:
         self.config = config
         self.rank = rank
         self.learner = make_learner(config, module_spec, rank, num_ranks)
-        self._layout: Any = None
+        self._layouts: dict[Any, Any] = {}
+        self._synced_module_ids: list[str] | None = None
         self._link: Any = None
         self._run_blocking: Any = None
 
@@ -59,7 +60,7 @@ class LearnerRole:
             store_path: A file that all ranks see and that is not there yet.
             generation: +1 whenever the group is formed anew.
         """
-        from torch.distributed import FileStore
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         from rlzmq.learners.distributed import loopback_interface
 
@@ -86,13 +87,32 @@ class LearnerRole:
         """See Learner.set_state."""
         self.learner.set_state(state)
 
-    def get_inference_weights(self) -> tuple[Any, int]:
-        """(snapshot of what runners need, version)."""
-        if self._layout is None:
+    def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
+        """(snapshot of what runners need, version).
+
+        Args:
+            module_ids: Only of these modules; None: all.
+        """
+        key = None if module_ids is None else tuple(module_ids)
+        if key not in self._layouts:
             from rlzmq.modules.weights import WeightsLayout
 
-            self._layout = WeightsLayout.of(self.learner.module, inference_only=True)
-        return self._layout.snapshot(self.learner.module), self.learner.weights_seq_no
+            module = self.learner.module
+            self._layouts[key] = WeightsLayout.of(module, inference_only=True, module_ids=module_ids)
+        return self._layouts[key].snapshot(self.learner.module), self.learner.weights_seq_no
+
+    def change_modules(self, change: Callable[[Any], Any], synced_module_ids: list[str] | None) -> None:
+        """``change(learner)`` adds or removes modules; then the weights are published in their new layout.
+
+        Args:
+            change: Called between two updates.
+            synced_module_ids: Of which modules runners need the weights; None: all.
+        """
+        change(self.learner)
+        self._layouts.clear()
+        self._synced_module_ids = synced_module_ids
+        if self._link is not None:
+            self._link.change_layout(synced_module_ids)
 
     def close(self) -> None:
         """Leave the process group, if there is one."""
@@ -116,6 +136,7 @@ class LearnerRole:
         self._link = LearnerLink(
             self.learner, self._run_blocking, is_multi_agent=self.config.is_multi_agent, **link
         )
+        self._link.change_layout(self._synced_module_ids)
         await self._link.start()
         self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
 

@@ -32,6 +32,7 @@ class AsyncLearnerGroup:
         local_learner: The Learner in this process, or None.
         generation: +1 whenever the process group is formed anew.
         num_changes: How many calls may have changed the weights.
+        synced_module_ids: The modules whose weights runners need; None: all.
     """
 
     def __init__(self, config: Any, module_spec: Any, *, system: Any = None) -> None:
@@ -42,6 +43,7 @@ class AsyncLearnerGroup:
         self.local_learner: Any = None
         self.generation = 0
         self.num_changes = 0
+        self.synced_module_ids: list[str] | None = None
         self._rendezvous: Path | None = None
         self._results: list[tuple[list[dict[str, Any]], int]] = []
 
@@ -63,7 +65,7 @@ class AsyncLearnerGroup:
 
     async def _spawn(self, rank: int) -> Any:
         local = self.config.num_learners == 0
-        return await self._system.spawn(
+        handle = await self._system.spawn(
             LearnerRole,
             self.config,
             self.module_spec,
@@ -72,6 +74,10 @@ class AsyncLearnerGroup:
             name=f"learner-{rank}",
             in_process=local,
         )
+        if self.synced_module_ids is not None:
+            ids = self.synced_module_ids
+            await handle.apply(lambda role: role.change_modules(lambda learner: None, ids))
+        return handle
 
     async def _form_group(self) -> None:
         store = str(self._rendezvous / f"store-{self.generation}") if self._rendezvous else ""
@@ -146,15 +152,44 @@ class AsyncLearnerGroup:
         """Every rank takes over these weights; optimisers stay as they are."""
         await self.set_state({"rl_module": dict(weights)})
 
-    async def get_inference_weights(self) -> tuple[Any, int]:
-        """(snapshot of what runners need, version)."""
+    async def change_modules(
+        self,
+        config: Any,
+        module_spec: Any,
+        change: Callable[[Any], Any],
+        synced_module_ids: list[str] | None,
+    ) -> None:
+        """Add or remove modules on every rank, between two updates.
+
+        Args:
+            config, module_spec: As they are from now on.
+            change: ``change(learner)`` does it.
+            synced_module_ids: Of which modules runners need the weights; None: all.
+        """
+        self.num_changes += 1
+        self.config, self.module_spec, self.synced_module_ids = config, module_spec, synced_module_ids
+        if self.local_learner is not None:
+            change(self.local_learner)
+
+        def on_role(role: Any, change: Callable[[Any], Any], synced_module_ids: list[str] | None) -> None:
+            role.change_modules(change, synced_module_ids)
+
+        await asyncio_gather(self.handles, lambda handle: handle.apply(on_role, change, synced_module_ids))
+
+    async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
+        """(snapshot of what runners need, version).
+
+        Args:
+            module_ids: Only of these modules; None: all that training runners have.
+        """
+        module_ids = self.synced_module_ids if module_ids is None else module_ids
         if self.local_learner is not None:
             from rlzmq.modules.weights import WeightsLayout
 
             learner = self.local_learner
-            layout = WeightsLayout.of(learner.module, inference_only=True)
+            layout = WeightsLayout.of(learner.module, inference_only=True, module_ids=module_ids)
             return layout.snapshot(learner.module), learner.weights_seq_no
-        snapshot, version = await self.handles[0].get_inference_weights()
+        snapshot, version = await self.handles[0].get_inference_weights(module_ids)
         return snapshot, version
 
     async def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
@@ -245,7 +280,8 @@ def _num_env_steps(episodes: Any) -> int:
     if counted is not None:
         return int(counted)
     return sum(
-        int(item.num_env_steps) if hasattr(item, "num_env_steps") else int(item.env_steps()) for item in episodes
+        int(item.num_env_steps) if hasattr(item, "num_env_steps") else int(item.env_steps())
+        for item in episodes
     )
 
 

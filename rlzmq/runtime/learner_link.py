@@ -68,6 +68,7 @@ class LearnerLink(PeerLink):
         self.num_env_steps_before = num_env_steps_before
         self._shards: dict[tuple[int, int], dict[int, Any]] = {}
         self._layout: Any = None
+        self._synced_module_ids: list[str] | None = None
         self._rank = 0
         self._generation = -1
 
@@ -142,11 +143,22 @@ class LearnerLink(PeerLink):
 
         self._run_blocking(job).add_done_callback(finish)
 
+    def change_layout(self, synced_module_ids: list[str] | None) -> None:
+        """The learner's modules changed; on the learner thread, between two updates.
+
+        Args:
+            synced_module_ids: Of which modules runners need the weights; None: all.
+        """
+        self._synced_module_ids = synced_module_ids
+        self._layout = None
+
     def _snapshot(self) -> NewWeights:
         if self._layout is None:
             from rlzmq.modules.weights import WeightsLayout
 
-            self._layout = WeightsLayout.of(self._learner.module, inference_only=True)
+            self._layout = WeightsLayout.of(
+                self._learner.module, inference_only=True, module_ids=self._synced_module_ids
+            )
         buffer = new_publication_buffer(self._layout.num_bytes)
         self._layout.snapshot(self._learner.module, out=buffer[PUBLICATION_PREFIX_BYTES:])
         version = self._learner.weights_seq_no

@@ -1,9 +1,9 @@
 """The runner role: an EnvRunner in a process of its own, sampling under leases.
 
-                    event loop                              sampler thread
-    broker ──LEASE──►  RunnerLink ──one lease──►  env_runner.sample_lease
-    broker ◄─FRAGMENT─ RunnerLink ◄─one fragment─  (columns are the frames)
-    broker ──weights─► RunnerLink   newest snapshot, loaded between two leases
+                event loop                              sampler thread
+broker ──LEASE──►  RunnerLink ──one lease──►  env_runner.sample_lease
+broker ◄─FRAGMENT─ RunnerLink ◄─one fragment─  (columns are the frames)
+broker ──weights─► RunnerLink   newest snapshot, loaded between two leases
 """
 
 from __future__ import annotations
@@ -81,6 +81,12 @@ class EnvRunnerRole:
         """See EnvRunner.set_state."""
         self.env_runner.set_state(state)
 
+    def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> str:
+        """See EnvRunner.change_modules; the digest of the new weights layout, for `expect_layout`."""
+        self.config = config
+        self.env_runner.change_modules(config, synced_module_ids)
+        return str(self.env_runner.get_weights_layout().digest)
+
     def close(self) -> None:
         """Close the env."""
         self.env_runner.stop()
@@ -101,6 +107,11 @@ class EnvRunnerRole:
 
         self._link = RunnerLink(self.env_runner, self._run_blocking, **link)
         await self._link.start()
+
+    async def expect_layout(self, digest: str) -> None:
+        """From now on weights of this layout are taken, and others refused."""
+        if self._link is not None:
+            self._link.core.weights.layout_digest = digest
 
     async def run_until_failure(self) -> None:
         """Return when the connection to the broker has ended; raise what ended it, where sampling failed."""

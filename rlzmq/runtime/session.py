@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
@@ -11,6 +11,7 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.runtime.learner_group import AsyncLearnerGroup
+from rlzmq.runtime.module_configs import ModuleConfigs
 from rlzmq.runtime.reports import Accounting, UpdateReport
 from rlzmq.runtime.run import needs_processes
 from rlzmq.runtime.serial_pipeline import SerialPipeline
@@ -102,9 +103,29 @@ class Session:
             state = self._connectors.merge(await self.env_runner_group.get_connector_deltas())
             await self.env_runner_group.set_connector_state(state or {})
 
-    async def get_inference_weights(self) -> tuple[Any, int]:
-        """(snapshot of what runners need, version)."""
-        return await self.learner_group.get_inference_weights()  # type: ignore[no-any-return]
+    async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
+        """(snapshot of what runners need, version); see AsyncLearnerGroup.get_inference_weights."""
+        return await self.learner_group.get_inference_weights(module_ids)  # type: ignore[no-any-return]
+
+    async def change_modules(
+        self,
+        configs: ModuleConfigs,
+        change: Callable[[Any], Any],
+    ) -> None:
+        """Add or remove modules between two updates; everybody goes on with the learners' weights.
+
+        Args:
+            configs: As they are from now on.
+            change: ``change(learner)`` adds or removes them at a learner.
+        """
+        self.config = configs.run
+        spaces = {"__env_single__": self.spaces}
+        module_spec = configs.learners.get_multi_rl_module_spec(spaces=spaces)
+        synced = configs.synced_module_ids("env_runners")
+        await self._pipeline.pause()
+        await self.env_runner_group.change_modules(configs.env_runners, synced)
+        await self.learner_group.change_modules(configs.learners, module_spec, change, synced)
+        await self._pipeline.restart()
 
     def get_connector_state(self) -> dict[str, Any]:
         """The merged connector state ({} where no piece has any)."""

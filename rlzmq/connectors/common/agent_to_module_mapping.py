@@ -48,6 +48,11 @@ class AgentToModuleMapping(ConnectorV2):
         self._mapping_fn = agent_to_module_mapping_fn
         self._as_learner_connector = as_learner_connector
 
+    def change_modules(self, rl_module_specs: Any, agent_to_module_mapping_fn: Callable[..., Any]) -> None:
+        """Modules came or went, or agents are mapped otherwise; arguments as of the class."""
+        self._rl_module_specs = rl_module_specs
+        self._mapping_fn = agent_to_module_mapping_fn
+
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:

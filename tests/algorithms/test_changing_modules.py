@@ -1,0 +1,185 @@
+"""Modules that come and go while a run goes on, in one process and in several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq import PPO, ConfigurationError, Policy, PPOConfig, RLModuleSpec
+from rlzmq.envs.examples import MultiAgentCartPole
+
+
+def first_two(agent_id: Any, episode: Any) -> str:
+    return f"p{agent_id}"
+
+
+def second_to_new(agent_id: Any, episode: Any) -> str:
+    return "p0" if agent_id == 0 else "new"
+
+
+def small(num_env_runners: int = 0, num_learners: int = 0) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=first_two)
+        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2)
+        .learners(num_learners=num_learners)
+        .training(train_batch_size_per_learner=120, minibatch_size=60, num_epochs=1, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .debugging(seed=3)
+    )
+
+
+def learners_of(result: dict[str, Any]) -> set[str]:
+    return {name for name in result["learners"] if name != "__all_modules__"}
+
+
+def account_adds_up(result: dict[str, Any]) -> bool:
+    account = result["accounting"]
+    return bool(
+        account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    )
+
+
+@pytest.mark.parametrize("processes", [(0, 0), (1, 0), (2, 2)])
+def test_a_league_grows_and_shrinks(processes: tuple[int, int], tmp_path: Path) -> None:
+    config = small(*processes)
+    with config.build() as algo:
+        algo.train()
+        specs = algo.add_module("new", new_agent_to_module_mapping_fn=second_to_new)
+        assert sorted(specs.rl_module_specs) == ["new", "p0", "p1"]
+        assert algo.config.module_ids[-1] == "new"
+        algo.learner_group.set_weights({"new": algo.get_module("p1").get_state()})
+        algo.sync_weights()
+        before = {mid: state_of(algo, mid) for mid in ("p0", "p1", "new")}
+        assert_equal(before["new"], before["p1"])
+        assert all(seen == first_of(before["new"]) for seen in on_runners(algo, "new"))
+        for _ in range(4):  # until the episodes that were mapped to p1 have ended
+            result = algo.train()
+        assert {"p0", "new"} <= learners_of(result)
+        assert result["learners"]["new"]["num_module_steps_trained"] > 0
+        assert account_adds_up(result)
+        assert first_of(state_of(algo, "new")) != first_of(before["new"])
+        path = algo.save_to_path(tmp_path / "c")
+        saved = state_of(algo, "new")
+
+        algo.remove_module("p1")
+        result = algo.train()
+        assert learners_of(result) == {"p0", "new"}
+        assert account_adds_up(result)
+        with pytest.raises(KeyError, match="p1"):
+            algo.get_module("p1")
+        assert len(algo.evaluate()["env_runners"]) > 0
+
+    original = small()  # knows nothing of the new module
+    original.multi_agent(policy_mapping_fn=second_to_new)
+    with PPO.from_checkpoint(path, config=original) as restored:
+        assert sorted(restored.config.module_ids) == ["new", "p0", "p1"]
+        assert_equal(state_of(restored, "new"), saved)
+        assert "new" in learners_of(restored.train())
+
+
+def state_of(algo: Any, module_id: str) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in algo.get_module(module_id).get_state().items()}
+
+
+def first_of(state: dict[str, np.ndarray]) -> float:
+    return float(sum(value.sum() for name, value in sorted(state.items()) if name.startswith("pi")))
+
+
+def on_runners(algo: Any, module_id: str) -> list[float]:
+    def look(runner: Any) -> float:
+        return first_of(runner.module[module_id].get_state(inference_only=True))
+
+    return algo.env_runner_group.foreach_env_runner(look)  # type: ignore[no-any-return]
+
+
+def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+async def test_the_async_face_and_a_module_of_other_settings() -> None:
+    async with small().build_async() as algo:
+        await algo.train()
+        await algo.add_module(
+            "new",
+            RLModuleSpec(model_config={"fcnet_hiddens": [4]}),
+            config_overrides={"lr": 0.5},
+            new_agent_to_module_mapping_fn=second_to_new,
+            new_should_module_be_updated=["new"],
+        )
+        module = await algo.get_module("new")
+        assert module.model_config["fcnet_hiddens"] == [4]
+        learner = algo.learner_group.local_learner
+        assert learner.config_for_module("new").lr == 0.5
+        for _ in range(2):
+            result = await algo.train()
+        assert learners_of(result) == {"new"}
+        await algo.remove_module("new", new_agent_to_module_mapping_fn=first_two)
+        await algo.train()
+
+
+def test_a_fixed_opponent_lives_on_the_runners_only() -> None:
+    with small().build() as algo:
+        algo.add_module("new", add_to_learners=False, new_agent_to_module_mapping_fn=second_to_new)
+        opponent = on_runners(algo, "new")
+        for _ in range(3):
+            result = algo.train()
+        assert "new" not in learners_of(result)
+        assert on_runners(algo, "new") == opponent
+        algo.evaluate()
+        assert on_runners(algo, "p0") == [first_of(state_of(algo, "p0"))]
+
+
+def test_a_callback_may_change_the_league() -> None:
+    def grow(*, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        if result["training_iteration"] == 1:
+            algorithm.add_module("new", new_agent_to_module_mapping_fn=second_to_new)
+            result["evaluated"] = algorithm.evaluate()["env_runners"]["num_episodes"]
+
+    config = small(1, 1).callbacks(on_train_result=grow).evaluation(evaluation_duration=2)
+    with config.build() as algo:
+        assert algo.train()["evaluated"] == 2
+        algo.train()
+        assert "new" in algo.config.module_ids
+
+
+def test_restoring_brings_back_the_modules(tmp_path: Path) -> None:
+    with small().build() as algo:
+        path = algo.save_to_path(tmp_path / "two")
+        algo.add_module("new", new_agent_to_module_mapping_fn=second_to_new)
+        three = algo.save_to_path(tmp_path / "three")
+        algo.remove_module("new", new_agent_to_module_mapping_fn=first_two)
+        algo.restore_from_path(three)
+        assert sorted(algo.config.module_ids) == ["new", "p0", "p1"]
+        algo.restore_from_path(path)
+        assert sorted(algo.config.module_ids) == ["p0", "p1"]
+        algo.train()
+        policy = Policy.load(three, config=small(), module_id="new", agent_id=0)
+        assert policy.compute_action(np.zeros(4)) in (0, 1)
+
+
+def test_mistakes_are_named_and_change_nothing() -> None:
+    with small().build() as algo:
+        with pytest.raises(ValueError, match="already"):
+            algo.add_module("p1")
+        with pytest.raises(TypeError, match="RLModuleSpec"):
+            algo.add_module("new", {"model_config": {}})
+        with pytest.raises(ConfigurationError, match="fcnet_hiddens"):
+            algo.add_module("new", RLModuleSpec(model_config={"fcnet_hidens": [4]}))
+        with pytest.raises(ConfigurationError, match="new_agent_to_module_mapping_fn"):
+            algo.remove_module("p1")
+        with pytest.raises(KeyError, match="p0"):
+            algo.remove_module("p00")
+        with pytest.raises(KeyError, match="lr"):
+            algo.add_module("new", config_overrides={"lrr": 1})
+        assert sorted(algo.config.module_ids) == ["p0", "p1"]
+        algo.train()
+    single = small().environment("CartPole-v1").multi_agent(policies=None, policy_mapping_fn=None)
+    with single.build() as algo, pytest.raises(ConfigurationError, match="single-agent"):
+        algo.add_module("new")
