@@ -37,7 +37,16 @@ def ensure_venv(*, dev: bool) -> Path:
     # torch first and exactly pinned: a looser request would fetch gigabytes of CUDA packages
     pin = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     print("installing rlzmq and what it needs", flush=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(CONSTRAINTS)]
+    pip = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-c",
+        str(CONSTRAINTS),
+    ]
     subprocess.run([*pip, pin], check=True)
     subprocess.run([*pip, "--editable", f"{ROOT}[marl,ssh]" if dev else str(ROOT)], check=True)
     if dev:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copy_module
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -475,9 +476,9 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             listed = list(functions) if isinstance(functions, list | tuple) else [functions]
             if not all(callable(fn) for fn in listed):
                 raise ConfigurationError(f"callbacks({name}=…): expected callables, got {functions!r}.")
-            self.callbacks_hooks = {**self.callbacks_hooks, name: listed}
+            setattr(self, "callbacks_hooks", {**self._values["callbacks_hooks"], name: listed})  # noqa: B010
         if callbacks_class is not NotProvided:
-            self.callbacks_class = callbacks_class
+            setattr(self, "callbacks_class", callbacks_class)  # noqa: B010
         return self
 
     @setter
@@ -610,7 +611,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
     @property
     def total_train_batch_size(self) -> int:
         """Env steps of one update over all learners."""
-        return self.train_batch_size_per_learner * max(self.num_learners, 1)
+        return int(self.train_batch_size_per_learner * max(self.num_learners, 1))
 
     @property
     def is_multi_agent(self) -> bool:
@@ -641,7 +642,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         runners = max(self.num_env_runners, 1)
         per_runner, remainder = divmod(self.total_train_batch_size, self.num_envs_per_env_runner * runners)
         extra = remainder / self.num_envs_per_env_runner
-        return per_runner + (1 if max(worker_index, 1) - 1 < extra else 0)
+        return int(per_runner) + (1 if max(worker_index, 1) - 1 < extra else 0)
 
     def should_update(self, module_id: str) -> bool:
         """Whether the module is one of `policies_to_train`."""
@@ -754,7 +755,7 @@ def _check_schedule(name: str, value: Any) -> None:
     if not isinstance(value, list):
         return
     times = [point[0] for point in value]
-    if len(value) < 2 or times[0] != 0 or any(b <= a for a, b in zip(times, times[1:], strict=False)):
+    if len(value) < 2 or times[0] != 0 or any(b <= a for a, b in itertools.pairwise(times)):
         raise ConfigurationError(
             f"config.{name}={value!r}: a schedule is a list of at least two (env steps, value) points that "
             "begins at 0 and rises, e.g. [(0, 0.001), (100000, 0.0001)]."

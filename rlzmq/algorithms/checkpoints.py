@@ -20,7 +20,9 @@ _NEEDED = ("algorithm", "learner_group/learner")
 
 def write_algorithm(path: str | Path | None, algorithm: Any, config: Any, state: Mapping[str, Any]) -> str:
     """Write state and config as one checkpoint; the absolute path."""
-    target = Path(path) if path is not None else Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
+    target = (
+        Path(path) if path is not None else Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
+    )
     values, left_out = {}, []
     for name, value in config.diff().items():
         try:

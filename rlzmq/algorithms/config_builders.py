@@ -79,7 +79,8 @@ class ConfigBuilders:
     def single_spaces(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """(observation space, action space) of one env: given, the env's, or by making one env."""
         if spaces and "__env_single__" in spaces:
-            return tuple(spaces["__env_single__"])  # type: ignore[return-value]
+            observation_space, action_space = spaces["__env_single__"]
+            return observation_space, action_space
         if env is not None and not isinstance(env, str):
             return single_spaces_of(env)
         if self.observation_space is not None and self.action_space is not None:
@@ -201,9 +202,7 @@ class ConfigBuilders:
         """A LearnerGroup on its own, for custom loops (sync face)."""
         from rlzmq.runtime.learner_group import LearnerGroup
 
-        return LearnerGroup(
-            config=self, module_spec=self.get_multi_rl_module_spec(env=env, spaces=spaces)
-        )
+        return LearnerGroup(config=self, module_spec=self.get_multi_rl_module_spec(env=env, spaces=spaces))
 
 
 def single_spaces_of(env: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
@@ -23,7 +23,7 @@ class ConfigIO:
 
     _values: dict[str, Any]
     _given: set[str]
-    _fields: Any
+    _fields: ClassVar[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
         """All settings by name, with the values as they are (functions and spaces included)."""
@@ -92,12 +92,14 @@ class ConfigIO:
             ConfigurationError: The file is missing, no TOML, or holds an unknown key.
         """
         text = source
-        if isinstance(source, Path) or "\n" not in source and "=" not in source:
+        if isinstance(source, Path) or ("\n" not in source and "=" not in source):
             path = Path(source)
             if not path.is_file():
                 raise ConfigurationError(f"No config file at {path}.")
             if path.stat().st_size > MAX_TOML_BYTES:
-                raise ConfigurationError(f"{path} holds {path.stat().st_size} bytes; at most {MAX_TOML_BYTES}.")
+                raise ConfigurationError(
+                    f"{path} holds {path.stat().st_size} bytes; at most {MAX_TOML_BYTES}."
+                )
             text = path.read_text(encoding="utf-8")
         try:
             data = tomllib.loads(str(text))

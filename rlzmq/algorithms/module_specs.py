@@ -65,7 +65,7 @@ def _given_specs(config: Any) -> dict[str, RLModuleSpec | None]:
     if isinstance(outer, MultiRLModuleSpec):
         specs.update(dict(outer.rl_module_specs))
     elif isinstance(outer, RLModuleSpec):
-        specs = {module_id: outer for module_id in specs}
+        specs = dict.fromkeys(specs, outer)
     elif outer is not None:
         raise ConfigurationError(
             f"config.rl_module_spec: expected an RLModuleSpec or MultiRLModuleSpec, got {type(outer).__name__}."

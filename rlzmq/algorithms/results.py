@@ -99,7 +99,9 @@ class ResultBuilder:
         """Training steps since the iteration began."""
         return self._num_training_step_calls
 
-    def build(self, iteration: int, accounting: Accounting, fault_tolerance: Mapping[str, Any]) -> dict[str, Any]:
+    def build(
+        self, iteration: int, accounting: Accounting, fault_tolerance: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The result of the iteration that ends now."""
         elapsed = self.time_this_iter_s
         num_new = self.num_env_steps_this_iter
@@ -165,7 +167,9 @@ def add_fragment_metas(
         num_steps = int(meta.get("num_env_steps", 0))
         default_agent = {"default_agent": num_steps}
         episodes.add_steps(
-            num_steps, meta.get("agent_steps", default_agent), meta.get("module_steps", {"default_policy": num_steps})
+            num_steps,
+            meta.get("agent_steps", default_agent),
+            meta.get("module_steps", {"default_policy": num_steps}),
         )
         finished = meta.get("episode_metrics") or {}
         if finished.get("returns"):

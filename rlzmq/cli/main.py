@@ -6,7 +6,15 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-__all__ = ["EXIT_CONFIG", "EXIT_INTERNAL", "EXIT_INTERRUPTED", "EXIT_RESUMABLE", "EXIT_UNREACHABLE", "EXIT_USAGE", "main"]
+__all__ = [
+    "EXIT_CONFIG",
+    "EXIT_INTERNAL",
+    "EXIT_INTERRUPTED",
+    "EXIT_RESUMABLE",
+    "EXIT_UNREACHABLE",
+    "EXIT_USAGE",
+    "main",
+]
 
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69

@@ -39,7 +39,8 @@ def options_type(config_class: Any, name: str, base: type) -> type:
         default = defaults._values.get(setting)
         text = f"{helps.get(setting, setting)} (default: {json.dumps(default, default=str)})"
         aliases = [_ALIASES[setting]] if setting in _ALIASES else None
-        annotated = Annotated[option_type | None, tyro.conf.arg(help=text, help_behavior_hint="", aliases=aliases)]
+        marks = tyro.conf.arg(help=text, help_behavior_hint="", aliases=aliases)
+        annotated: Any = Annotated[option_type | None, marks]  # type: ignore[valid-type]
         fields.append((setting, annotated, dataclasses.field(default=None)))
     return dataclasses.make_dataclass(name, fields, bases=(base,), kw_only=True)
 
@@ -79,7 +80,11 @@ def _option_type(annotation: Any) -> Any:
         kinds = [_option_type(option) for option in options]
         if len(kinds) == 1:
             return kinds[0]
-        return str if any(kind is not None or "list" in str(o) for kind, o in zip(kinds, options, strict=True)) else None
+        return (
+            str
+            if any(kind is not None or "list" in str(o) for kind, o in zip(kinds, options, strict=True))
+            else None
+        )
     return None
 
 

@@ -24,7 +24,7 @@ class TrainOptions:
     config: Path | None = None
     """TOML file of settings; flags win over it."""
     stop: list[str] = field(default_factory=list)
-    """End when met, e.g. return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number; may be repeated."""
+    """End when met: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number; repeatable."""
     run_dir: Path | None = None
     """Directory for config, metrics and checkpoints (default: runs/<algorithm>-<env>-<time>)."""
     resume: Path | None = None
@@ -63,11 +63,11 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     from rlzmq.cli.options import apply_settings, options_type
 
     config_class = get_config_class(algorithm)
-    kind = options_type(config_class, f"Train{config_class.__name__}", TrainOptions)
-    repeated = Annotated[kind, tyro.conf.UseAppendAction, tyro.conf.FlagConversionOff]  # type: ignore[valid-type]
-    arguments = [("--quiet=True" if a == "--quiet" else a) for a in arguments]
-    arguments = [part for a in arguments for part in (a.split("=", 1) if a == "--quiet=True" else [a])]
-    options = tyro.cli(repeated, args=arguments, prog=f"rlzmq train {algorithm}", description=f"Train {algorithm}.")
+    kind: Any = options_type(config_class, f"Train{config_class.__name__}", TrainOptions)
+    marked: Any = Annotated[kind, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff]
+    options = tyro.cli(
+        marked, args=arguments, prog=f"rlzmq train {algorithm}", description=f"Train {algorithm}."
+    )
     config = config_class() if options.config is None else config_class.from_toml(options.config)
     apply_settings(config, options)
     if options.env is not None:

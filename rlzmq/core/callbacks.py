@@ -16,7 +16,9 @@ class Callback:
     def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
         """An Algorithm is set up, before its first iteration."""
 
-    def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
+    def on_train_result(
+        self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any
+    ) -> None:
         """An iteration ended; `result` may be changed in place."""
 
     def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
@@ -28,28 +30,60 @@ class Callback:
         """An evaluation round ended; `evaluation_metrics` may be changed in place."""
 
     def on_env_runners_recreated(
-        self, *, algorithm: Any, env_runner_group: Any, env_runner_indices: list[int], is_evaluation: bool, **kwargs: Any
+        self,
+        *,
+        algorithm: Any,
+        env_runner_group: Any,
+        env_runner_indices: list[int],
+        is_evaluation: bool,
+        **kwargs: Any,
     ) -> None:
         """Dead runners were replaced."""
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
         """The algorithm's state was restored."""
 
-    def on_environment_created(self, *, env_runner: Any, metrics_logger: Any, env: Any, env_context: Any, **kwargs: Any) -> None:
+    def on_environment_created(
+        self, *, env_runner: Any, metrics_logger: Any, env: Any, env_context: Any, **kwargs: Any
+    ) -> None:
         """A runner made its (vector) env."""
 
     def on_episode_created(
-        self, *, episode: Any, env_runner: Any, metrics_logger: Any, env: Any, env_index: int, rl_module: Any, **kwargs: Any
+        self,
+        *,
+        episode: Any,
+        env_runner: Any,
+        metrics_logger: Any,
+        env: Any,
+        env_index: int,
+        rl_module: Any,
+        **kwargs: Any,
     ) -> None:
         """An episode object was made, before its env's reset."""
 
     def on_episode_start(
-        self, *, episode: Any, env_runner: Any, metrics_logger: Any, env: Any, env_index: int, rl_module: Any, **kwargs: Any
+        self,
+        *,
+        episode: Any,
+        env_runner: Any,
+        metrics_logger: Any,
+        env: Any,
+        env_index: int,
+        rl_module: Any,
+        **kwargs: Any,
     ) -> None:
         """An episode holds its reset observation, after env-to-module saw it."""
 
     def on_episode_step(
-        self, *, episode: Any, env_runner: Any, metrics_logger: Any, env: Any, env_index: int, rl_module: Any, **kwargs: Any
+        self,
+        *,
+        episode: Any,
+        env_runner: Any,
+        metrics_logger: Any,
+        env: Any,
+        env_index: int,
+        rl_module: Any,
+        **kwargs: Any,
     ) -> None:
         """An episode holds a further step."""
 
@@ -86,7 +120,9 @@ class CallbackList:
     def __init__(self, config: Any) -> None:
         classes = getattr(config, "callbacks_class", None) or []
         listed = list(classes) if isinstance(classes, list | tuple) else [classes]
-        objects = [item() if isinstance(item, type) or not isinstance(item, Callback) else item for item in listed]
+        objects = [
+            item() if isinstance(item, type) or not isinstance(item, Callback) else item for item in listed
+        ]
         functions = getattr(config, "callbacks_hooks", None) or {}
         self._hooks: dict[str, list[Any]] = {}
         for name in HOOKS:

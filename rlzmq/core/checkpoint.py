@@ -37,7 +37,9 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def write_checkpoint(path: str | Path, components: Mapping[str, Any], *, about: Mapping[str, Any] | None = None) -> Path:
+def write_checkpoint(
+    path: str | Path, components: Mapping[str, Any], *, about: Mapping[str, Any] | None = None
+) -> Path:
     """Write a checkpoint so that at every instant a whole one lies at `path`: the old or the new.
 
     Args:
@@ -161,7 +163,9 @@ def _read_component(folder: Path, name: str, contents: Mapping[str, bytes]) -> A
         arrays = load(packed) if packed is not None else {}
         return _decode(json.loads(contents[f"{name}/state.json"]), arrays)
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"Component {name!r} of the checkpoint {folder} cannot be read: {error!r}.") from None
+        raise CheckpointError(
+            f"Component {name!r} of the checkpoint {folder} cannot be read: {error!r}."
+        ) from None
 
 
 def _checked_bytes(folder: Path, name: str, facts: Any) -> bytes:

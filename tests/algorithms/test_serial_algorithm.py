@@ -171,7 +171,9 @@ def test_a_custom_training_step_in_five_lines() -> None:
             weights_of(algo)[next(iter(runner.module.get_state(inference_only=True)))],
         )
         account = result["accounting"]
-        assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+        assert (
+            account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+        )
 
 
 def test_a_training_step_must_return_none() -> None:

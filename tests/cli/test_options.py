@@ -12,11 +12,12 @@ from rlzmq.cli.train import _parse
 
 
 def test_every_setting_is_a_flag() -> None:
-    options, config = _parse(
-        "ppo",
-        "--env CartPole-v1 --env-runners 1 --learners 2 --lr 3e-4 --entropy-coeff [[0,0.1],[1000,0]] "
-        '--stop return=475 --stop steps=9 --normalize-actions False --model-config {"fcnet_hiddens":[8]}'.split(),
+    text = (
+        "--env CartPole-v1 --env-runners 1 --learners 2 --lr 3e-4 --entropy-coeff [[0,0.1],[1000,0]] --quiet "
+        '--stop return=475 --stop steps=9 --normalize-actions False --model-config {"fcnet_hiddens":[8]}'
     )
+    options, config = _parse("ppo", text.split())
+    assert options.quiet
     assert options.stop == ["return=475", "steps=9"]
     assert (config.env, config.num_env_runners, config.num_learners, config.lr) == ("CartPole-v1", 1, 2, 3e-4)
     assert config.entropy_coeff == [(0.0, 0.1), (1000.0, 0.0)]

@@ -74,7 +74,9 @@ def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
         ckpt.read_checkpoint(path)
 
 
-def test_a_failed_write_leaves_the_old_one_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_one_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = ckpt.write_checkpoint(tmp_path / "c", {"one": {"x": 1}})
     real = ckpt._write_file
     for fail_at in range(3):

@@ -11,7 +11,15 @@ from rlzmq.core.metrics import MetricsLogger
 
 @pytest.mark.parametrize(
     ("reduce", "expected"),
-    [("mean", 2.0), ("sum", 6), ("min", 1), ("max", 3), ("lifetime_sum", 6), ("item", 3), ("item_series", [1, 2, 3])],
+    [
+        ("mean", 2.0),
+        ("sum", 6),
+        ("min", 1),
+        ("max", 3),
+        ("lifetime_sum", 6),
+        ("item", 3),
+        ("item_series", [1, 2, 3]),
+    ],
 )
 def test_each_reduction_of_three_values(reduce: str, expected: object) -> None:
     logger = MetricsLogger()

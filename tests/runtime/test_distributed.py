@@ -94,7 +94,9 @@ async def test_the_async_face_drives_processes() -> None:
 
 
 def test_evaluation_in_processes_of_its_own() -> None:
-    config = small(1, 0).evaluation(evaluation_interval=1, evaluation_num_env_runners=2, evaluation_duration=5)
+    config = small(1, 0).evaluation(
+        evaluation_interval=1, evaluation_num_env_runners=2, evaluation_duration=5
+    )
     with config.build() as algo:
         result = algo.train()
     assert result["evaluation"]["env_runners"]["num_episodes"] == 5
@@ -164,7 +166,11 @@ def start_script(tmp_path: Path) -> subprocess.Popen[str]:
     path.write_text(textwrap.dedent(SCRIPT))
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert process.stdout is not None
     for wanted in ("started", "trained", "trained"):
