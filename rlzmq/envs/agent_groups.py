@@ -76,8 +76,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
         actions: AgentDict = {}
         for agent_id, action in action_dict.items():
             if agent_id in self.groups:
-                members = zip(self.groups[agent_id], action, strict=True)
-                actions.update((member, part) for member, part in members if member not in self._done)
+                parts = zip(self.groups[agent_id], action, strict=True)
+                actions.update((member, part) for member, part in parts if member not in self._done)
             else:
                 actions[agent_id] = action
         observations, rewards, terminateds, truncateds, infos = self.env.step(actions)

@@ -13,6 +13,7 @@ import gymnasium as gym
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
+from rlzmq.episodes.multi_agent_given import GivenSteps
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, Timeline
 
@@ -110,11 +111,28 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         lookback = num_steps if len_lookback_buffer == "auto" else min(int(len_lookback_buffer), num_steps)
         self._timeline = Timeline(env_t_started or 0, lookback)
         if observations:
-            self._check_lengths(num_steps, observations, infos, actions, rewards, extra_model_outputs)
-            self._build(
-                num_steps, observations, infos or (), actions or (), rewards or (), extra_model_outputs or (),
-                terminateds or {}, truncateds or {}, agent_t_started or {},
-            )  # fmt: skip
+            given = GivenSteps(
+                num_steps,
+                observations,
+                infos or (),
+                actions or (),
+                rewards or (),
+                extra_model_outputs or (),
+                terminateds or {},
+                truncateds or {},
+            )
+            agents = given.replay(self._timeline, self._where())
+            for agent_id, track in self._timeline.tracks.items():
+                lists = agents[agent_id]
+                before_start = sum(env_t < self.env_t_started for env_t in track.obs_env_ts)
+                self.agent_episodes[agent_id] = SingleAgentEpisode(
+                    **self._agent_facts(agent_id),
+                    **lists,
+                    terminated=track.terminated,
+                    truncated=track.truncated,
+                    t_started=(agent_t_started or {}).get(agent_id, 0),
+                    len_lookback_buffer=min(before_start, len(lists["actions"])),
+                )
         elif num_steps:
             raise ValueError(
                 f"expected observations with {num_steps} env steps of actions or rewards, got none."
@@ -438,91 +456,6 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
 
     def _new_agent_episode(self, agent_id: Any) -> SingleAgentEpisode:
         return SingleAgentEpisode(**self._agent_facts(agent_id))
-
-    def _check_lengths(self, num_steps: int, observations: Sequence[Any], infos: Any, *per_step: Any) -> None:
-        if len(observations) > num_steps + 1 or (infos and len(infos) != len(observations)):
-            raise ValueError(
-                f"{self._where()}: expected observations and infos of {num_steps} env steps plus the "
-                "reset, got "
-                f"{len(observations)} and {len(infos or ())}."
-            )
-        for name, data in zip(("actions", "rewards", "extra_model_outputs"), per_step, strict=True):
-            if data and len(data) != num_steps:
-                raise ValueError(
-                    f"{self._where()}: expected {name} of {num_steps} env steps, got {len(data)}."
-                )
-
-    def _build(
-        self,
-        num_steps: int,
-        observations: Sequence[Mapping[Any, Any]],
-        infos: Sequence[Mapping[Any, Any]],
-        actions: Sequence[Mapping[Any, Any]],
-        rewards: Sequence[Mapping[Any, Any]],
-        extra_model_outputs: Sequence[Mapping[Any, Any]],
-        terminateds: Mapping[Any, bool],
-        truncateds: Mapping[Any, bool],
-        agent_t_started: Mapping[Any, int],
-    ) -> None:
-        """Makes the timeline and the agents' episodes from lists of dicts."""
-        timeline = self._timeline
-        timeline.env_t = timeline.env_t_started - timeline.lookback
-        builders: dict[Any, dict[str, Any]] = {}
-
-        def at(data: Sequence[Mapping[Any, Any]], step: int) -> Mapping[Any, Any]:
-            return data[step] if step < len(data) else {}
-
-        def collect(events: Sequence[AgentEvent]) -> None:
-            for event in events:
-                lists = builders.setdefault(
-                    event.agent_id,
-                    {
-                        "observations": [],
-                        "infos": [],
-                        "actions": [],
-                        "rewards": [],
-                        "extra_model_outputs": {},
-                    },
-                )
-                if event.kind == "end":
-                    continue
-                repeats = event.observation is LAST_OBSERVATION
-                lists["observations"].append(lists["observations"][-1] if repeats else event.observation)
-                lists["infos"].append({} if event.info is None else event.info)
-                if event.kind == "step":
-                    lists["actions"].append(event.action)
-                    lists["rewards"].append(event.reward)
-                    for key, value in event.extra_model_outputs.items():
-                        lists["extra_model_outputs"].setdefault(key, []).append(value)
-
-        collect(timeline.reset(observations[0], at(infos, 0)))
-        for step in range(num_steps):
-            is_last = step == num_steps - 1
-            events = timeline.advance(
-                at(observations, step + 1),
-                at(actions, step),
-                at(rewards, step),
-                at(infos, step + 1),
-                terminateds if is_last else {},
-                truncateds if is_last else {},
-                at(extra_model_outputs, step),
-                where=self._where(),
-            )
-            collect(events)
-        for agent_id, track in timeline.tracks.items():
-            if num_steps == 0:
-                track.terminated = bool(terminateds.get(agent_id, terminateds.get(ALL_AGENTS)))
-                track.truncated = bool(truncateds.get(agent_id, truncateds.get(ALL_AGENTS)))
-            lists = builders[agent_id]
-            before_start = sum(env_t < timeline.env_t_started for env_t in track.obs_env_ts)
-            self.agent_episodes[agent_id] = SingleAgentEpisode(
-                **self._agent_facts(agent_id),
-                **lists,
-                terminated=track.terminated,
-                truncated=track.truncated,
-                t_started=agent_t_started.get(agent_id, 0),
-                len_lookback_buffer=min(before_start, len(lists["actions"])),
-            )
 
     def _derive(
         self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from rlzmq.core.tree import tree_leaves
+from rlzmq.episodes.agent_rows import AgentRows, track_leftovers
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import (
-    AgentRows,
-    MultiAgentEpisodeBatch,
-    episode_leftovers,
-    signature,
-    track_leftovers,
-)
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.timeline import AgentTrack
@@ -62,7 +60,7 @@ def from_episodes(episodes: list[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
         if group is None:
             group = by_kind[kind] = groups[kind] = _Group()
         group.add(e, order, sae, track)
-    left = {e: episode_leftovers(episode) for e, episode in enumerate(episodes)}
+    left = {e: _episode_leftovers(episode) for e, episode in enumerate(episodes)}
     first = episodes[0] if episodes else None
     return MultiAgentEpisodeBatch(
         [
@@ -87,7 +85,7 @@ def _structure(buffer: Any) -> Any:
     if not buffer.len_incl_lookback():
         return None
     item = buffer.get(-buffer.lookback if buffer.lookback else 0, neg_index_as_lookback=True)
-    return _keys(item), signature(item)
+    return _keys(item), _signature(item)
 
 
 def _keys(item: Any) -> Any:
@@ -96,3 +94,27 @@ def _keys(item: Any) -> Any:
     if isinstance(item, tuple):
         return tuple(_keys(part) for part in item)
     return None
+
+
+def _signature(tree: Any) -> tuple[Any, ...]:
+    """Shapes and kinds of a tree's leaves: items of one signature stack to one column."""
+    return tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in tree_leaves(tree))
+
+
+def _episode_leftovers(episode: MultiAgentEpisode) -> dict[str, Any]:
+    """What of an episode the tables do not tell."""
+    timeline = episode._timeline
+    left: dict[str, Any] = {}
+    values: dict[str, Any] = {
+        "departed": dict(timeline.departed),
+        "early_rewards": dict(timeline.early_rewards),
+        "custom_data": dict(episode.custom_data),
+        "agent_module_ids": {
+            agent_id: module_id
+            for agent_id, module_id in episode._agent_module_ids.items()
+            if agent_id not in episode.agent_episodes
+        },
+        "duration_s": episode.get_duration_s(),
+    }
+    left.update((name, value) for name, value in values.items() if value)
+    return left

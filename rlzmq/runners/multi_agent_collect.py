@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.episodes.agent_rows import AgentRows, track_leftovers
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.multi_agent_batch import AgentRows, MultiAgentEpisodeBatch, track_leftovers
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.timeline import Pending
 from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
 from rlzmq.runners.multi_agent_live import AgentRecord, LiveEpisode

@@ -10,18 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
-from rlzmq.runners.module_step import ModuleStep
+from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.multi_agent_collect import collect_batch
 from rlzmq.runners.multi_agent_finished import EpisodeTotals, MultiAgentFinished
 from rlzmq.runners.multi_agent_live import AgentRecord, LiveEpisode
 from rlzmq.runners.multi_agent_request import StepCount
-from rlzmq.runners.multi_agent_store import ModuleStore
+from rlzmq.runners.multi_agent_store import ModuleStore, gather_states
 
 if TYPE_CHECKING:
     from rlzmq.connectors.plans import ModuleToEnvPlan
@@ -80,7 +79,7 @@ class FusedMultiAgentSampler:
                 if store is None:
                     self._stores[module_id] = ModuleStore(module_id, module_step)
                 else:
-                    store.module_step = module_step
+                    store.set_module_step(module_step)
 
     def _new_episode(self) -> LiveEpisode:
         runner = self.runner
@@ -163,12 +162,11 @@ class FusedMultiAgentSampler:
             module_step = store.module_step
             state = None
             if module_step.is_stateful:
-                states = [record.state for _, record in rows]
-                state = tree_map(lambda *leaves: torch.stack(leaves), *states)
+                state = gather_states([record.state for _, record in rows])
             columns, state_out = module_step(block, state, t)
             if state_out is not None:
                 for number, (_, record) in enumerate(rows):
-                    record.state = tree_map(lambda leaf, number=number: leaf[number], state_out)
+                    record.state = (state_out, number)
             for_env = columns.pop(Columns.ACTIONS_FOR_ENV, None)
             if for_env is None:
                 for_env = self._for_env(columns[Columns.ACTIONS], rows)
@@ -211,8 +209,8 @@ class FusedMultiAgentSampler:
                 for name, zeros in store.templates.items()
             }
             if Columns.STATE_OUT in columns:
-                states = [record.state for _, record in rows]
-                columns[Columns.STATE_OUT] = tree_map(lambda *leaves: torch.stack(leaves).numpy(), *states)
+                states = gather_states([record.state for _, record in rows])
+                columns[Columns.STATE_OUT] = tree_map(to_numpy, states)
             columns[Columns.ACTIONS] = tree_stack([actions[index][record.agent_id] for index, record in rows])
             self._store_acts(store, columns, rows, acts)
         self._set_acted(acts)

@@ -36,7 +36,7 @@ class AgentRecord:
         lookback: Number of steps before the chunk's start.
         t_started: The agent's time step at the chunk's start.
         initial_state: The module's state before the chunk's first step; None if stateless.
-        state: The module's state now, a tree of tensors; None if stateless.
+        state: The module's state now: (tree of tensors ``[B, ...]``, row in it); None if stateless.
     """
 
     __slots__ = (
@@ -197,7 +197,7 @@ class LiveEpisode:
                 record = AgentRecord(event.agent_id, store, self.timeline.tracks[event.agent_id])
                 if store.module_step.is_stateful:
                     record.initial_state = store.module_step.initial_row_numpy
-                    record.state = store.module_step.initial_row
+                    record.state = (store.initial_block, 0)
                 self.records[event.agent_id] = record
             elif event.kind == "step":
                 record = self.records[event.agent_id]

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
-from rlzmq.core.tree import tree_map, tree_stack
+from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
 
-__all__ = ["ModuleStore"]
+__all__ = ["ModuleStore", "gather_states"]
 
 
 class ModuleStore:
@@ -27,14 +28,20 @@ class ModuleStore:
 
     Attributes:
         num_observations, num_acts: Rows so far.
+        initial_block: The module's initial state as a tree of tensors ``[1, ...]``; None if stateless.
         templates: Names of the outputs that the module gave so far -> zeros of one item.
     """
 
     def __init__(self, module_id: str, module_step: ModuleStep) -> None:
         self.module_id = module_id
-        self.module_step = module_step
+        self.set_module_step(module_step)
         self.templates: dict[str, Any] = {}
         self.clear()
+
+    def set_module_step(self, module_step: ModuleStep) -> None:
+        """From now on this module acts."""
+        self.module_step = module_step
+        self.initial_block = module_step.initial_state(1) if module_step.is_stateful else None
 
     def clear(self) -> None:
         """Forgets all rows."""
@@ -105,6 +112,30 @@ class ModuleStore:
             self.num_observations = len(observation_rows)
         if acts is not None:
             self.add_acts(len(act_rows), acts)
+
+
+def gather_states(places: Sequence[tuple[Any, int]]) -> Any:
+    """One block of states, leaves ``[len(places), ...]``, from rows of other blocks.
+
+    Args:
+        places: (tree of tensors ``[B, ...]``, row in it); agents that acted together share a block.
+    """
+    blocks: dict[int, tuple[Any, int]] = {}  # id -> block, number of rows before it
+    total = 0
+    index = []
+    for block, row in places:
+        known = blocks.get(id(block))
+        if known is None:
+            known = blocks[id(block)] = (block, total)
+            total += len(tree_leaves(block)[0])
+        index.append(known[1] + row)
+    trees = [block for block, _ in blocks.values()]
+    with torch.inference_mode():
+        joined = trees[0] if len(trees) == 1 else tree_map(lambda *leaves: torch.cat(leaves), *trees)
+        if index == list(range(total)):
+            return joined
+        rows = torch.tensor(index)
+        return tree_map(lambda leaf: leaf[rows], joined)
 
 
 def _concatenated(blocks: list[Any]) -> Any:

@@ -91,7 +91,8 @@ def test_worked_example_facts() -> None:
     assert (episode.env_steps(), episode.agent_steps()) == (2, 2)
     assert episode.agent_ids == {"a", "b"}
     assert episode.is_reset
-    assert not (episode.is_done or episode.is_numpy)
+    assert not episode.is_done
+    assert not episode.is_numpy
     assert episode.get_terminateds() == {"a": False, "b": False, "__all__": False}
     assert episode.get_duration_s() > 0
     assert [len(episode.agent_episodes[agent]) for agent in "ab"] == [2, 0]

@@ -13,6 +13,7 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ConfigurationError, EnvironmentError_
 from rlzmq.core.tree import tree_map
 from rlzmq.envs.examples import MultiAgentCartPole
+from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -386,3 +387,65 @@ def test_the_same_seed_samples_the_same_and_another_worker_something_else() -> N
 
     assert_equal(sampled(), sampled())
     assert sampled(worker_index=1).get_returns().tolist() != sampled(worker_index=2).get_returns().tolist()
+
+
+def pettingzoo_config(make_env: Any) -> Any:
+    return (
+        PPOConfig()
+        .environment(make_env)
+        .env_runners(num_envs_per_env_runner=2)
+        .multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode, **kw: "p")
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .debugging(seed=1)
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_turn_based_and_parallel_pettingzoo_games_are_sampled() -> None:
+    classic = pytest.importorskip("pettingzoo.classic")
+
+    def turn_based(config: Any) -> Any:
+        return PettingZooEnv(classic.rps_v2.env(max_cycles=5))
+
+    def parallel(config: Any) -> Any:
+        return ParallelPettingZooEnv(classic.rps_v2.parallel_env(max_cycles=5))
+
+    for make_env in (turn_based, parallel):
+        config = pettingzoo_config(make_env)
+        fused, real = make_runner(config.copy(), fused=True), make_runner(config.copy(), fused=False)
+        for arguments in ({"num_timesteps": 7}, {"num_timesteps": 3}, {"num_episodes": 2}):
+            batch = fused.sample(**arguments)
+            assert_equal(batch, real.sample(**arguments))
+        # every agent makes one step per cycle, also where they take turns
+        for episode in batch:
+            assert {len(sae) for sae in episode.agent_episodes.values()} == {5}
+            assert episode.get_return() == 0
+
+
+def test_the_observations_of_an_env_that_reuses_its_arrays_are_kept_apart() -> None:
+    class Reusing(RestlessAgentsEnv):
+        def _observation(self, agent: str) -> Any:
+            array = self.__dict__.setdefault("arrays", {}).setdefault(agent, np.zeros(4, np.float32))
+            array[:] = super()._observation(agent)
+            return array
+
+    for fused in (True, False):
+        config = restless_config(4).environment(Reusing)
+        for episode in make_runner(config, fused=fused).sample(num_timesteps=40):
+            for agent_id, sae in episode.agent_episodes.items():
+                check_chunk(sae, agent_id)
+
+
+def test_modules_can_be_added_while_sampling_goes_on() -> None:
+    target = ["p0"]
+    config = cartpole_config(num_envs=1).multi_agent(
+        policy_mapping_fn=lambda agent_id, episode, **kw: target[0] if episode is not None else "p0"
+    )
+    runner = make_runner(config, fused=True)
+    runner.sample_lease(5)
+    runner.multi_rl_module.add_module("p9", runner.multi_rl_module["p1"])
+    target[0] = "p9"
+    batch = runner.sample(num_timesteps=200)
+    assert set(batch.module_ids) == {"p0", "p9"}
+    assert batch[0].module_for(0) == "p0"
+    assert batch[-1].module_for(0) == "p9"

@@ -1,0 +1,145 @@
+"""Agents' chunks on shared columns, and their places in the multi-agent episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.core.tree import tree_map
+from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.timeline import AgentTrack
+
+__all__ = ["AgentRows", "track_leftovers"]
+
+IntArray = NDArray[np.int64]
+
+
+class AgentRows:
+    """Chunks of agents' episodes on shared columns, and their place in the multi-agent episodes.
+
+    Attributes:
+        batch: The chunks, with agent_ids and module_ids.
+        episode: int64[C], index of the multi-agent episode that a chunk belongs to.
+        order: int64[C], place among the agents of its episode.
+        obs_env_ts: int64[sum of lookback + length + 1], env steps of the chunks' stored observations, one
+            chunk after the other.
+        tracks: Per chunk, what most have not: a hanging action and the like (keyword arguments of
+            `AgentTrack`), by chunk.
+    """
+
+    __slots__ = ("batch", "episode", "obs_env_ts", "order", "tracks")
+
+    def __init__(
+        self,
+        batch: EpisodeBatch,
+        episode: Any,
+        order: Any,
+        obs_env_ts: Any,
+        tracks: dict[int, dict[str, Any]] | None = None,
+    ) -> None:
+        self.batch = batch
+        self.episode: IntArray = np.asarray(episode, np.int64)
+        self.order: IntArray = np.asarray(order, np.int64)
+        self.obs_env_ts: IntArray = np.asarray(obs_env_ts, np.int64)
+        self.tracks = {} if tracks is None else tracks
+
+    @property
+    def counts(self) -> IntArray:
+        """int64[C], number of stored observations of each chunk."""
+        counts: IntArray = self.batch.lookback + self.batch.length + 1
+        return counts
+
+    @property
+    def offsets(self) -> IntArray:
+        """int64[C], where each chunk's part of `obs_env_ts` begins."""
+        counts = self.counts
+        offsets: IntArray = np.cumsum(counts) - counts
+        return offsets
+
+    def select(self, chunks: IntArray, new_episode: IntArray) -> AgentRows:
+        """Some of the chunks; ``new_episode[e]`` is the new index of episode e."""
+        listed: list[int] = chunks.tolist()
+        return AgentRows(
+            self.batch.select(chunks),
+            new_episode[self.episode[chunks]],
+            self.order[chunks],
+            self.obs_env_ts[ragged_arange(self.offsets[chunks], self.counts[chunks])],
+            {i: self.tracks[c] for i, c in enumerate(listed) if c in self.tracks} if self.tracks else {},
+        )
+
+    def between(
+        self, first_t: IntArray, last_t: IntArray, is_whole: NDArray[np.bool_], new_index: IntArray
+    ) -> AgentRows:
+        """The chunks' steps that are completed in env steps ``(first_t, last_t]`` of their episodes.
+
+        Args:
+            first_t, last_t: int64[E], bounds by episode.
+            is_whole: bool[E], whether the bounds are the episode's own; then agents without a step stay too.
+            new_index: int64[E], the new index of an episode; -1: left out.
+        """
+        counts, offsets, batch = self.counts, self.offsets, self.batch
+        chunk_of = np.repeat(np.arange(len(counts)), counts)
+        position = np.arange(len(self.obs_env_ts)) - offsets[chunk_of]
+        episode_of = self.episode[chunk_of]
+        # the observations that own steps of the chunk lead to
+        own = position > batch.lookback[chunk_of]
+        before = own & (self.obs_env_ts <= first_t[episode_of])
+        within = own & ~before & (self.obs_env_ts <= last_t[episode_of])
+        num_before = np.bincount(chunk_of[before], minlength=len(counts))
+        num_within = np.bincount(chunk_of[within], minlength=len(counts))
+        is_kept = (new_index[self.episode] >= 0) & ((num_within > 0) | is_whole[self.episode])
+        chunks = np.flatnonzero(is_kept)
+        num_before, num_within = num_before[chunks], num_within[chunks]
+        part = self.select(chunks, new_index)
+        new = part.batch
+        starts_later = num_before > 0
+        is_cut = num_before + num_within < new.length
+        stored = new.lookback + num_before + num_within + 1
+        part.obs_env_ts = self.obs_env_ts[ragged_arange(offsets[chunks], stored)]
+        new.start = new.start + num_before
+        new.lookback = new.lookback + num_before
+        new.t_started = new.t_started + num_before
+        new.length = num_within.astype(np.int64)
+        new.terminated = new.terminated & ~is_cut
+        new.truncated = new.truncated & ~is_cut
+        if new.duration_s is not None:
+            new.duration_s = new.duration_s * (num_within / np.maximum(batch.length[chunks], 1))
+        if new.initial_state is not None and starts_later.any() and Columns.STATE_OUT in new.columns:
+            slots = new.start[starts_later] - 1
+
+            def take_over(states: NDArray[Any], state_out: NDArray[Any]) -> NDArray[Any]:
+                states = states.copy()
+                states[starts_later] = state_out[slots]
+                return states
+
+            new.initial_state = tree_map(take_over, new.initial_state, new.columns[Columns.STATE_OUT])
+        for c, track in list(part.tracks.items()):
+            fresh = (
+                {name: value for name, value in track.items() if name == "output_keys"}
+                if is_cut[c]
+                else track
+            )
+            if starts_later[c]:
+                fresh = {name: value for name, value in fresh.items() if name != "reward_before_start"}
+            part.tracks[c] = fresh
+        return part
+
+
+def track_leftovers(track: AgentTrack, num_steps: int) -> dict[str, Any]:
+    """What of a track the columns do not tell."""
+    left: dict[str, Any] = {}
+    if track.pending is not None:
+        left["pending"] = track.pending.copy()
+    for name in ("reward", "reward_before_start"):
+        value = getattr(track, name)
+        if value != 0:
+            left[name] = value
+    if track.is_done and track.done_env_t != track.obs_env_ts[-1]:
+        left["done_env_t"] = track.done_env_t
+    if num_steps == 0 and track.output_keys is not None:
+        left["output_keys"] = track.output_keys
+    return left
