@@ -187,15 +187,20 @@ class LearnerLink(PeerLink):
 
 
 def check_finite(batch: Any) -> None:
-    """Raise ValueError where a step that would be trained holds NaN or infinity, naming column and episode."""
+    """Raise ValueError where a step that would be trained holds NaN or infinity, naming column and step.
+
+    Args:
+        batch: EpisodeBatch or MultiAgentEpisodeBatch.
+    """
     import optree
 
-    slots = batch.step_slots()
-    for name, column in batch.columns.items():
-        for leaf in optree.tree_leaves(column):
-            if leaf.dtype.kind != "f":
-                continue
-            finite = np.isfinite(leaf[slots])
-            if not finite.all():
-                first = int(np.argwhere(~finite.reshape(len(slots), -1).all(axis=1))[0, 0])
-                raise ValueError(f"column {name!r} is not finite at step {first} of the fragment")
+    for part in getattr(batch, "agent_batches", [batch]):
+        slots = part.step_slots()
+        for name, column in part.columns.items():
+            for leaf in optree.tree_leaves(column):
+                if leaf.dtype.kind != "f":
+                    continue
+                finite = np.isfinite(leaf[slots])
+                if not finite.all():
+                    first = int(np.argwhere(~finite.reshape(len(slots), -1).all(axis=1))[0, 0])
+                    raise ValueError(f"column {name!r} is not finite at step {first} of the fragment")
