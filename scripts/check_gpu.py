@@ -1,0 +1,122 @@
+"""Run the CUDA and NCCL paths on a machine with a GPU and print what was seen; exit code 1 on a failure.
+
+``python scripts/check_gpu.py``: serial and distributed PPO with the learner on the GPU, weights that come back equal,
+an NCCL process group, and the time of an update on the CPU against the GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlzmq import PPOConfig, SingleAgentEnvRunner
+from rlzmq.learners.distributed import RankGroup
+
+
+def config_for(num_env_runners: int, num_learners: int, num_gpus: float, *, hiddens: int = 64) -> Any:
+    """PPO on CartPole with the learner on `num_gpus` GPUs."""
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=8)
+        .learners(num_learners=num_learners, num_gpus_per_learner=num_gpus)
+        .training(train_batch_size_per_learner=4000, minibatch_size=500, num_epochs=6, lr=3e-4)
+        .rl_module(model_config={"fcnet_hiddens": [hiddens, hiddens]})
+        .debugging(seed=1)
+    )
+
+
+def train_on_gpu(num_env_runners: int, num_learners: int) -> str:
+    """Ten iterations; the return must rise, and the runners must act with the learner's weights."""
+    with config_for(num_env_runners, num_learners, 1).build() as algo:
+        first = algo.train()["env_runners"]["episode_return_mean"]
+        for _ in range(9):
+            result = algo.train()
+        last = result["env_runners"]["episode_return_mean"]
+        device = algo.learner_group.foreach_learner(lambda learner: str(learner.device))[0]
+        assert device.startswith("cuda"), device
+        assert last > first, (first, last)
+        with tempfile.TemporaryDirectory() as folder:
+            algo.restore_from_path(algo.save_to_path(Path(folder) / "c"))
+            algo.train()
+        return f"return {first:.1f} → {last:.1f} in 10 iterations on {device}; saved, restored, went on"
+
+
+def nccl_group() -> str:
+    """A group of one rank over NCCL: reduce, broadcast, vote."""
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    with tempfile.TemporaryDirectory() as folder:
+        group = RankGroup(
+            backend="nccl",
+            rank=0,
+            world_size=1,
+            store=FileStore(str(Path(folder) / "store"), 1),
+            timeout_s=60.0,
+            generation=0,
+            device=torch.device("cuda", 0),
+        )
+        try:
+            tensor = group.all_reduce(torch.ones(4, device="cuda"))
+            assert tensor.tolist() == [1.0] * 4
+            assert group.vote([True, False], 1) == [True, False]
+        finally:
+            group.close()
+    version = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return f"all-reduce and vote over NCCL {version}"
+
+
+def update_times() -> str:
+    """Median seconds of one update, CPU (one thread) against GPU, MLP 2×64 and 2×1024."""
+    texts = []
+    for hiddens in (64, 1024):
+        medians = []
+        batch: Any = None
+        for num_gpus in (0, 1):
+            config = config_for(0, 0, num_gpus, hiddens=hiddens)
+            if batch is None:
+                batch = SingleAgentEnvRunner(config=config).sample(num_timesteps=4000)
+            learner = config.build_learner()
+            seconds = []
+            for _ in range(4):
+                start = time.perf_counter()
+                learner.update(episodes=batch)
+                seconds.append(time.perf_counter() - start)
+            medians.append(float(np.median(seconds[1:])))
+        texts.append(f"2×{hiddens}: CPU {medians[0]:.3f} s, GPU {medians[1]:.3f} s, ratio {medians[0] / medians[1]:.1f}")
+    return "; ".join(texts)
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("no GPU here: nothing to check")
+        return 0
+    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
+    checks: dict[str, Callable[[], str]] = {
+        "serial": lambda: train_on_gpu(0, 0),
+        "1 runner, local learner": lambda: train_on_gpu(1, 0),
+        "2 runners, 1 learner process": lambda: train_on_gpu(2, 1),
+        "NCCL": nccl_group,
+        "update time": update_times,
+    }
+    failed = 0
+    for name, check in checks.items():
+        try:
+            print(f"{name}: {check()}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"{name}: FAILED", flush=True)
+            traceback.print_exc()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
