@@ -118,9 +118,8 @@ class MultiAgentEnvRunner(EnvRunner):
             sampler.forget()  # half a step was made: nothing can be continued
             raise
         num_env_steps = batch.num_env_steps
-        self._count_steps(
-            num_env_steps, batch.agent_steps_by("agent_ids"), batch.agent_steps_by("module_ids")
-        )
+        agent_steps, module_steps = batch.agent_steps_by("agent_ids"), batch.agent_steps_by("module_ids")
+        self._count_steps(num_env_steps, agent_steps, module_steps)
         self.episode_metrics.add_episodes(finished.returns, finished.lengths, finished.durations_s)
         self.episode_metrics.add_split_returns(finished.agent_returns, finished.module_returns)
         batch.meta = {
@@ -128,6 +127,8 @@ class MultiAgentEnvRunner(EnvRunner):
             "incarnation": self.incarnation,
             "num_env_steps": num_env_steps,
             "num_agent_steps": batch.num_agent_steps,
+            "agent_steps": agent_steps,
+            "module_steps": module_steps,
             "num_vector_steps": num_vector_steps,
             "weights_version": self.weights_seq_no,
             "weights_generation": self.weights_generation,
