@@ -74,6 +74,7 @@ def run_child(channel: socket.socket, role: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks of a process that hangs
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # seen even if killed
     random.seed()
     np.random.seed()  # the parent's state came along with the fork: do not repeat it in every child
     settings = private_pipe.receive_blocking(channel)

@@ -115,10 +115,7 @@ class ProcessLink:
         """Hands settings, class and arguments over and waits for the constructor."""
         await self._child.started
         with self._expect(0, "its constructor") as pending:
-            async with self._pipe_lock:
-                with contextlib.suppress(OSError):  # it died: its exit status says more
-                    await private_pipe.send(self._child.channel, settings)
-                    await private_pipe.send(self._child.channel, bytes(8) + payload)
+            await self._send_privately(settings, bytes(8) + payload)
             await pending.next()
 
     async def call(self, method: str, args: Any, kwargs: Any) -> Any:
@@ -156,11 +153,7 @@ class ProcessLink:
         data = by_value.dumps((function, args, kwargs), f"the function for {self.role}")
         call_id = next(self._call_ids)
         with self._expect(call_id, getattr(function, "__name__", "apply")) as pending:
-            async with self._pipe_lock:
-                with contextlib.suppress(OSError):
-                    # Shielded: a message cut short by a cancellation would garble the next one.
-                    sending = private_pipe.send(self._child.channel, call_id.to_bytes(8, "little") + data)
-                    await asyncio.shield(asyncio.ensure_future(sending))
+            await self._send_privately(call_id.to_bytes(8, "little") + data)
             _, value = await self._answer(call_id, pending)
         return value
 
@@ -225,6 +218,16 @@ class ProcessLink:
         except asyncio.CancelledError:
             self._cancel(call_id)
             raise
+
+    async def _send_privately(self, *messages: bytes) -> None:
+        async def send() -> None:
+            async with self._pipe_lock:
+                with contextlib.suppress(OSError):  # it died: its exit status says more
+                    for message in messages:
+                        await private_pipe.send(self._child.channel, message)
+
+        # Shielded: a message cut short by a cancellation would garble the next one.
+        await asyncio.shield(asyncio.ensure_future(send()))
 
     def _send_to_actor(self, message: ActorMessage, value: Any = ()) -> None:
         try:

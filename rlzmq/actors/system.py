@@ -92,6 +92,8 @@ class ActorSystem:
         if self._loop is not None:
             return self
         self._loop = asyncio.get_running_loop()
+        if self._log_dir is not None:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
         server = get_fork_server()
         self._context = Context()
         self._directory = RunDirectory()

@@ -81,6 +81,9 @@ class Recorder:
     def get_events(self) -> list[str]:
         return self.events
 
+    async def peek_events(self) -> list[str]:
+        return self.events
+
     def raise_error(self, kind: str) -> None:
         if kind == "own":
             raise OwnError("my own", 7)

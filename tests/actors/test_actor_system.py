@@ -235,7 +235,8 @@ async def test_cancelling_the_task_cancels_the_method(actor: ActorHandle) -> Non
 async def test_a_cancelled_blocking_call_that_waits_its_turn_never_runs(actor: ActorHandle) -> None:
     first = asyncio.create_task(actor.sleep(0.2))
     second = asyncio.create_task(actor.sleep(0.1))
-    await asyncio.sleep(0.02)
+    while not await actor.peek_events():
+        pass
     second.cancel()
     assert await first == "slept"
     assert await actor.get_events() == ["sleep 0.2"]
@@ -387,12 +388,13 @@ async def test_messages_are_bounded_on_both_sides() -> None:
 
 
 async def test_a_log_dir_takes_both_streams(tmp_path: Path) -> None:
-    async with ActorSystem(log_dir=tmp_path) as system:
+    log_dir = tmp_path / "made" / "for_it"
+    async with ActorSystem(log_dir=log_dir) as system:
         actor = await system.spawn(Recorder, name="rec")
         await actor.complain("something is wrong")
         with pytest.raises(PeerLostError, match="something is wrong"):
             await actor.end("kill")
-    log = tmp_path / "rec.log"
+    log = log_dir / "rec.log"
     assert {"something is wrong", "to stdout", "last words"} <= set(log.read_text().splitlines())
     assert log.stat().st_mode & 0o777 == 0o600
 
@@ -400,7 +402,8 @@ async def test_a_log_dir_takes_both_streams(tmp_path: Path) -> None:
 async def test_a_hanging_actor_shows_its_stacks(system: ActorSystem) -> None:
     actor = await system.spawn(Recorder)
     task = asyncio.create_task(actor.sleep(60))
-    await actor.wait(0)
+    while not await actor.peek_events():
+        pass
     status = await actor.kill_hanging()
     assert any("in sleep" in line for line in status.stderr_lines)
     with pytest.raises(PeerLostError, match=r"in sleep"):
@@ -420,6 +423,26 @@ async def test_a_dead_fork_server_takes_its_actors_along_and_is_replaced(system:
     again = await system.spawn(Recorder)
     assert await again.add(1) == 1
     assert forkserver.get_fork_server().pid != pid
+
+
+async def test_an_actor_may_have_actors(system: ActorSystem) -> None:
+    class Parent:
+        async def sum_of_children(self, num: int) -> int:
+            async with ActorSystem() as inner:
+                children = [await inner.spawn(Recorder, number) for number in range(num)]
+                return sum([await child.add(1) for child in children])
+
+        async def own_child(self) -> int:
+            self.inner = await ActorSystem().start()
+            self.child = await self.inner.spawn(Recorder)
+            return self.child.pid
+
+    parent = await system.spawn(Parent)
+    assert await parent.sum_of_children(2) == 3
+    grandchild = psutil.Process(await parent.own_child())
+    parent.kill()
+    await parent.exited
+    assert is_gone(grandchild)
 
 
 async def test_file_descriptors_do_not_leak() -> None:
