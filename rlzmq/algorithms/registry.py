@@ -22,7 +22,9 @@ def get_config_class(algorithm: str) -> Any:
     try:
         module, _, name = ALGORITHMS[algorithm.lower()].partition(":")
     except KeyError:
-        raise ConfigurationError(f"No algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)}") from None
+        raise ConfigurationError(
+            f"No algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)}"
+        ) from None
     return getattr(importlib.import_module(module), name)
 
 

@@ -167,7 +167,9 @@ def _spell(annotation: Any) -> str:
     if origin is Annotated:
         base, *marks = typing.get_args(annotation)
         signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-        bounds = [f"{sign} {getattr(m, key)}" for m in marks for key, sign in signs.items() if hasattr(m, key)]
+        bounds = [
+            f"{sign} {getattr(m, key)}" for m in marks for key, sign in signs.items() if hasattr(m, key)
+        ]
         return f"{_spell(base)} {' and '.join(bounds)}".strip()
     if _is_union(annotation):
         return " or ".join(_spell(option) for option in typing.get_args(annotation))
