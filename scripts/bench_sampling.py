@@ -15,14 +15,16 @@ env steps per second; the resets of autoreset steps do not count, in neither of 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import math
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,7 +35,7 @@ IMAGE_SHAPE = (84, 84, 4)
 def main() -> None:
     options = parse()
     if options.as_peer:
-        print(json.dumps(rllib_rates(options)))
+        serve_rllib(options)
         return
     import gymnasium
     import torch
@@ -48,12 +50,16 @@ def main() -> None:
     for mode in options.mode:
         for num_envs in options.envs or default_sizes(mode, options):
             print(f"{mode:20} {num_envs:5d}", end="", flush=True)
-            bare, ours, ratio = measure(options, mode, num_envs)
-            print(f" {bare:11,.0f} {ours:11,.0f} {ratio:7.2f}", end="", flush=True)
+            bare, ours, peer = zip(*measure(options, mode, num_envs), strict=True)
+            print(f" {median(bare):11,.0f} {median(ours):11,.0f} {median_ratio(ours, bare):7.2f}", end="")
             if options.peer:
-                peer = ask_peer(options, mode, num_envs)
-                print(f" {peer:11,.0f} {ours / peer:7.2f}", end="")
+                print(f" {median(peer):11,.0f} {median_ratio(ours, peer):7.2f}", end="")
             print(flush=True)
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the turns' ratios."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def parse() -> argparse.Namespace:
@@ -118,27 +124,24 @@ def static_image_env(config: Any = None) -> Any:
 # -- both sides in this process --------------------------------------------------------------------
 
 
-def measure(options: argparse.Namespace, mode: str, num_envs: int) -> tuple[float, float, float]:
-    """(bare loop's env steps per second, the runner's, median ratio)."""
+def measure(options: argparse.Namespace, mode: str, num_envs: int) -> list[tuple[float, float, float]]:
+    """Env steps per second of each turn: (bare loop, rlzmq, RLlib or nan)."""
     import torch
 
     from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
 
     torch.set_num_threads(1)
-    with SingleAgentEnvRunner(config=our_config(options, mode, num_envs)) as runner:
-        bare = BareLoop(options, mode, num_envs, runner.module)
-        rates = []
+    rates = []
+    with (
+        SingleAgentEnvRunner(config=our_config(options, mode, num_envs)) as runner,
+        contextlib.closing(BareLoop(options, mode, num_envs, runner.module)) as bare,
+        contextlib.closing(Peer(options, mode, num_envs)) as peer,
+    ):
         for turn in range(options.turns + 1):
-            pair = bare.rate(options.turn_s), our_rate(runner, options)
+            row = bare.rate(options.turn_s), our_rate(runner, options), peer.rate()
             if turn:  # the first one warms up
-                rates.append(pair)
-        bare.close()
-    bare_rates, our_rates = zip(*rates, strict=True)
-    return (
-        statistics.median(bare_rates),
-        statistics.median(our_rates),
-        statistics.median(ours / theirs for theirs, ours in rates),
-    )
+                rates.append(row)
+    return rates
 
 
 def our_config(options: argparse.Namespace, mode: str, num_envs: int) -> Any:
@@ -245,22 +248,42 @@ class BareLoop:
 # -- RLlib, in the interpreter that has it ----------------------------------------------------------
 
 
-def ask_peer(options: argparse.Namespace, mode: str, num_envs: int) -> float:
-    """RLlib's env steps per second for the same case."""
-    command = [options.peer_python, str(Path(__file__).resolve()), "--as-peer", "--mode", mode]
-    command += ["--envs", str(num_envs), "--lease", str(options.lease)]
-    command += ["--turns", str(options.turns), "--turn-s", str(options.turn_s)]
-    command += ["--hiddens", *map(str, options.hiddens)]
-    command += [f"--{name}" for name in ("lstm", "image") if getattr(options, name)]
-    command += ["--custom-piece"] if options.custom_piece else []
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if result.returncode:
-        raise SystemExit(f"The peer failed:\n{result.stderr[-3000:]}")
-    return float(json.loads(result.stdout.strip().splitlines()[-1]))
+class Peer:
+    """RLlib's runner in a process of its own, which makes one turn per line that it is sent."""
+
+    def __init__(self, options: argparse.Namespace, mode: str, num_envs: int) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        if not options.peer:
+            return
+        command = [options.peer_python, str(Path(__file__).resolve()), "--as-peer", "--mode", mode]
+        command += ["--envs", str(num_envs), "--lease", str(options.lease)]
+        command += ["--turn-s", str(options.turn_s), "--hiddens", *map(str, options.hiddens)]
+        command += [f"--{name}" for name in ("lstm", "image") if getattr(options, name)]
+        command += ["--custom-piece"] if options.custom_piece else []
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def rate(self) -> float:
+        if self.process is None:
+            return math.nan
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print("turn", file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.startswith("rate "):
+                return float(line.split()[1])
+        raise SystemExit(f"RLlib's process ended with exit status {self.process.wait()}.")
+
+    def close(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait()
 
 
-def rllib_rates(options: argparse.Namespace) -> float:
-    """Median env steps per second of RLlib's own runner."""
+def serve_rllib(options: argparse.Namespace) -> None:
+    """Makes a turn with RLlib's own runner for each line on stdin."""
     import logging
 
     import ray  # noqa: F401
@@ -289,16 +312,13 @@ def rllib_rates(options: argparse.Namespace) -> float:
     if options.custom_piece:
         config.env_runners(env_to_module_connector=lambda env, spaces, device: halver(ConnectorV2)())
     runner = SingleAgentEnvRunner(config=config, worker_index=0)
-    rates = []
-    for turn in range(options.turns + 1):
+    for _ in sys.stdin:
         num_steps, start = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < options.turn_s:
             num_steps += sum(
                 len(episode) for episode in runner.sample(num_timesteps=options.lease * num_envs)
             )
-        if turn:
-            rates.append(num_steps / elapsed)
-    return statistics.median(rates)
+        print("rate", num_steps / elapsed, flush=True)
 
 
 if __name__ == "__main__":

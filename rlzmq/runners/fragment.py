@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_map
+from rlzmq.core.tree import tree_leaves, tree_map
 
 __all__ = ["ChunkTable", "ColumnBlock", "find_chunks"]
 
@@ -55,8 +55,11 @@ class ColumnBlock:
             write: Writer = column.swapaxes(0, 1).__setitem__
             return write
 
+        rows = [leaf.swapaxes(0, 1) for leaf in tree_leaves(column)]
+
         def write_tree(slot: int, values: Any) -> None:
-            tree_map(lambda leaf, value: leaf[:, slot].__setitem__(slice(None), value), column, values)
+            for row, value in zip(rows, tree_leaves(values), strict=True):
+                row[slot] = value
 
         return write_tree
 
