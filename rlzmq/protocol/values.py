@@ -6,7 +6,8 @@ nothing on the wire names a class to import, and there is no pickle.
 
 What travels: None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and scalars, torch
 tensors (arrive as CPU tensors), episodes (`SingleAgentEpisode`, `MultiAgentEpisode`, alone or in a
-list, and `EpisodeBatch`), and gymnasium spaces. Types are kept: a tuple arrives as a tuple.
+list, `EpisodeBatch`, `MultiAgentEpisodeBatch`), and gymnasium spaces. Types are kept: a tuple arrives as
+a tuple.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ _NUMBER_LIST_FROM = 64
 # Tags: every container in the tree is a list that starts with one of these.
 _LIST, _TUPLE, _DICT, _ARRAY, _SCALAR, _TENSOR, _BFLOAT16, _BIG_INT, _BYTES = range(9)
 _FLOATS, _INTS, _EPISODES, _EPISODE, _EPISODE_BATCH, _MULTI_EPISODES, _MULTI_EPISODE, _SPACE = range(9, 17)
+_MULTI_EPISODE_BATCH = 17
+_EPISODE_TAGS = frozenset(
+    {_EPISODES, _EPISODE, _EPISODE_BATCH, _MULTI_EPISODES, _MULTI_EPISODE, _MULTI_EPISODE_BATCH}
+)
 
 
 def pack_value(value: Any) -> list[npt.NDArray[Any]]:
@@ -191,6 +196,8 @@ class _Packer:
         name = type(value).__name__
         if name == "EpisodeBatch" and _is_episode_type(type(value)):
             return [_EPISODE_BATCH, *self._pack_wire(value.to_wire())]
+        if name == "MultiAgentEpisodeBatch" and _is_episode_type(type(value)):
+            return [_MULTI_EPISODE_BATCH, *self._pack_wire(value.to_wire())]
         if name == "SingleAgentEpisode" and _is_episode_type(type(value)):
             return [_EPISODE, *self._pack_episodes([value])]
         if name == "MultiAgentEpisode" and _is_episode_type(type(value)):
@@ -249,7 +256,7 @@ class _Unpacker:
             if type(node) is dict:
                 raise MalformedFrameError("a value's tree holds tagged lists, got a map")
             return node
-        if not node or type(node[0]) is not int or not 0 <= node[0] <= _SPACE:
+        if not node or type(node[0]) is not int or not 0 <= node[0] <= _MULTI_EPISODE_BATCH:
             raise MalformedFrameError("a value's tree holds tagged lists, got an unknown tag")
         tag, body = node[0], node[1:]
         if tag == _LIST:
@@ -258,7 +265,7 @@ class _Unpacker:
             return tuple(self.unpack(item) for item in body)
         if tag == _DICT:
             return self._dict(body)
-        if tag in (_EPISODES, _EPISODE, _EPISODE_BATCH, _MULTI_EPISODES, _MULTI_EPISODE):
+        if tag in _EPISODE_TAGS:
             return self._episodes(tag, body)
         if tag == _BIG_INT:
             return _big_int(body)
@@ -297,10 +304,12 @@ class _Unpacker:
             raise MalformedFrameError("packed episodes are a header and their arrays")
         arrays = [self._array(ref) for ref in body[1]]
         batch: Any
-        if tag in (_MULTI_EPISODES, _MULTI_EPISODE):
+        if tag in (_MULTI_EPISODES, _MULTI_EPISODE, _MULTI_EPISODE_BATCH):
             from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
             batch = MultiAgentEpisodeBatch.from_wire(body[0], arrays)
+            if tag == _MULTI_EPISODE_BATCH:
+                return batch
         else:
             from rlzmq.episodes.episode_batch import EpisodeBatch
 

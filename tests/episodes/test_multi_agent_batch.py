@@ -154,3 +154,17 @@ def test_false_headers_are_refused(change: Any, text: str) -> None:
     change(header)
     with pytest.raises(ProtocolError, match=text):
         MultiAgentEpisodeBatch.from_wire(header, frames)
+
+
+def test_batches_and_episodes_travel_as_values() -> None:
+    from rlzmq.protocol.values import pack_blob, unpack_blob
+
+    chunks = random_chunks(5)
+    batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in chunks])
+    batch.meta = {"weights_version": 3, "agent_steps": {0: 5, ("t", 2): 1}}
+    received = unpack_blob(pack_blob(batch))
+    assert isinstance(received, MultiAgentEpisodeBatch)
+    assert received.meta == batch.meta
+    for episodes in (list(received), unpack_blob(pack_blob([episode for episode, _ in chunks]))):
+        for episode, (_, model) in zip(episodes, chunks, strict=True):
+            assert_same(episode, model)
