@@ -1,14 +1,14 @@
 """EnvRunner: an environment, a module and two pipelines that turn into episodes.
 
-This base owns what all runners share: the vector env's life, the module and its weights, connector
-state, seeds, counters and metrics. Sub-classes own the sampling loop.
+This base owns what all runners share: the vector env's life, the module, seeds, counters and metrics
+(weights and states: RunnerState). Sub-classes own the sampling loop.
 """
 
 from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,22 +18,14 @@ from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError, EnvironmentError_, StepFailedRecreateEnvError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.seeding import derive_seed
-from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.registry import EnvContext
 from rlzmq.runners.episode_metrics import EpisodeMetrics
+from rlzmq.runners.runner_state import RunnerState
 
 __all__ = ["EnvRunner", "sample_limits"]
 
-STATE_COMPONENTS = (
-    "rl_module",
-    "weights_seq_no",
-    "env_to_module_connector",
-    "module_to_env_connector",
-    "num_env_steps_sampled_lifetime",
-)
 
-
-class EnvRunner(abc.ABC):
+class EnvRunner(RunnerState, abc.ABC):
     """Samples episodes with a module in environments.
 
     Args:
@@ -304,16 +296,6 @@ class EnvRunner(abc.ABC):
         self._weights_layout = None
         self.module = self._acting_module()
 
-    def get_weights_layout(self) -> Any:
-        """The byte layout of the weights that ``set_weights`` takes (a ``WeightsLayout``)."""
-        if self._weights_layout is None:
-            from rlzmq.modules.weights import WeightsLayout
-
-            self._weights_layout = WeightsLayout.of(
-                self.multi_rl_module, inference_only=True, module_ids=self._synced_module_ids
-            )
-        return self._weights_layout
-
     def change_modules(self, config: Any, synced_module_ids: list[str] | None = None) -> None:
         """Takes over another set of modules, between two samples.
 
@@ -328,11 +310,9 @@ class EnvRunner(abc.ABC):
         self.config = config
         for pipeline in self._pipelines().values():
             change_modules(pipeline, config)
-        spec = config.get_multi_rl_module_spec(
-            env=self.env, spaces=self.get_spaces(), inference_only=True
-        )
+        spec = config.get_multi_rl_module_spec(env=self.env, spaces=self.get_spaces(), inference_only=True)
         modules = self.multi_rl_module
-        gone = [module_id for module_id in modules.keys() if module_id not in spec]
+        gone = [module_id for module_id, _ in modules.items() if module_id not in spec]
         for module_id in gone:
             modules.remove_module(module_id)
         for module_id in spec.rl_module_specs:
@@ -343,56 +323,6 @@ class EnvRunner(abc.ABC):
         self._weights_layout = None
         if gone:
             self._drop_unfinished_episodes()
-
-    def set_weights(self, buffer: Any, version: int, generation: int = 0) -> bool:
-        """Loads a snapshot of the weights.
-
-        Args:
-            buffer: ``get_weights_layout().num_bytes`` bytes.
-            version: Its version, stored with each step from now on; 0 forces.
-            generation: The learner group's generation.
-
-        Returns:
-            False if a newer version (or generation) is in use already, and nothing was loaded.
-
-        Raises:
-            ValueError: The buffer has another size.
-        """
-        if version and (generation, version) < (self.weights_generation, self.weights_seq_no):
-            return False
-        self.get_weights_layout().load(self.multi_rl_module, buffer)
-        self.weights_seq_no = version
-        self.weights_generation = generation
-        return True
-
-    def get_connector_delta(self) -> dict[str, Any]:
-        """What the connector pieces' statistics took in since the last call, to be merged elsewhere.
-
-        Returns:
-            ``{"env_to_module_connector": {piece: delta}, "module_to_env_connector": {…}}``, without what is
-            empty.
-        """
-        deltas = {
-            "env_to_module_connector": _delta_of(self.env_to_module),
-            "module_to_env_connector": _delta_of(self.module_to_env),
-        }
-        return {name: delta for name, delta in deltas.items() if delta}
-
-    def set_connector_state(self, state: Mapping[str, Any]) -> None:
-        """Puts merged connector states into the pipelines; what came after the last delta is kept.
-
-        Args:
-            state: ``{"env_to_module_connector": …, "module_to_env_connector": …}``; either may be missing.
-        """
-        for name, pipeline in self._pipelines().items():
-            if pipeline is not None and state.get(name):
-                pipeline.apply_merged_state(state[name])
-
-    def _pipelines(self) -> dict[str, Any]:
-        return {
-            "env_to_module_connector": self.env_to_module,
-            "module_to_env_connector": self.module_to_env,
-        }
 
     # -- counters and metrics ------------------------------------------------------------------
 
@@ -429,81 +359,6 @@ class EnvRunner(abc.ABC):
         end = time.perf_counter()
         self._sample_time_s += end - start
         self._num_sample_calls += 1
-
-    # -- state ---------------------------------------------------------------------------------
-
-    def get_state(
-        self,
-        components: str | Collection[str] | None = None,
-        *,
-        not_components: str | Collection[str] | None = None,
-    ) -> dict[str, Any]:
-        """The runner's state by component.
-
-        Args:
-            components: Names, or paths such as ``"rl_module/policy_1"``; None for all of
-                rl_module, weights_seq_no, env_to_module_connector, module_to_env_connector and
-                num_env_steps_sampled_lifetime.
-            not_components: Names left out.
-
-        Returns:
-            Component -> plain state; ``rl_module`` by module id.
-
-        Raises:
-            ValueError: An unknown name.
-        """
-        wanted, without = _names(components), _names(not_components) or []
-        state: dict[str, Any] = {}
-        if _has(wanted, without, "rl_module"):
-            only = [path.split("/", 1)[1] for path in wanted or () if path.startswith("rl_module/")]
-            state["rl_module"] = {
-                module_id: module.get_state(inference_only=True)
-                for module_id, module in self.multi_rl_module.items()
-                if (not only or module_id in only) and f"rl_module/{module_id}" not in without
-            }
-        if _has(wanted, without, "weights_seq_no") or "rl_module" in state:
-            state["weights_seq_no"] = self.weights_seq_no
-        for name, pipeline in self._pipelines().items():
-            if pipeline is not None and _has(wanted, without, name):
-                state[name] = pipeline.get_state()
-        if _has(wanted, without, "num_env_steps_sampled_lifetime"):
-            state["num_env_steps_sampled_lifetime"] = (
-                self._num_env_steps_lifetime_base + self._num_env_steps_since_base
-            )
-        return state
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over what ``state`` holds; missing components stay as they are.
-
-        Args:
-            state: As of ``get_state``. Weights are loaded if ``weights_seq_no`` is missing, 0 or newer than
-                the own one. ``rl_module`` may also be the state of the one single-agent module.
-        """
-        for key in state:
-            if key not in STATE_COMPONENTS:
-                raise ValueError(
-                    f"set_state: unknown component {key!r}.{did_you_mean(key, STATE_COMPONENTS)}"
-                )
-        for name, pipeline in self._pipelines().items():
-            if pipeline is not None and name in state:
-                pipeline.set_state(state[name])
-        if "rl_module" in state:
-            version = int(state.get("weights_seq_no", 0))
-            if version == 0 or version > self.weights_seq_no:
-                self._load_modules(state["rl_module"])
-                if version:
-                    self.weights_seq_no = version
-        if "num_env_steps_sampled_lifetime" in state:
-            self._num_env_steps_lifetime_base = int(state["num_env_steps_sampled_lifetime"])
-            self._num_env_steps_since_base = 0
-
-    def _load_modules(self, states: Mapping[str, Any]) -> None:
-        modules = dict(self.multi_rl_module.items())
-        if not any(module_id in modules for module_id in states) and len(modules) == 1:
-            states = {next(iter(modules)): states}
-        for module_id, module_state in states.items():
-            if module_id in modules:
-                modules[module_id].set_state(module_state)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -556,23 +411,3 @@ def sample_limits(
             return None, num_envs
         return config.get_rollout_fragment_length(worker_index) * num_envs, None
     return num_timesteps, num_episodes
-
-
-def _delta_of(pipeline: Any) -> Any:
-    return {} if pipeline is None else pipeline.get_delta()
-
-
-def _names(names: str | Collection[str] | None) -> list[str] | None:
-    if names is None:
-        return None
-    listed = [names] if isinstance(names, str) else list(names)
-    for name in listed:
-        if name.split("/", 1)[0] not in STATE_COMPONENTS:
-            raise ValueError(f"Unknown state component {name!r}.{did_you_mean(name, STATE_COMPONENTS)}")
-    return listed
-
-
-def _has(wanted: list[str] | None, without: list[str], name: str) -> bool:
-    if name in without:
-        return False
-    return wanted is None or any(path.split("/", 1)[0] == name for path in wanted)
