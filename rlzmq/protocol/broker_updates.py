@@ -121,7 +121,7 @@ class Updates:
     ) -> None:
         """A rank registered (again): believe what it trained and what it is told to train."""
         hello = peer.hello
-        self._state.ledger.note_trained(trained)
+        self._note_trained(trained)
         for update_id, attempt, ranges in zip(
             hello.training_updates, hello.training_attempts, training, strict=True
         ):
@@ -167,7 +167,7 @@ class Updates:
         """A rank trained (or skipped) an update."""
         state = self._state
         if state.next_commit is not None and message.update_id < state.next_commit:
-            state.ledger.note_trained(ranges)
+            self._note_trained(ranges)
             peer.next_update = max(peer.next_update, message.update_id + 1)
             if message.update_id not in state.reports:
                 self._confirm(peer, message.update_id)
@@ -383,13 +383,32 @@ class Updates:
         if state.next_commit is not None and max(updates) < state.next_commit:
             return  # they went back to a checkpoint: the driver's RESET is on its way
         state.group_next_update = max(updates)
+        # Updates run in order: behind one that nobody was told to train, nobody has begun.
+        begun = max(updates)
+        while begun in state.runs and state.runs[begun].is_training:
+            begun += 1
         for run in sorted(state.runs.values(), key=lambda run: -run.update_id):
+            is_same = run.generation == state.generation
             if run.is_training and run.update_id < max(updates):
                 run.is_settled = run.is_settled or run.update_id < min(updates)
                 run.generation = state.generation
-            elif run.generation != state.generation or run.update_id < max(updates):
-                self._blame_deaths(run)
+            elif not is_same or run.update_id < max(updates) or (run.is_training and run.update_id > begun):
+                if not is_same:
+                    self._blame_deaths(run)
                 self._release_runs(run.update_id)
+
+    def _note_trained(self, ranges: list[FragmentRange]) -> None:
+        """Believes a learner; a plan made before it said so may hold what is trained: made anew."""
+        state = self._state
+        state.ledger.note_trained(ranges)
+        for run in sorted(state.runs.values(), key=lambda run: run.update_id):
+            if not run.is_training and any(self._is_done(item) for item in run.ranges):
+                self._release_runs(run.update_id)
+                return
+
+    def _is_done(self, item: FragmentRange) -> bool:
+        entry = self._state.ledger.entries.get(item.fragment)
+        return entry is None or entry.done > item.first
 
     def _blame_deaths(self, run: Run) -> None:
         """Counts the death of a rank against the fragments it was training."""

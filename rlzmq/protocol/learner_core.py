@@ -328,6 +328,8 @@ class LearnerCore(PeerCore):
         for update_id, at_hand in self._at_hand.items():
             at_hand.ready_at = now
             if at_hand.phase == _READY:
+                # HELLO told of a TRAIN that came before: the new broker repeats it if it stands.
+                at_hand.train, at_hand.train_ranges = None, ()
                 instructions.append(self._ready(update_id, at_hand))
         return instructions + self._send_weights()
 
@@ -364,7 +366,7 @@ class LearnerCore(PeerCore):
         at_hand = self._at_hand.get(update_id)
         if at_hand is not None and at_hand.attempt == attempt:
             return at_hand, []
-        if at_hand is not None and (attempt < at_hand.attempt or at_hand.train is not None):
+        if at_hand is not None and (attempt < at_hand.attempt or at_hand.phase == _TRAINING):
             return None, []
         instructions = self._void(update_id) if at_hand is not None else []
         opened = self._at_hand[update_id] = _AtHand(attempt)
@@ -375,10 +377,7 @@ class LearnerCore(PeerCore):
         return at_hand if at_hand is not None and at_hand.attempt == attempt else None
 
     def _void(self, update_id: int) -> list[Instruction]:
-        at_hand = self._at_hand[update_id]
-        if at_hand.train is not None:
-            return []  # every rank was told to train it: no plan replaces it within the generation
-        del self._at_hand[update_id]
+        at_hand = self._at_hand.pop(update_id)
         return [DropShards(update_id, at_hand.attempt)]
 
     def _drop_at_hand(self, next_update: int) -> list[Instruction]:

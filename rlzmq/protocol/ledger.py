@@ -216,8 +216,12 @@ class Ledger:
             entry, end = self.entries.get(fragment), first + num_steps
             newly = 0
             if entry is not None:
-                newly = max(0, min(end, entry.num_steps) - entry.done)
+                # Updates are committed in order, so nothing lies between what is done and `first`;
+                # if it did, it would be lost: count it as such rather than as trained.
+                gap = max(0, min(first, entry.num_steps) - entry.done)
+                newly = max(0, min(end, entry.num_steps) - entry.done - gap)
                 self._advance(entry, end)
+                self.accounting.drop(gap, "skipped")
                 if trained:
                     self.accounting.train(newly)
                 else:

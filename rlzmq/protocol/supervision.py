@@ -75,6 +75,11 @@ class Supervision:
         """It runs (its constructor returned)."""
         self._started_at = now
 
+    def worked(self) -> None:
+        """It did something useful: its failures so far are over."""
+        self._failures.clear()
+        self._num_doublings = 0
+
     def failed(self, now: float) -> Restart | GiveUp:
         """It died, or could not be started.
 

@@ -76,6 +76,7 @@ class History:
                 "trained": accounting.trained,
                 "dropped": sum(accounting.dropped.values()),
                 "pending": accounting.pending,
+                "skipped": accounting.dropped.get("skipped", 0),
                 "num_reports": num_reports,
                 # A broker that replaced another may not have met the driver when the run ended.
                 "is_current": broker.state.next_commit == num_reports,
@@ -153,6 +154,8 @@ class History:
             return
         if final["sampled"] != final["trained"] + final["dropped"] + final["pending"]:
             raise HistoryError(f"sampled != trained + dropped + pending: {final}")
+        if final["skipped"]:
+            raise HistoryError(f"steps lie between what was trained and what came before it: {final}")
         if final["pending"] != final["pending_entries"]:
             raise HistoryError(f"pending steps are not those of the ledger's entries: {final}")
         if (
