@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlzmq import PPOConfig
+from rlzmq.connectors.env_to_module import MeanStdFilter
+from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,26 @@ class Task:
     batch: int
 
 
+# What CartPole takes in all its forms: a value function of its own, so that the size of its errors
+# cannot drown the policy's gradients, and steps large enough for it to reach values of 100 in 50 updates.
+_CARTPOLE: dict[str, Any] = {
+    "lr": 1e-3,
+    "num_epochs": 10,
+    "minibatch_size": 128,
+    "lambda_": 0.95,
+    "clip_param": 0.2,
+    "use_kl_loss": False,
+    "vf_loss_coeff": 0.5,
+    "vf_clip_param": None,
+}
+
+
 def cartpole() -> Any:
     return (
         PPOConfig()
         .environment("CartPole-v1")
-        .training(lr=3e-4, num_epochs=6, minibatch_size=128, lambda_=0.95, vf_loss_coeff=0.01, vf_clip_param=None)
-        .rl_module(model_config={"fcnet_hiddens": [64, 64]})
+        .training(**_CARTPOLE)
+        .rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
     )
 
 
@@ -58,10 +74,49 @@ def pendulum() -> Any:
     )  # fmt: skip
 
 
+def pendulum_filtered() -> Any:
+    return pendulum().env_runners(env_to_module_connector=mean_std_filter)
+
+
+def stateless_cartpole() -> Any:
+    return (
+        PPOConfig()
+        .environment(StatelessCartPole)
+        .env_runners(env_to_module_connector=mean_std_filter)
+        .training(**_CARTPOLE)
+        .rl_module(
+            model_config={
+                "fcnet_hiddens": [32],
+                "use_lstm": True,
+                "lstm_cell_size": 64,
+                "max_seq_len": 20,
+                "vf_share_layers": False,
+            }
+        )
+    )
+
+
+def multi_agent_cartpole() -> Any:
+    return (
+        PPOConfig()
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .multi_agent(policies=["p0", "p1"], policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
+        .training(**_CARTPOLE)
+        .rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+    )
+
+
+def mean_std_filter(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+    return MeanStdFilter()
+
+
 TASKS = {
-    "cartpole": Task(cartpole, 450.0, 300_000, 8, 2000),
+    "cartpole": Task(cartpole, 450.0, 300_000, 8, 1024),
     "acrobot": Task(acrobot, -100.0, 300_000, 8, 2000),
     "pendulum": Task(pendulum, -300.0, 400_000, 8, 2048),
+    "pendulum-filtered": Task(pendulum_filtered, -300.0, 400_000, 8, 2048),
+    "stateless-cartpole": Task(stateless_cartpole, 350.0, 300_000, 8, 1024),
+    "multi-agent-cartpole": Task(multi_agent_cartpole, 450.0, 400_000, 8, 1024),
 }
 
 
@@ -81,6 +136,14 @@ def configure(task: Task, mode: str, seed: int) -> Any:
     )
 
 
+def mean_return(metrics: dict[str, Any]) -> float:
+    """The mean return of the newest episodes; of several modules, the worst one's. NaN before the first end."""
+    by_module = metrics.get("module_episode_return_mean", {})
+    if len(by_module) > 1:
+        return float(min(by_module.values()))
+    return float(metrics.get("episode_return_mean", math.nan))
+
+
 def learn(name: str, mode: str, seed: int, *, verbose: bool = False) -> tuple[bool, int, float, float]:
     """(whether the target was reached, env steps, last mean return, seconds) of one run."""
     task = TASKS[name]
@@ -89,7 +152,7 @@ def learn(name: str, mode: str, seed: int, *, verbose: bool = False) -> tuple[bo
         while True:
             result = algo.train()
             steps = result["num_env_steps_sampled_lifetime"]
-            mean = result["env_runners"].get("episode_return_mean", math.nan)
+            mean = mean_return(result["env_runners"])
             if verbose and result["training_iteration"] % 10 == 0:
                 print(f"  {steps:>8} {mean:9.2f}  {time.perf_counter() - start:6.1f} s", flush=True)
             if mean >= task.target or steps >= task.budget:
