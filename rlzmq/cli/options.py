@@ -40,7 +40,7 @@ def options_type(config_class: Any, name: str, base: type) -> type:
         text = f"{helps.get(setting, setting)} (default: {json.dumps(default, default=str)})"
         aliases = [_ALIASES[setting]] if setting in _ALIASES else None
         marks = tyro.conf.arg(help=text, help_behavior_hint="", aliases=aliases)
-        annotated: Any = Annotated[option_type | None, marks]  # type: ignore[valid-type]
+        annotated: Any = Annotated[option_type | None, marks]
         fields.append((setting, annotated, dataclasses.field(default=None)))
     return dataclasses.make_dataclass(name, fields, bases=(base,), kw_only=True)
 
