@@ -114,7 +114,9 @@ class ModuleStep:
                 actions, logp = self._sample(logits)
                 return {
                     Columns.ACTION_DIST_INPUTS: logits.numpy(),
-                    Columns.ACTIONS: actions.numpy(),
+                    Columns.ACTIONS: (
+                        actions.numpy() if type(actions) is torch.Tensor else tree_map(to_numpy, actions)
+                    ),
                     Columns.ACTION_LOGP: logp.numpy(),
                 }, None
             if state is not None:

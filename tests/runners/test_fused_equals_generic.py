@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sampling_cases import assert_same, make_config, random_env_config
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
@@ -251,3 +253,69 @@ def test_whatever_registered_env_acts_in() -> None:
     check(make_config("Pendulum-v1", num_envs=2), ("all pieces",))
     check(make_config("FrozenLake-v1", num_envs=2), ("hybrid",))
     check(make_config("Blackjack-v1", num_envs=2), ("hybrid",))
+
+
+LEAVES = st.sampled_from(
+    [
+        spaces.Box(-1, 1, (2,)),
+        spaces.Box(-1, 1, (2, 2)),
+        spaces.Discrete(3),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(2),
+    ]
+)
+TREES = st.one_of(
+    LEAVES,
+    st.builds(lambda a, b: spaces.Dict(z=a, c=b), LEAVES, LEAVES),
+    st.builds(lambda a, b: spaces.Tuple((a, spaces.Dict(k=b))), LEAVES, LEAVES),
+)
+CALLS = st.one_of(
+    st.builds(lambda n: {"lease": n}, st.integers(1, 9)),
+    st.builds(
+        lambda n, explore, random, reset: {
+            "num_timesteps": n,
+            "explore": explore,
+            "random_actions": random,
+            "force_reset": reset,
+        },
+        st.integers(1, 20),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    ),
+    st.builds(lambda n: {"num_episodes": n}, st.integers(1, 4)),
+)
+
+
+@given(
+    observation_space=TREES,
+    action_space=TREES,
+    num_envs=st.integers(1, 3),
+    lookback=st.integers(0, 3),
+    pieces=st.lists(st.sampled_from([MeanStdFilter, FlattenObservations]), max_size=2, unique=True),
+    lstm=st.booleans(),
+    program=st.lists(CALLS, min_size=1, max_size=5),
+    kind=st.sampled_from(["hybrid", "default tail", "all pieces"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_over_random_spaces_pieces_and_programs(
+    observation_space: Any,
+    action_space: Any,
+    num_envs: int,
+    lookback: int,
+    pieces: list[Any],
+    lstm: bool,
+    program: list[dict[str, Any]],
+    kind: str,
+) -> None:
+    config = random_env_config(
+        observation_space,
+        action_space,
+        num_envs=num_envs,
+        episode_lookback_horizon=lookback,
+        env_to_module_connector=lambda env, spaces, device: [piece() for piece in pieces],
+        model={"use_lstm": True} if lstm else {},
+    )
+    (a, _), (b, _) = run(config, "fused", program), run(config, kind, program)
+    for x, y in zip(a, b, strict=True):
+        assert_same(x, y)
