@@ -100,6 +100,7 @@ def _train(name: str, options: Any, config: Any) -> int:
             with interrupt.shielded():
                 checkpoint = algorithm.save_to_path(directory.path / "checkpoint")
         finally:
+            directory.close()
             with interrupt.shielded():
                 algorithm.stop()
     accounting = algorithm._async.session.accounting

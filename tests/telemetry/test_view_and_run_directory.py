@@ -1,0 +1,90 @@
+"""What a run shows and what it leaves on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq import PPOConfig
+from rlzmq.telemetry.run_directory import RunDirectory
+from rlzmq.telemetry.view import LinesView, PanelView, make_view, sparkline, summary_line
+
+
+def result(mean: float = 12.5) -> dict[str, Any]:
+    return {
+        "training_iteration": 3,
+        "num_env_steps_sampled_lifetime": 600,
+        "time_total_s": 1.25,
+        "env_runners": {
+            "episode_return_mean": mean,
+            "num_episodes_lifetime": 9,
+            "num_env_steps_sampled_lifetime_throughput": 480.4,
+        },
+        "learners": {"default_policy": {"mean_kl_loss": 0.0123, "entropy": 0.5}},
+        "accounting": {"sampled": 605, "trained": 600, "dropped": {"surplus": 5}, "pending": 0},
+    }
+
+
+def test_one_line_says_how_it_goes() -> None:
+    line = summary_line(result())
+    for text in ("iter 3", "return 12.5", "episodes 9", "steps 600", "steps/s 480", "dropped 5", "kl 0.012"):
+        assert text in line
+    assert "return –" in summary_line(result(math.nan))
+
+
+def test_output_that_is_no_terminal_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    view = make_view("ppo", PPOConfig().environment("CartPole-v1"))
+    assert isinstance(view, LinesView)
+    with view:
+        view.show(result())
+    assert capsys.readouterr().out == summary_line(result()) + "\n"
+    with make_view("ppo", PPOConfig(), quiet=True) as silent:
+        silent.show(result())
+    assert capsys.readouterr().out == ""
+
+
+def test_the_panel_shows_the_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    with PanelView("a title") as panel:
+        for mean in (1.0, 5.0, 9.0):
+            panel.show(result(mean))
+    shown = capsys.readouterr().out
+    assert "a title" in shown
+    assert "▁▅█" in shown or "▁▄█" in shown
+
+
+def test_sparklines() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([0.0, 7.0]) == "▁█"
+
+
+def test_metrics_are_json_lines_whatever_they_hold(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", "ppo", PPOConfig().environment("CartPole-v1"))
+    directory.log({"nan": math.nan, "numpy": np.float32(1.5), "array": np.arange(2), 3: {"x": (1, 2)}})
+    directory.log({"object": object})
+    directory.close()
+    first, second = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert first == {"nan": None, "numpy": 1.5, "array": [0, 1], "3": {"x": [1, 2]}}
+    assert isinstance(second["object"], str)
+
+
+def test_the_directory_says_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = PPOConfig().environment("CartPole-v1").debugging(seed=5)
+    directory = RunDirectory.create(None, "ppo", config)
+    directory.close()
+    assert directory.path.name.startswith("ppo-CartPole-v1-")
+    assert json.loads((directory.path / "run.json").read_text())["seed"] == 5
+    assert PPOConfig.from_toml(directory.path / "config.toml").diff() == config.diff()
+
+
+def test_a_config_that_holds_code_leaves_a_note_in_place_of_toml(tmp_path: Path) -> None:
+    config = PPOConfig().environment(lambda env_config: None)
+    directory = RunDirectory.create(tmp_path / "run", "ppo", config)
+    directory.close()
+    assert (tmp_path / "run" / "config.toml").read_text().startswith("# config.env=")
