@@ -53,9 +53,11 @@ class EnvRunnerRole:
         """See EnvRunner.sample."""
         return self.env_runner.sample(**kwargs)
 
-    def set_weights(self, snapshot: Any, version: int) -> bool:
+    def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> bool:
         """See EnvRunner.set_weights."""
-        return self.env_runner.set_weights(snapshot, version=version)  # type: ignore[no-any-return]
+        return self.env_runner.set_weights(  # type: ignore[no-any-return]
+            snapshot, version=version, generation=generation
+        )
 
     def get_connector_delta(self) -> dict[str, Any]:
         """See EnvRunner.get_connector_delta."""

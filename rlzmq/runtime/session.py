@@ -30,7 +30,6 @@ class Session:
         env_runner_group, learner_group: Set by `start`.
         accounting: Of every env step of the run.
         spaces: (observation space, action space) of one env.
-        num_weight_changes: How often weights or connector states may have changed; for caches.
     """
 
     def __init__(self, config: Any) -> None:
@@ -40,7 +39,7 @@ class Session:
         self.learner_group: Any = None
         self.accounting = Accounting()
         self.spaces: tuple[Any, Any] = (None, None)
-        self._num_changes = 0
+        self._num_changes = self._num_changes_told = 0
         self._pipeline: Any = None
         self._connectors: Any = None
 
@@ -87,19 +86,32 @@ class Session:
         Args:
             num_env_steps_before: Env steps trained in the run before it.
         """
+        if self._num_changes_told != self.num_weight_changes:
+            await self._pipeline.pause()
+            await self._restart()
+        report = await self._pipeline.run_update(num_env_steps_before)
         self._num_changes += 1
-        return await self._pipeline.run_update(num_env_steps_before)  # type: ignore[no-any-return]
+        self._num_changes_told = self.num_weight_changes
+        return report  # type: ignore[no-any-return]
+
+    async def _restart(self) -> None:
+        """The pipeline goes on from the learners' state, which was changed from outside of it."""
+        await self._pipeline.restart()
+        self._num_changes_told = self.num_weight_changes
 
     @property
     def num_weight_changes(self) -> int:
+        """How often weights or connector states may have changed."""
         return self._num_changes + int(self.learner_group.num_changes)
 
     async def sync_weights(self) -> None:
         """Give all runners the learners' weights and the merged connector state."""
+        self._num_changes += 1
         snapshot, version = await self.get_inference_weights()
-        await self.env_runner_group.set_weights(snapshot, version)
+        if self.learner_group.handles:  # what the broker still has under way is older
+            self.learner_group.generation += 1
+        await self.env_runner_group.set_weights(snapshot, version, self.learner_group.generation)
         if self._connectors.is_needed:
-            self._num_changes += 1
             state = self._connectors.merge(await self.env_runner_group.get_connector_deltas())
             await self.env_runner_group.set_connector_state(state or {})
 
@@ -125,7 +137,7 @@ class Session:
         await self._pipeline.pause()
         await self.env_runner_group.change_modules(configs.env_runners, synced)
         await self.learner_group.change_modules(configs.learners, module_spec, change, synced)
-        await self._pipeline.restart()
+        await self._restart()
 
     def get_connector_state(self) -> dict[str, Any]:
         """The merged connector state ({} where no piece has any)."""
@@ -188,7 +200,7 @@ class Session:
         await self.learner_group.set_state(state["learner_group/learner"])
         self._connectors.set_state(state["env_runner"])
         self.accounting.set_state(state["accounting"])
-        await self._pipeline.restart()
+        await self._restart()
 
     async def stop(self) -> None:
         """End everything, in the order in which nothing is lost. May be called after a failed start."""

@@ -180,6 +180,8 @@ def test_mistakes_are_named_and_change_nothing() -> None:
             algo.add_module("new", config_overrides={"lrr": 1})
         assert sorted(algo.config.module_ids) == ["p0", "p1"]
         algo.train()
-    single = small().environment("CartPole-v1").multi_agent(policies=None, policy_mapping_fn=None)
+    single = (
+        small().environment("CartPole-v1", env_config={}).multi_agent(policies=None, policy_mapping_fn=None)
+    )
     with single.build() as algo, pytest.raises(ConfigurationError, match="single-agent"):
         algo.add_module("new")
