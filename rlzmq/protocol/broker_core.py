@@ -297,7 +297,8 @@ class BrokerCore:
         )
         if entry is not None:
             peer.sampled += message.num_env_steps
-            if not entry.num_steps:
+            if entry.done >= entry.num_steps:
+                # Empty, or trained under an earlier broker, which may have died before its report.
                 state.to_be_reported(entry)
         state.acks.setdefault(peer.uuid, set()).add(message.seq)
 

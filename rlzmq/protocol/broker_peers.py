@@ -156,11 +156,8 @@ class Door:
             if hello.generation > state.generation:
                 state.generation = hello.generation
                 state.num_ranks = hello.num_ranks
-                state.group_next_update = None
                 state.ranks.clear()
             state.ranks[hello.rank] = peer
-            if state.group_next_update is not None:
-                state.group_next_update = max(state.group_next_update, hello.next_update)
         elif hello.role == "driver":
             if state.driver is not None and state.driver is not peer and state.driver.uuid != hello.uuid:
                 self.forget(state.driver, "left", "another driver took over")

@@ -126,6 +126,7 @@ class Updates:
             hello.training_updates, hello.training_attempts, training, strict=True
         ):
             self._adopt(update_id, attempt, ranges)
+        self._state.group_next_update = None  # looked at again as soon as the group is complete
 
     def ready(self, message: ShardReady, now: float) -> None:
         """A rank has decoded its shard; when all have, they are told to train."""
@@ -192,9 +193,9 @@ class Updates:
             return
         peer.next_update = max(peer.next_update, message.next_update)
         held = {
-            update_id: (attempt, num_held)
-            for update_id, attempt, num_held in zip(
-                message.update_ids, message.attempts, message.num_held, strict=False
+            update_id: (attempt, num_held, phase)
+            for update_id, attempt, num_held, phase in zip(
+                message.update_ids, message.attempts, message.num_held, message.phases, strict=False
             )
         }
         for run in state.runs.values():
@@ -202,13 +203,13 @@ class Updates:
                 continue
             if now - run.sent_at.get(rank, now) < state.options.resend_s:
                 continue
-            attempt, num_held = held.get(run.update_id, (-1, -1))
-            if attempt != run.attempt or num_held < len(run.shards[rank]) or rank not in run.ready:
-                run.sent_at[rank] = now
+            attempt, num_held, phase = held.get(run.update_id, (-1, -1, 0))
+            run.sent_at[rank] = now
+            if run.is_training:
+                if attempt != run.attempt or phase < 2:
+                    self._send_train(run, rank)
+            elif attempt != run.attempt or num_held < len(run.shards[rank]) or rank not in run.ready:
                 self._send_shard(run, rank)
-            elif run.is_training:
-                run.sent_at[rank] = now
-                self._send_train(run, rank)
 
     # ------------------------------------------------------------------ progress
 
@@ -438,10 +439,12 @@ class Updates:
         state.notify(event, "runner", entry.runner_name, detail)
 
     def _release_runs(self, from_update: int = -1) -> None:
-        """Gives back what these updates have taken, the latest first."""
+        """Gives back what these updates have taken; those before them keep theirs."""
         state = self._state
-        for update_id in sorted((u for u in state.runs if u >= from_update), reverse=True):
-            state.ledger.release(reversed(state.runs.pop(update_id).ranges))
+        for update_id in [u for u in state.runs if u >= from_update]:
+            state.ledger.release(state.runs.pop(update_id).ranges)
+        for run in state.runs.values():
+            state.ledger.reserve(run.ranges)
 
     # ------------------------------------------------------------------ sending
 

@@ -185,7 +185,8 @@ class Ledger:
         return taken
 
     def reserve(self, ranges: Iterable[FragmentRange]) -> None:
-        """Takes what an update in training had taken under the broker before this one."""
+        """Takes what an update in training had taken under the broker before this one, and all
+        that lies before it in its fragments: that belongs to updates before it."""
         for fragment, first, num_steps in ranges:
             end = first + num_steps
             entry = self.entries.get(fragment)
@@ -195,15 +196,12 @@ class Ledger:
                 self._taken_elsewhere[fragment] = max(self._taken_elsewhere.get(fragment, 0), end)
 
     def release(self, ranges: Iterable[FragmentRange]) -> None:
-        """Frees an update's allocation again; later updates must have been released before."""
-        for fragment, first, _ in ranges:
+        """Frees everything in these fragments that is not done; updates that stay reserve again."""
+        for fragment, _, _ in ranges:
             entry = self.entries.get(fragment)
             if entry is not None:
-                self._change(entry, taken=min(entry.taken, max(first, entry.done)))
-            elif first:
-                self._taken_elsewhere[fragment] = min(self._taken_elsewhere.get(fragment, 0), first)
-            else:
-                self._taken_elsewhere.pop(fragment, None)
+                self._change(entry, taken=entry.done)
+            self._taken_elsewhere.pop(fragment, None)
 
     # ------------------------------------------------------------------ ends
 

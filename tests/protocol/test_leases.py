@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.protocol.leases import LeaseBook, plan_lease, small_lease, step_allowance
@@ -47,7 +47,8 @@ def test_a_lease_covers_something_but_not_more_than_the_rest(
     assert plan_lease(remaining + more, num_runners, num_envs, fragment_length) >= lease
 
 
-@given(batch=st.integers(1, 5000), data=st.data(), **_sizes)
+@settings(deadline=None)
+@given(batch=st.integers(1, 600), data=st.data(), **_sizes)
 def test_a_batch_is_covered_with_less_than_one_small_lease_of_surplus(
     batch, data, num_runners, num_envs, fragment_length
 ):
@@ -67,6 +68,7 @@ def test_a_batch_is_covered_with_less_than_one_small_lease_of_surplus(
     )
 
 
+@settings(deadline=None)
 @given(batch=st.integers(1, 3000), data=st.data(), num_envs=st.integers(1, 16), length=st.integers(1, 100))
 def test_granting_ahead_plans_the_same_leases_as_a_run_in_one_process(batch, data, num_envs, length):
     """With one runner: ahead is granted only what the serial run would plan whatever comes back."""
