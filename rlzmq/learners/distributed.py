@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ _PEER_LOST_MARKS = (
     "connection reset",
     "timed out",
     "wait timeout",
+    "pair closure",
     "broken pipe",
 )
 
@@ -57,6 +59,7 @@ class RankGroup:
         world_size: Number of ranks.
         store: A torch.distributed Store that all ranks reach, and that outlives each of them.
         timeout_s: Seconds after which a collective without its peers fails.
+        forming_timeout_s: Seconds that all ranks have to come together; None: `timeout_s`.
         generation: Rises by one each time that the group is formed anew.
         device: Where collectives' tensors live; None: the CPU, or the current CUDA device for NCCL.
         interface: Network interface to listen on, e.g. `loopback_interface()` where all ranks share a
@@ -76,6 +79,7 @@ class RankGroup:
         world_size: int,
         store: Store,
         timeout_s: float = 60.0,
+        forming_timeout_s: float | None = None,
         generation: int = 0,
         device: torch.device | None = None,
         interface: str | None = None,
@@ -88,18 +92,24 @@ class RankGroup:
         self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self._owns_group = True
         self._closed = False
+        # Imported later (DistributedDataParallel does), its functions would take this very group as their
+        # default and so keep its connections open for ever, after `close` too.
+        importlib.import_module("torch.distributed.nn.functional")
         with _listening_on(interface), self.typed_errors("forming the group"):
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore(f"rlzmq/generation_{generation}", store),  # type: ignore[attr-defined]
                 rank=rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=timeout_s if forming_timeout_s is None else forming_timeout_s),
             )
             self.process_group: dist.ProcessGroup | None = dist.group.WORLD
             # Connects every pair now: a peer that dies before a group's first collective can outwait the
             # timeout.
             self._barrier()
+            if forming_timeout_s is not None:
+                # There is no public way to change it, and a second group would connect everyone twice.
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), self.process_group)
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup, *, generation: int = 0) -> RankGroup:

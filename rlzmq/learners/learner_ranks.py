@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ class LearnerRanks(LearnerBase):
         world_size: int | None = None,
         store: Store | None = None,
         timeout_s: float | None = None,
+        forming_timeout_s: float | None = None,
         generation: int = 0,
         interface: str | None = None,
     ) -> None:
@@ -76,7 +78,7 @@ class LearnerRanks(LearnerBase):
             timeout_s: After how many seconds a silent peer counts as lost; None:
                 ``config.learner_timeout_s``.
             generation: Rises by one with each new group.
-            interface: See `RankGroup`.
+            forming_timeout_s, interface: See `RankGroup`.
 
         Raises:
             PeerLostError: Not all ranks came in time.
@@ -103,6 +105,7 @@ class LearnerRanks(LearnerBase):
             world_size=self.num_ranks,
             store=store,
             timeout_s=timeout,
+            forming_timeout_s=forming_timeout_s,
             generation=generation,
             device=self.device,
             interface=interface,
@@ -110,11 +113,14 @@ class LearnerRanks(LearnerBase):
 
     def leave_distributed(self) -> None:
         """Leave the group, if any; also right after a failure of it."""
-        self._data_parallel = None
+        self._on_modules_changed()
         if self.group is not None:
             self.group.close()
             self.group = None
             self.num_ranks = 1
+            # DistributedDataParallel is part of reference cycles that hold on to the group: see
+            # RankGroup.close.
+            gc.collect()
 
     def broadcast_state(self, source_rank: int) -> None:
         """Make every rank's state (weights, optimizers, counters, …) equal to `source_rank`'s.
@@ -131,6 +137,28 @@ class LearnerRanks(LearnerBase):
         if self.rank != source_rank:
             limit = len(packed)
             self.set_state(from_plain(msgpack.unpackb(packed, max_bin_len=limit, strict_map_key=True)))
+
+    def adopt_newest_state(self) -> int:
+        """Make every rank's state equal to that of the rank with the most updates. A collective.
+
+        Nothing is sent where all have the same number of updates and the same weights, bit for bit.
+
+        Returns:
+            The rank whose state all hold now.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        group = self.group
+        if group is None:
+            return self.rank
+        mine = self.weights_seq_no
+        newest, minus_oldest = group.all_reduce(torch.tensor([mine, -mine]), "max").tolist()
+        candidate = self.rank if mine == newest else self.num_ranks
+        source = int(group.all_reduce(torch.tensor([candidate]), "min")[0])
+        if newest != -minus_oldest or not self.ranks_agree():
+            self.broadcast_state(source)
+        return source
 
     def parameter_hash(self) -> str:
         """SHA-256 (hex) of all weights and buffers, for comparison across ranks and runs."""
@@ -246,7 +274,9 @@ class LearnerRanks(LearnerBase):
             raise
 
     def _on_modules_changed(self) -> None:
-        self._data_parallel = None
+        if self._data_parallel is not None:
+            self._data_parallel.close()
+            self._data_parallel = None
 
 
 def _tensors(module: Any) -> list[torch.Tensor]:

@@ -143,6 +143,9 @@ class BrokerRole:
         if not self.ended.done():
             self.ended.set_result(("stopped", ""))
 
+    async def ping(self) -> None:
+        """Answers as soon as the loop turns."""
+
     async def status(self) -> dict[str, Any]:
         """`BrokerCore.status`, and how this loop fares."""
         return {

@@ -13,20 +13,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import Counter
 from typing import Any
 
+from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.protocol.events import Report
-from rlzmq.protocol.messages import OpenUpdate
+from rlzmq.protocol.ledger import RunnerRecord
+from rlzmq.protocol.messages import Notice, OpenUpdate
+from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.values import unpack_blob
-from rlzmq.runtime.broker import BrokerRole
+from rlzmq.runtime.broker_keeper import BrokerKeeper
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.driver_link import DriverLink
+from rlzmq.runtime.peer_link import new_peer_id
 from rlzmq.runtime.reports import Accounting, UpdateReport
 
 __all__ = ["BrokerPipeline"]
+
+_log = logging.getLogger("rlzmq.runtime")
 
 
 class BrokerPipeline:
@@ -48,53 +55,101 @@ class BrokerPipeline:
         self._learners = learner_group
         self._connectors = connectors
         self._run_id = uuid.uuid4().hex
-        self._broker: Any = None
-        self._addresses: dict[str, str] = {}
+        self._broker: BrokerKeeper | None = None
         self._driver: DriverLink | None = None
-        self._failures: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._place_of: dict[str, int] = {}
         self._connector_version = -1
         self._reported_dropped: Counter[str] = Counter()
+        self._reported: dict[tuple[str, int], RunnerRecord] = {}
+        self.num_env_steps_without_report = 0
         self.accounting = Accounting()
 
     async def start_broker(self) -> None:
         """Start the broker's process."""
-        self._broker = await self._system.spawn(BrokerRole, self._run_id, name="broker")
-        self._addresses = await self._broker.start()
+        self._broker = BrokerKeeper(self._system, self._run_id, self._config)
+        await self._broker.start()
 
     async def start(self) -> None:
         """Connect driver, learners and runners to the broker."""
+        assert self._broker is not None
         version = await self._learner_version()
-        self._driver = DriverLink(self._run_id, self._addresses["data"], next_update=version)
+        self._driver = DriverLink(
+            self._run_id, self._broker.addresses["data"], next_update=version, on_notice=self._on_notice
+        )
         await self._driver.start()
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())
-        num_before = self.accounting.trained
-        num_ranks = len(self._learners.handles)
+        learners = self._learners
+        num_ranks = len(learners.handles)
         await asyncio.gather(
             *(
-                handle.connect(self._link(f"learner-{rank}", num_env_steps_before=num_before), rank, num_ranks, 0)
-                for rank, handle in enumerate(self._learners.handles)
+                self._connect_learner(handle, handle.name, rank, num_ranks, learners.generation)
+                for rank, handle in enumerate(learners.handles)
             ),
-            *(
-                handle.connect(
-                    self._link(f"runner-{index}", weights_address=self._addresses["weights"], incarnation=0)
-                )
-                for index, handle in enumerate(self._runners.handles)
-            ),
+            *(self._connect_runner(index, handle, 0) for index, handle in enumerate(self._runners.handles)),
         )
-        for handle in [*self._learners.handles, *self._runners.handles]:
-            self._watch(handle)
+        self._runners.supervisor.prepare.append(self._connect_runner)
+        learners.supervisor.prepare.append(self._connect_learner)
+        learners.supervisor.watch_failures()
+
+    async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
+        assert self._broker is not None
+        peer_id = new_peer_id()
+        weights_address = self._broker.addresses["weights"]
+        await handle.connect(
+            self._link(
+                f"runner-{index}", weights_address=weights_address, incarnation=incarnation, peer_id=peer_id
+            )
+        )
+        self._place_of[peer_id] = index
+        self._run_task(self._watch(handle))
+
+    async def _connect_learner(
+        self, handle: Any, name: str, rank: int = 0, num_ranks: int = 1, generation: int = -1
+    ) -> None:
+        await handle.connect(
+            self._link(name, num_env_steps_before=self.accounting.trained), rank, num_ranks, generation
+        )
 
     def _link(self, name: str, **more: Any) -> dict[str, Any]:
-        return {"run_id": self._run_id, "name": name, "data_address": self._addresses["data"], **more}
+        assert self._broker is not None
+        return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
 
     async def _learner_version(self) -> int:
         _, version = await self._learners.get_inference_weights()
         return int(version)
 
-    def _watch(self, handle: Any) -> None:
-        """Have this role's failure end the update that waits."""
-        self._failures.add(asyncio.ensure_future(handle.call("run_until_failure", deadline_s=None)))
+    def _run_task(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self, handle: Any) -> None:
+        """What a runner's code raises ends the run; that its process ends is its supervisor's business."""
+        try:
+            ended = await handle.call("run_until_failure")
+        except ActorLostError:
+            return
+        except Exception as error:
+            if not self._broken.done():
+                self._broken.set_exception(error)
+                self._broken.exception()  # those who wait raise it; nobody needs to
+            return
+        _log.warning("%s left the broker (%s): it is restarted.", handle.name, ended)
+        handle.kill()
+
+    def _on_notice(self, notice: Notice) -> None:
+        """The broker misses someone."""
+        role, _, index = notice.name.rpartition("-")
+        if notice.event not in ("lost", "hung") or not index.isdigit():
+            return
+        if notice.role == "runner" and role == "runner" and int(index) < len(self._runners.handles):
+            hangs = notice.event == "hung"
+            self._run_task(self._runners.supervisor.suspect(int(index), hangs=hangs, why=notice.detail))
+        elif notice.role == "learner":
+            self._run_task(self._learners.supervisor.suspect(notice.name, notice.detail))
 
     def _send_connector_state(self, state: Any) -> None:
         assert self._driver is not None
@@ -111,12 +166,13 @@ class BrokerPipeline:
         assert self._driver is not None
         config, driver = self._config, self._driver
         start = time.perf_counter()
+        await self._learners.supervisor.admit()
         update_id = driver.core.next_update
         future = driver.open_update(
             OpenUpdate(
                 update_id=update_id,
                 steps_per_rank=config.train_batch_size_per_learner,
-                num_ranks=len(self._learners.handles),
+                num_ranks=max(config.num_learners, 1),  # the batch stays as it is while a rank is missing
                 weights_version=update_id,
                 connector_version=self._connector_version,
                 fragment_length=config.get_rollout_fragment_length(),
@@ -124,11 +180,13 @@ class BrokerPipeline:
             )
         )
         report = await self._first_of(future)
-        metas = [unpack_blob(meta) for _, _, meta in report.fragments]
+        fragments = self._take_new(report)
+        metas = [unpack_blob(meta) for _, _, meta in fragments]
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         if state is not None:
             self._send_connector_state(state)
-        self._account(report)
+        self._account(report, sum(num_steps for _, num_steps, _ in fragments))
+        self._note_work(report)
         results = [unpack_blob(blob) for blob in report.results]
         return UpdateReport(
             update_id=update_id,
@@ -141,25 +199,54 @@ class BrokerPipeline:
 
     async def _first_of(self, future: asyncio.Future[Report]) -> Report:
         assert self._driver is not None
-        await asyncio.wait(
-            [future, self._driver.ended, *self._failures], return_when=asyncio.FIRST_COMPLETED
-        )
+        assert self._broker is not None
+        failures = [
+            self._broken,
+            self._runners.supervisor.failed,
+            self._learners.supervisor.failed,
+            self._broker.failed,
+        ]
+        waited: list[asyncio.Future[Any]] = [future, self._driver.ended, *failures]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
             return future.result()
         future.cancel()
-        for failure in self._failures:
+        for failure in failures:
             if failure.done():
                 failure.result()
         reason, detail = self._driver.ended.result()
         raise RuntimeError(f"the broker ended the driver's connection: {reason} {detail}")
 
-    def _account(self, report: Report) -> None:
+    def _note_work(self, report: Report) -> None:
+        """Whoever contributed to a committed update has no failures in a row."""
+        assert self._broker is not None
+        self._broker.worked()
+        self._learners.supervisor.worked()
+        for fragment, _, _ in report.fragments:
+            if (index := self._place_of.get(fragment.runner)) is not None:
+                self._runners.supervisor.worked(index)
+
+    def _take_new(self, report: Report) -> list[tuple[FragmentId, int, Any]]:
+        """The report's fragments, without those that a broker before this one reported."""
+        new = []
+        for item in report.fragments:
+            fragment = item[0]
+            record = self._reported.setdefault((fragment.runner, fragment.incarnation), RunnerRecord())
+            if not record.is_committed(fragment.seq):
+                record.commit(fragment.seq)
+                new.append(item)
+        return new
+
+    def _account(self, report: Report, sampled: int) -> None:
         """Bring the run's account up to the broker's."""
-        sampled = sum(num_steps for _, num_steps, _ in report.fragments)
         total_dropped = Counter(report.report.dropped)
         dropped = total_dropped - self._reported_dropped
         self._reported_dropped = total_dropped
-        self.accounting.add(sampled=sampled, trained=report.report.num_env_steps, dropped=dict(dropped))
+        trained = report.report.num_env_steps
+        # A fragment's own report is lost where its runner and the broker died one after the other.
+        lost = max(0, trained + dropped.total() - sampled - self.accounting.pending)
+        self.num_env_steps_without_report += lost
+        self.accounting.add(sampled=sampled + lost, trained=trained, dropped=dict(dropped))
 
     async def pause(self) -> None:
         """No more leases: the learners' state is about to be replaced."""
@@ -185,14 +272,17 @@ class BrokerPipeline:
 
     async def stop(self) -> None:
         """Disconnect everyone; what is pending then is dropped ("stopped")."""
-        for failure in self._failures:
-            failure.cancel()
-        await asyncio.gather(*self._failures, return_exceptions=True)
-        self._failures.clear()
+        for supervisor in (self._runners.supervisor, self._learners.supervisor):
+            if supervisor is not None:
+                await supervisor.stop()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         handles = [*self._runners.handles, *self._learners.handles]
         await asyncio.gather(*(handle.disconnect() for handle in handles), return_exceptions=True)
         if self._driver is not None:
             await self._driver.stop()
         if self._broker is not None:
-            await asyncio.gather(self._broker.stop(), return_exceptions=True)
+            await self._broker.stop()
         self.accounting.drop_pending("stopped")

@@ -84,7 +84,9 @@ class DriverLink(PeerLink):
                 self.progress = message
                 return
             if message.event not in _QUIET_EVENTS:
-                _log.warning("broker: %s %s %s: %s", message.role, message.name, message.event, message.detail)
+                _log.warning(
+                    "broker: %s %s %s: %s", message.role, message.name, message.event, message.detail
+                )
             if self._on_notice is not None:
                 self._on_notice(message)
 

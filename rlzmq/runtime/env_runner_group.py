@@ -9,6 +9,7 @@ from typing import Any, Self
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.runtime.run import Run, runner_for
 from rlzmq.runtime.runner import EnvRunnerRole, make_env_runner
+from rlzmq.runtime.runner_supervision import RunnerSupervisor
 
 __all__ = ["AsyncEnvRunnerGroup", "EnvRunnerGroup", "flatten_episodes"]
 
@@ -24,6 +25,7 @@ class AsyncEnvRunnerGroup:
 
     Attributes:
         handles: The runners' actor handles; empty for a local group.
+        supervisor: Replaces runners that die; None for a local group.
         local_env_runner: The runner in this process, or None.
         synced_module_ids: The modules whose weights the learners bring; None: all.
     """
@@ -34,7 +36,9 @@ class AsyncEnvRunnerGroup:
         self._is_evaluation = is_evaluation
         self.handles: list[Any] = []
         self.local_env_runner: Any = None
-        self.num_restarts = 0
+        self.supervisor: RunnerSupervisor | None = None
+        self._weights: tuple[Any, int, int] | None = None
+        self._connector_state: Mapping[str, Any] | None = None
         self.synced_module_ids: list[str] | None = None
         self._metas: list[list[dict[str, Any]]] = []
 
@@ -51,8 +55,13 @@ class AsyncEnvRunnerGroup:
             if self.synced_module_ids is not None:
                 self.local_env_runner.change_modules(self.config, self.synced_module_ids)
             return
-        spawns = (self.spawn_runner(index) for index in range(max(num, 1)))
+        # Where runners join by themselves and none is asked for here, nobody samples here.
+        least = 0 if self.config.listen and not self._is_evaluation else 1
+        spawns = (self.spawn_runner(index) for index in range(max(num, least)))
         self.handles = list(await asyncio.gather(*spawns))
+        what = "evaluation env runner" if self._is_evaluation else "env runner"
+        self.supervisor = RunnerSupervisor(self.config, self.spawn_runner, self.handles, what=what)
+        self.supervisor.prepare.append(self._bring_up_to_date)
 
     async def spawn_runner(self, index: int, incarnation: int = 0) -> Any:
         """Start the runner of the place `index` (0-based); its handle, ready to sample."""
@@ -68,6 +77,18 @@ class AsyncEnvRunnerGroup:
         if self.synced_module_ids is not None:
             await self._change_modules_of(handle)
         return handle
+
+    async def _bring_up_to_date(self, index: int, handle: Any, incarnation: int) -> None:
+        """A replacement gets what `set_weights` and `set_connector_state` gave to all."""
+        if self._weights is not None:
+            await handle.set_weights(*self._weights)
+        if self._connector_state is not None:
+            await handle.set_connector_state(self._connector_state)
+
+    @property
+    def num_restarts(self) -> int:
+        """How many runner processes were replaced."""
+        return self.supervisor.num_restarts if self.supervisor is not None else 0
 
     def _worker_index(self, index: int) -> int:
         return index + (1_000_000 if self._is_evaluation else 0)
@@ -120,7 +141,15 @@ class AsyncEnvRunnerGroup:
                 calls.append((index, {**options, **shares}))
         if self.local_env_runner is not None:
             return [self.local_env_runner.sample(**options) for _, options in calls]
-        return list(await asyncio.gather(*(self.handles[index].sample(**kw) for index, kw in calls)))
+        if not self.handles:
+            raise ConfigurationError(
+                "sample(): the only runners are those that join from outside, and they sample under the "
+                "broker's leases. Set num_env_runners to 1 or more to call sample() yourself."
+            )
+        assert self.supervisor is not None
+        supervisor = self.supervisor
+        batches = await asyncio.gather(*(supervisor.call(index, _sampling(kw)) for index, kw in calls))
+        return [batch for batch in batches if batch is not None]
 
     def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
         """What `sample` calls reported since the last take (for the result's metrics)."""
@@ -129,11 +158,17 @@ class AsyncEnvRunnerGroup:
 
     # -- weights and state ----------------------------------------------------------------------
 
-    async def set_weights(self, snapshot: Any, version: int) -> None:
-        """Load one snapshot (``WeightsLayout.snapshot``) into every runner."""
+    async def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> None:
+        """Load one snapshot (``WeightsLayout.snapshot``) into every runner.
+
+        Args:
+            snapshot, version: As `AsyncLearnerGroup.get_inference_weights` gives them.
+            generation: Weights of lower generations, which may still be on their way, are refused then.
+        """
         if self.local_env_runner is not None:
-            self.local_env_runner.set_weights(snapshot, version=version)
-        await asyncio_gather(self.handles, lambda handle: handle.set_weights(snapshot, version))
+            self.local_env_runner.set_weights(snapshot, version=version, generation=generation)
+        self._weights = (snapshot, version, generation)
+        await self._on_all(lambda handle: handle.set_weights(snapshot, version, generation))
 
     async def set_connector_state(self, state: Mapping[str, Any]) -> None:
         """Put merged connector states into every runner's pipelines."""
@@ -141,20 +176,22 @@ class AsyncEnvRunnerGroup:
             return
         if self.local_env_runner is not None:
             self.local_env_runner.set_connector_state(state)
-        await asyncio_gather(self.handles, lambda handle: handle.set_connector_state(state))
+        self._connector_state = state
+        await self._on_all(lambda handle: handle.set_connector_state(state))
 
     async def get_connector_deltas(self) -> list[Any]:
         """What every runner's connector pieces learned since the last call."""
         if self.local_env_runner is not None:
             return [self.local_env_runner.get_connector_delta()]
-        return await asyncio_gather(self.handles, lambda handle: handle.get_connector_delta())
+        return await self._on_all(lambda handle: handle.get_connector_delta())
 
     async def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> None:
         """Every runner takes over another set of modules (see EnvRunner.change_modules)."""
         self.config, self.synced_module_ids = config, synced_module_ids
         if self.local_env_runner is not None:
             self.local_env_runner.change_modules(config, synced_module_ids)
-        await asyncio_gather(self.handles, self._change_modules_of)
+        self._weights = None  # of another layout
+        await self._on_all(self._change_modules_of)
 
     async def _change_modules_of(self, handle: Any) -> None:
         def change(role: Any, config: Any, synced_module_ids: list[str] | None) -> str:
@@ -166,7 +203,7 @@ class AsyncEnvRunnerGroup:
         """Each runner's metrics since the last call."""
         if self.local_env_runner is not None:
             return [self.local_env_runner.get_metrics()]
-        return await asyncio_gather(self.handles, lambda handle: handle.get_metrics())
+        return await self._on_all(lambda handle: handle.get_metrics())
 
     async def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
         """``func(env_runner)`` in every runner's process; the results in runner order.
@@ -180,18 +217,27 @@ class AsyncEnvRunnerGroup:
         def on_role(role: Any) -> Any:
             return func(role.env_runner)
 
-        return await asyncio_gather(self.handles, lambda handle: handle.apply(on_role))
+        return await self._on_all(lambda handle: handle.apply(on_role))
 
     async def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
         """``func(env)`` for every env of every runner; a list per runner."""
         return await self.foreach_env_runner(lambda env_runner: env_runner.foreach_env(func))
 
+    async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
+        """``call(handle)`` of all remote runners at once; does not wait where there are none."""
+        if self.supervisor is None:
+            return []
+        calls = (self.supervisor.call(index, call) for index in range(len(self.handles)))
+        return list(await asyncio.gather(*calls))
+
     def num_healthy_remote_workers(self) -> int:
         """Remote runners whose processes live."""
-        return sum(1 for handle in self.handles if not handle.exited.done())
+        return self.supervisor.num_healthy if self.supervisor is not None else 0
 
     async def stop(self) -> None:
         """End the runners."""
+        if self.supervisor is not None:
+            await self.supervisor.stop()
         if self.local_env_runner is not None:
             self.local_env_runner.stop()
             self.local_env_runner = None
@@ -278,6 +324,10 @@ async def asyncio_gather(handles: Sequence[Any], call: Callable[[Any], Any]) -> 
     if not handles:
         return []
     return list(await asyncio.gather(*(call(handle) for handle in handles)))
+
+
+def _sampling(options: Mapping[str, Any]) -> Callable[[Any], Any]:
+    return lambda handle: handle.sample(**options)
 
 
 def _share(total: int, num: int, index: int) -> int:

@@ -12,7 +12,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from rlzmq.core.errors import PeerLostError
+from rlzmq.protocol.values import pack_blob, unpack_blob
+
 __all__ = ["LearnerRole", "make_learner"]
+
+# All ranks are idle when they are asked to come together: one that does not come has died since.
+_FORMING_TIMEOUT_S = 10.0
 
 
 def make_learner(config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
@@ -70,10 +76,26 @@ class LearnerRole:
             world_size=num_ranks,
             store=FileStore(store_path, num_ranks),
             timeout_s=self.config.learner_timeout_s,
+            forming_timeout_s=_FORMING_TIMEOUT_S,
             generation=generation,
             interface=loopback_interface(),
         )
-        self.learner.broadcast_state(0)
+
+    def _join_and_agree(
+        self, rank: int, num_ranks: int, store_path: str, generation: int, memory: bytes, num_env_steps: int
+    ) -> tuple[bytes, int]:
+        """Form the group; all ranks take over the newest state among them, and what its rank remembers."""
+        self.join_group(rank, num_ranks, store_path, generation)
+        source = self.learner.adopt_newest_state()
+        if self.learner.group is None:
+            return memory, num_env_steps
+        packed = self.learner.group.broadcast_bytes(pack_blob([memory, num_env_steps]), source)
+        memory, num_env_steps = unpack_blob(packed)
+        return memory, num_env_steps
+
+    def ping(self) -> int:
+        """Answers with the weights version, when it is this call's turn on the actor's thread."""
+        return int(self.learner.weights_seq_no)
 
     def update(self, **kwargs: Any) -> dict[str, Any]:
         """See Learner.update."""
@@ -129,7 +151,8 @@ class LearnerRole:
 
         Args:
             link: Addresses and identity, as `runtime.broker_pipeline` hands them out.
-            rank, num_ranks, generation: Of the process group that stands.
+            rank, num_ranks, generation: Of the process group that stands; generation -1: none does, and
+                `rejoin` will follow.
         """
         from rlzmq.runtime.learner_link import LearnerLink
 
@@ -138,17 +161,56 @@ class LearnerRole:
         )
         self._link.change_layout(self._synced_module_ids)
         await self._link.start()
-        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
+        if generation >= 0:
+            self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
 
     async def form(self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int) -> None:
         """The group stands anew, or holds another state: register again under this generation."""
         self._link.num_env_steps_before = num_env_steps_before
         self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
 
+    async def rejoin(self, rank: int, num_ranks: int, store_path: str, generation: int) -> int:
+        """Come together with the other ranks as a new generation, all with the newest state among them.
+
+        An update that is being trained ends first, or fails.
+
+        Returns:
+            The weights version that all ranks hold now.
+
+        Raises:
+            PeerLostError: Not all ranks came.
+            Exception: What this rank's own training raised before.
+        """
+        link = self._link
+        memory, num_env_steps = b"", 0
+        if link is not None:
+            link.begin_forming()
+            await self._run_blocking(lambda: None)  # its results are noted when this returns
+            if link.ended.done():
+                await link.ended  # an error of its own
+            memory, num_env_steps = link.core.export_memory(), link.num_env_steps_before
+        memory, num_env_steps = await self._run_blocking(
+            lambda: self._join_and_agree(rank, num_ranks, store_path, generation, memory, num_env_steps)
+        )
+        if link is not None:
+            link.num_env_steps_before = num_env_steps
+            link.form(generation=generation, rank=rank, num_ranks=num_ranks, memory=memory)
+        return int(self.learner.weights_seq_no)
+
     async def run_until_failure(self) -> None:
-        """Return when the connection to the broker has ended; raise what ended it, where training failed."""
-        if self._link is not None:
-            await self._link.ended
+        """Return when the connection to the broker has ended; raise what ended it, where training failed.
+
+        Raises:
+            PeerLostError: Another rank was lost; `rejoin` brings the others together.
+            Exception: What training raised.
+        """
+        link = self._link
+        if link is None:
+            return
+        await asyncio.wait((link.ended, link.group_lost), return_when=asyncio.FIRST_COMPLETED)
+        if not link.ended.done():
+            raise PeerLostError(link.group_lost.result())
+        await link.ended
 
     async def disconnect(self) -> None:
         """Say goodbye to the broker."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError
 from rlzmq.runtime.env_runner_group import asyncio_gather
 from rlzmq.runtime.learner import LearnerRole, make_learner
+from rlzmq.runtime.learner_supervision import LearnerSupervisor
 from rlzmq.runtime.run import Run, runner_for
 from rlzmq.runtime.sharding import shard_episodes
 
 __all__ = ["AsyncLearnerGroup", "LearnerGroup"]
+
+_JOIN_SPARE_S = 15.0  # beyond an update's collective that must fail first
 
 
 class AsyncLearnerGroup:
@@ -31,6 +31,7 @@ class AsyncLearnerGroup:
         handles: The ranks' actor handles in rank order; empty for a local group.
         local_learner: The Learner in this process, or None.
         generation: +1 whenever the process group is formed anew.
+        supervisor: Keeps the ranks training; None for a local learner.
         num_changes: How many calls may have changed the weights.
         synced_module_ids: The modules whose weights runners need; None: all.
     """
@@ -44,7 +45,7 @@ class AsyncLearnerGroup:
         self.generation = 0
         self.num_changes = 0
         self.synced_module_ids: list[str] | None = None
-        self._rendezvous: Path | None = None
+        self.supervisor: LearnerSupervisor | None = None
         self._results: list[tuple[list[dict[str, Any]], int]] = []
 
     @property
@@ -60,10 +61,10 @@ class AsyncLearnerGroup:
             return
         self.handles = list(await asyncio.gather(*(self._spawn(rank) for rank in range(max(num, 1)))))
         if num > 1:
-            self._rendezvous = Path(tempfile.mkdtemp(prefix="rlzmq-learners-"))
-            await self._form_group()
+            await self._form(self.handles)
+        self.supervisor = LearnerSupervisor(self.config, self.handles, self._spawn, self._form)
 
-    async def _spawn(self, rank: int) -> Any:
+    async def _spawn(self, rank: int, incarnation: int = 0) -> Any:
         local = self.config.num_learners == 0
         handle = await self._system.spawn(
             LearnerRole,
@@ -79,15 +80,32 @@ class AsyncLearnerGroup:
             await handle.apply(lambda role: role.change_modules(lambda learner: None, ids))
         return handle
 
-    async def _form_group(self) -> None:
-        store = str(self._rendezvous / f"store-{self.generation}") if self._rendezvous else ""
-        num = len(self.handles)
-        await asyncio.gather(
+    async def _form(self, handles: Sequence[Any]) -> None:
+        """Bring these ranks together as the next generation, all with the newest state among them.
+
+        The store that they meet in is a file of the driver: it outlives every rank.
+
+        Raises:
+            PeerLostError: One of them died meanwhile; the others can be formed again.
+        """
+        self.generation += 1
+        store = str(self._system.run_directory.path / f"learners-{self.generation}")
+        num = len(handles)
+        deadline_s = self.config.learner_timeout_s + _JOIN_SPARE_S
+        results = await asyncio.gather(
             *(
-                handle.join_group(rank, num, store, self.generation)
-                for rank, handle in enumerate(self.handles)
-            )
+                handle.call("rejoin", rank, num, store, self.generation, deadline_s=deadline_s)
+                for rank, handle in enumerate(handles)
+            ),
+            return_exceptions=True,
         )
+        for handle, result in zip(handles, results, strict=True):
+            if isinstance(result, DeadlineError):
+                await handle.kill_hanging()
+                raise PeerLostError(f"{handle.name} did not join the group within {deadline_s:g} s")
+        failures = [result for result in results if isinstance(result, BaseException)]
+        for failure in sorted(failures, key=lambda failure: isinstance(failure, PeerLostError)):
+            raise failure  # an error of the user's code before its consequences
 
     # -- updates --------------------------------------------------------------------------------
 
@@ -193,8 +211,10 @@ class AsyncLearnerGroup:
         return snapshot, version
 
     async def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
-        """``func(learner)`` on every rank; the results in rank order."""
-        self.num_changes += 1
+        """``func(learner)`` on every rank; the results in rank order.
+
+        After changing weights with it, call `sync_weights`.
+        """
         if self.local_learner is not None:
             return [func(self.local_learner)]
 
@@ -206,10 +226,10 @@ class AsyncLearnerGroup:
     async def shutdown(self) -> None:
         """End the learners."""
         self.local_learner = None
+        if self.supervisor is not None:
+            await self.supervisor.stop()
         handles, self.handles = self.handles, []
         await asyncio_gather(handles, lambda handle: handle.stop())
-        if self._rendezvous is not None:
-            shutil.rmtree(self._rendezvous, ignore_errors=True)
 
 
 class LearnerGroup:

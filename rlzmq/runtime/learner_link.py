@@ -9,12 +9,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from rlzmq.core.errors import PeerLostError
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import (
     DecodeShard,
@@ -71,16 +74,30 @@ class LearnerLink(PeerLink):
         self._synced_module_ids: list[str] | None = None
         self._rank = 0
         self._generation = -1
+        self._is_forming = False
+        self.group_lost: asyncio.Future[str] = self._loop.create_future()
 
     def register(self) -> None:
         """Nothing before the group stands: see `form`."""
 
-    def form(self, *, generation: int, rank: int, num_ranks: int) -> None:
-        """The process group stands: register, and (rank 0) publish the current weights."""
+    def begin_forming(self) -> None:
+        """The group is about to be formed anew: no further update is trained under the old one."""
+        self._is_forming = True
+
+    def form(self, *, generation: int, rank: int, num_ranks: int, memory: bytes = b"") -> None:
+        """The process group stands: register, and (rank 0) publish the current weights.
+
+        Args:
+            generation, rank, num_ranks: This rank's place.
+            memory: `LearnerCore.export_memory` of the rank whose state all adopted.
+        """
         self._rank, self._generation = rank, generation
+        self._is_forming = False
+        if self.group_lost.done():
+            self.group_lost = self._loop.create_future()
         self._shards.clear()
         version = self._learner.weights_seq_no
-        self.handle(GroupFormed(generation, rank, num_ranks, version))
+        self.handle(GroupFormed(generation, rank, num_ranks, version, memory))
         if rank == 0:
             self._run_blocking(self._snapshot).add_done_callback(self._publish)
 
@@ -118,10 +135,11 @@ class LearnerLink(PeerLink):
         return batch
 
     def _train(self, update: RunUpdate) -> None:
+        if self._is_forming:
+            return  # void: GroupFormed is about to say from where on to train
         shards = self._shards.pop((update.update_id, update.attempt))
         batches = [shards[index] for index in range(update.num_fragments)]
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
-        self.num_env_steps_before = num_steps
 
         def job() -> tuple[bytes, Any]:
             results = self._learner.update(
@@ -132,9 +150,14 @@ class LearnerLink(PeerLink):
         def finish(done: Any) -> None:
             if done.cancelled():
                 return
+            if isinstance(done.exception(), (PeerLostError, DesynchronizedError)):
+                if not self.group_lost.done():
+                    self.group_lost.set_result(str(done.exception()))
+                return
             if done.exception() is not None:
                 self.fail(done.exception())
                 return
+            self.num_env_steps_before = num_steps
             blob, weights = done.result()
             trained = UpdateTrained(update.update_id, update.attempt, True, update.num_env_steps, blob)
             if weights is not None:

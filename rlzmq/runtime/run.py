@@ -14,7 +14,9 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 def needs_processes(config: Any) -> bool:
     """Whether a run of this config talks to any other process."""
-    return bool(config.num_env_runners or config.num_learners or config.evaluation_num_env_runners)
+    return bool(
+        config.num_env_runners or config.num_learners or config.evaluation_num_env_runners or config.listen
+    )
 
 
 def runner_for(config: Any) -> Run:

@@ -42,6 +42,7 @@ class RunnerLink(PeerLink):
         run_blocking: ``run_blocking(fn)`` runs `fn` on the sampler thread, in order; an awaitable.
         run_id, name, incarnation: Who this is.
         data_address, weights_address: The broker's.
+        peer_id: Of this process; a fresh one if empty.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class RunnerLink(PeerLink):
         incarnation: int,
         data_address: str,
         weights_address: str,
+        peer_id: str = "",
     ) -> None:
         core = RunnerCore(
             run_id,
             name,
-            new_peer_id(),
+            peer_id or new_peer_id(),
             num_envs=env_runner.num_envs,
             incarnation=incarnation,
             layout_digest=env_runner.get_weights_layout().digest,
@@ -92,7 +94,9 @@ class RunnerLink(PeerLink):
         runner = self._env_runner
         if isinstance(instruction, ApplyWeights):
             header, body = instruction.header, instruction.body
-            self._submit(lambda: runner.set_weights(body, version=header.version, generation=header.generation))
+            self._submit(
+                lambda: runner.set_weights(body, version=header.version, generation=header.generation)
+            )
         elif isinstance(instruction, ApplyConnectorState):
             state = unpack_blob(instruction.blob)
             self._submit(lambda: runner.set_connector_state(state))

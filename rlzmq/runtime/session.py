@@ -55,7 +55,8 @@ class Session:
 
             self.system = ActorSystem()
             await self.system.start()
-        pipeline_system = self.system if config.num_env_runners or config.num_learners else None
+        has_broker = config.num_env_runners or config.num_learners or config.listen
+        pipeline_system = self.system if has_broker else None
         self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system)
         self.learner_group = AsyncLearnerGroup(config, module_spec, system=pipeline_system)
         if pipeline_system is None:

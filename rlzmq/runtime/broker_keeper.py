@@ -1,0 +1,135 @@
+"""Keeps the run's broker alive: one that dies or hangs is started again on the same addresses.
+
+Peers reconnect by themselves, notice another incarnation and tell the new broker what they hold, so
+nothing that was accepted is lost (`rlzmq.protocol.broker_core`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
+from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
+from rlzmq.runtime.broker import BrokerRole
+from rlzmq.runtime.processes import lost_error
+
+__all__ = ["BrokerKeeper"]
+
+_log = logging.getLogger("rlzmq.runtime")
+
+_POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
+_PING_PERIOD_S = 1.0
+_PING_DEADLINE_S = 3.0
+
+
+class BrokerKeeper:
+    """Starts the broker's process, and starts it again.
+
+    Args:
+        system: The ActorSystem; its private directory has the addresses.
+        run_id: Of the run.
+        config: Whose fault-tolerance settings count.
+
+    Attributes:
+        addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
+        failed: Has an exception once there will be no broker any more.
+        num_restarts: So far.
+    """
+
+    def __init__(self, system: Any, run_id: str, config: Any) -> None:
+        self._system = system
+        self._run_id = run_id
+        self._config = config
+        self._machine = Supervision(_POLICY)
+        self._handle: Any = None
+        self._incarnation = 0
+        self._task: asyncio.Task[None] | None = None
+        directory = system.run_directory
+        self.addresses = {name: directory.address(name) for name in ("data", "weights")}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_restarts = 0
+
+    @property
+    def handle(self) -> Any:
+        """The broker's actor handle."""
+        return self._handle
+
+    async def start(self) -> None:
+        """Start the broker and its supervision."""
+        await self._spawn()
+        self._task = asyncio.create_task(self._supervise(), name="supervise the broker")
+
+    def worked(self) -> None:
+        """An update went through it: its failures so far are over."""
+        self._machine.worked()
+
+    async def stop(self) -> None:
+        """End the supervision, then the broker."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._handle is not None:
+            await asyncio.gather(self._handle.stop(), return_exceptions=True)
+        if not self.failed.done():
+            self.failed.set_exception(ClosedError("the run was stopped"))
+        self.failed.exception()  # seen
+
+    async def _spawn(self) -> None:
+        # Peers tell brokers apart by a number that rises, also when the wall clock is set back.
+        self._incarnation = max(self._incarnation + 1, int(time.time() * 1000))
+        timeout_s = self._config.env_step_timeout_s
+        handle = await self._system.spawn(
+            BrokerRole,
+            self._run_id,
+            {"hung_after_s": float(timeout_s)} if timeout_s else {},
+            addresses=self.addresses,
+            incarnation=self._incarnation,
+            quarantine_dir=self._config.quarantine_dir,
+            name="broker",
+        )
+        try:
+            await handle.start()
+        except BaseException:
+            handle.kill()
+            raise
+        self._handle = handle
+        self._machine.started(time.monotonic())
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._wait_for_end(self._handle)
+            error: BaseException = lost_error(self._handle)
+            while True:
+                decision = self._machine.failed(time.monotonic())
+                if not self._config.restart_failed_broker or isinstance(decision, GiveUp):
+                    self.failed.set_exception(error)
+                    self.failed.exception()  # those who wait raise it; nobody needs to
+                    return
+                _log.warning("%s Restarted in %g s.", error, decision.delay_s)
+                await asyncio.sleep(decision.delay_s)
+                try:
+                    await self._spawn()
+                except Exception as failure:
+                    error = failure
+                    continue
+                self.num_restarts += 1
+                break
+
+    async def _wait_for_end(self, handle: Any) -> None:
+        """Its death; a broker that does not answer is killed."""
+        while not handle.exited.done():
+            try:
+                await handle.call("ping", deadline_s=_PING_DEADLINE_S)
+                async with asyncio.timeout(_PING_PERIOD_S):
+                    await handle.exited
+            except DeadlineError:
+                _log.warning("The broker (pid %d) does not answer: it is killed.", handle.pid)
+                await handle.kill_hanging()
+            except TimeoutError:
+                continue
+            except (ActorLostError, PeerLostError):
+                await handle.exited

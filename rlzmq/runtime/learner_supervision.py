@@ -1,0 +1,283 @@
+"""Keeps a learner group training: survivors of a dead rank come together anew, its replacement joins later.
+
+    a rank dies ──► survivors: rejoin, generation + 1, the newest state among them ──► they train on
+            └────► a replacement starts meanwhile ──► joins between two updates, generation + 1
+
+| consumes                             | produces              | waits for         | unblocked by          |
+|--------------------------------------|-----------------------|-------------------|-----------------------|
+| a process's end, a lost collective   | a new generation      | all living ranks  | their `rejoin`, or their deaths |
+| the broker's "lost"                  | SIGKILL of a stopped rank | –             | –                     |
+| a replacement that is ready          | a new generation      | the update's end  | `admit`               |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
+from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
+from rlzmq.runtime.processes import is_stopped, lost_error
+
+__all__ = ["LearnerSupervisor"]
+
+_log = logging.getLogger("rlzmq.runtime")
+
+# Failures in a row, without an update between them, before a rank is not replaced any more.
+_POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, max_delay_s=30.0)
+# After a peer was lost every rank's collective has failed: whoever does not answer by then hangs.
+_ANSWER_DEADLINE_S = 5.0
+
+
+class LearnerSupervisor:
+    """Watches the ranks of one learner group and forms the group anew when it must be.
+
+    Args:
+        config: Whose fault-tolerance settings count.
+        handles: The ranks in rank order; this list always holds those of the current generation.
+        spawn: ``await spawn(place, incarnation)`` starts a learner that is in no group yet; its handle.
+        form: ``await form(handles)`` brings these ranks together as the next generation.
+
+    Attributes:
+        prepare: ``await prepare(handle, name)`` before a replacement joins, e.g. to connect it.
+        failed: Has an exception once the group cannot go on.
+        num_restarts: Replacements that joined.
+        num_reforms: How often survivors came together anew.
+        recovery_times_s: Per reform, from the notice of the loss to the new generation.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        handles: list[Any],
+        spawn: Callable[[int, int], Awaitable[Any]],
+        form: Callable[[list[Any]], Awaitable[None]],
+    ) -> None:
+        self._config = config
+        self._handles = handles
+        self._spawn = spawn
+        self._form = form
+        self._machines = [Supervision(_POLICY) for _ in handles]
+        self._lock = asyncio.Lock()
+        self._is_lost = asyncio.Event()
+        self._formed = asyncio.Event()
+        self._formed.set()
+        self._ready: list[Any] = []
+        self._joined = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.prepare: list[Callable[[Any, str], Awaitable[None]]] = []
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_restarts = 0
+        self.num_reforms = 0
+        self.recovery_times_s: list[float] = []
+        for handle in handles:
+            self._watch(handle)
+        self._start(self._run(), "supervise learners")
+
+    # -- use ------------------------------------------------------------------------------------
+
+    def watch_failures(self) -> None:
+        """From now on (they are connected) also hear of ranks whose training fails."""
+        for handle in self._handles:
+            self._start(self._watch_training(handle), f"failures of {handle.name}")
+
+    async def admit(self) -> None:
+        """Between two updates: replacements that are ready join. Returns at once where there are none."""
+        if self._ready:
+            async with self._lock:
+                await self._reform()
+
+    async def wait_formed(self) -> None:
+        """Wait until the group stands.
+
+        Raises:
+            Exception: It cannot be formed any more.
+        """
+        waiting = asyncio.ensure_future(self._formed.wait())
+        try:
+            await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not self._formed.is_set():
+            self.failed.result()
+
+    def worked(self) -> None:
+        """An update was committed: failures in a row are over."""
+        for handle in self._handles:
+            self._machines[_place(handle)].worked()
+
+    async def suspect(self, name: str, why: str) -> None:
+        """The broker misses this rank: end it if its process was stopped."""
+        for handle in self._handles:
+            if handle.name == name and not handle.exited.done() and is_stopped(handle.pid):
+                _log.warning("%s (pid %d) hangs: %s. It is killed.", name, handle.pid, why)
+                await handle.kill_hanging()
+
+    async def stop(self) -> None:
+        """End the supervision; replacements that have not joined are ended, too."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for handle in self._ready:
+            handle.kill()
+        if not self.failed.done():
+            self.failed.set_exception(ClosedError("the run was stopped"))
+        self.failed.exception()  # seen
+
+    # -- noticing -------------------------------------------------------------------------------
+
+    def _start(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _watch(self, handle: Any) -> None:
+        self._start(self._watch_end(handle), f"end of {handle.name}")
+
+    async def _watch_end(self, handle: Any) -> None:
+        await handle.exited
+        self._notice()
+
+    async def _watch_training(self, handle: Any) -> None:
+        while handle in self._handles:
+            try:
+                reason = await handle.call("run_until_failure")
+            except ActorLostError:
+                return
+            except PeerLostError as error:
+                _log.info("%s: %s", handle.name, error)
+                self._notice()
+                await self._formed.wait()
+            except Exception as error:
+                self._fail(error)
+                return
+            else:
+                _log.warning("%s: the connection to the broker has ended: %s", handle.name, reason)
+                return
+
+    def _notice(self) -> None:
+        self._formed.clear()
+        self._is_lost.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # those who wait raise it; nobody needs to
+
+    # -- forming --------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._is_lost.wait()
+                async with self._lock:
+                    if self._is_lost.is_set():
+                        start = time.monotonic()
+                        await self._reform()
+                        self.num_reforms += 1
+                        self.recovery_times_s.append(time.monotonic() - start)
+        except Exception as error:
+            self._fail(error)
+
+    async def _reform(self) -> None:
+        """One generation after the other until one stands; everybody who lives and is ready is in it."""
+        while True:
+            self._formed.clear()
+            self._is_lost.clear()
+            await self._end_hanging()
+            for handle in [handle for handle in self._handles if handle.exited.done()]:
+                self._handles.remove(handle)
+                self._bury(handle)
+            self._check_enough()
+            ready = [handle for handle in self._ready if not handle.exited.done()]
+            self._ready.clear()
+            members = [*self._handles, *ready]
+            try:
+                await self._form(members)
+            except PeerLostError as error:
+                _log.warning("The learner group could not be formed (%s); trying again.", error)
+                for handle in ready:
+                    if handle.exited.done():
+                        self._bury(handle)
+                    else:
+                        self._ready.append(handle)
+                continue
+            for handle in ready:
+                self._handles.append(handle)
+                self._watch(handle)
+                self._start(self._watch_training(handle), f"failures of {handle.name}")
+                self.num_restarts += 1
+            if not self._is_lost.is_set():
+                self._formed.set()
+                return
+
+    async def _end_hanging(self) -> None:
+        """Whoever does not answer although its collective has failed hangs: it is killed."""
+
+        async def probe(handle: Any) -> None:
+            try:
+                await handle.call("ping", deadline_s=_ANSWER_DEADLINE_S)
+            except DeadlineError:
+                _log.warning("%s (pid %d) hangs in an update. It is killed.", handle.name, handle.pid)
+                await handle.kill_hanging()
+            except PeerLostError:
+                await handle.exited
+
+        await asyncio.gather(*(probe(handle) for handle in self._handles))
+
+    def _check_enough(self) -> None:
+        if self.failed.done():
+            self.failed.result()
+        num = len(self._handles)
+        if num == 0:
+            raise PeerLostError(
+                "All learners have died, and with them the weights of the updates since the last checkpoint. "
+                "Restore one with restore_from_path(), or from_checkpoint() in a new run."
+            )
+        if num < self._config.min_learners:
+            raise PeerLostError(
+                f"{num} learners are left, fewer than min_learners={self._config.min_learners}."
+            )
+
+    def _bury(self, handle: Any) -> None:
+        """A rank is gone: its replacement starts, if there is to be one."""
+        error, place = lost_error(handle), _place(handle)
+        _log.warning("%s", error)
+        if not self._config.restart_failed_learners:
+            return
+        self._start(self._replace(place, error), f"replace {handle.name}")
+
+    async def _replace(self, place: int, error: BaseException) -> None:
+        machine = self._machines[place]
+        while True:
+            decision = machine.failed(time.monotonic())
+            if isinstance(decision, GiveUp):
+                _log.error("learner-%d died %d times in a row: not replaced.", place, decision.num_failures)
+                return
+            await asyncio.sleep(decision.delay_s)
+            handle = None
+            try:
+                handle = await self._spawn(place, decision.incarnation)
+                for prepare in self.prepare:
+                    await prepare(handle, handle.name)
+            except Exception as failure:
+                _log.warning("learner-%d could not be replaced: %r", place, failure)
+                if handle is not None:
+                    handle.kill()
+                continue
+            except asyncio.CancelledError:
+                if handle is not None:
+                    handle.kill()
+                raise
+            self._ready.append(handle)
+            return
+
+
+def _place(handle: Any) -> int:
+    return int(handle.name.rpartition("-")[2])

@@ -1,0 +1,234 @@
+"""Keeps a group's runner processes alive: who died is replaced, with back-off, until the budget is spent.
+
+| consumes                    | produces                 | waits for          | unblocked by            |
+|-----------------------------|--------------------------|--------------------|-------------------------|
+| a process's end (pidfd)     | a new one, one incarnation later | the back-off | time                 |
+| the broker's "hung", "lost" | stacks on stderr, SIGKILL | –                 | –                       |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import ClosedError
+from rlzmq.protocol.supervision import GiveUp, Restart, RestartPolicy, Supervision
+from rlzmq.runtime.processes import is_stopped, lost_error
+
+__all__ = ["RunnerSupervisor"]
+
+_log = logging.getLogger("rlzmq.runtime")
+
+_MAX_DELAY_S = 30.0
+# A runner that never did anything is not worth the whole budget: its machine or its env is broken.
+_MAX_FAILURES_BEFORE_ANY_WORK = 5
+
+
+@dataclass(slots=True)
+class _Place:
+    """One runner of the group, through all its incarnations."""
+
+    index: int
+    handle: Any
+    machine: Supervision
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    has_worked: bool = False
+    is_given_up: bool = False
+    first_failure: BaseException | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class RunnerSupervisor:
+    """Replaces runner processes that end, whatever ended them.
+
+    Args:
+        config: Whose fault-tolerance settings count.
+        spawn: ``await spawn(index, incarnation)`` starts a runner; its handle.
+        handles: The runners that live now; replaced in this list, place by place.
+
+    Attributes:
+        prepare: ``await prepare(index, handle, incarnation)`` before a new runner is used, e.g. to give it
+            weights and connect it; all are awaited, in order.
+        failed: Has an exception once a runner died that is not to be replaced: the run is over.
+        num_restarts: Over all places.
+        recreated: Indices of places replaced since the last `take_recreated`.
+        downtimes_s: Per replacement, from the death's notice to the new runner's readiness.
+    """
+
+    def __init__(
+        self, config: Any, spawn: Callable[[int, int], Awaitable[Any]], handles: list[Any], *, what: str = ""
+    ) -> None:
+        self._config = config
+        self._spawn = spawn
+        self._handles = handles
+        self._what = what or "env runner"
+        policy = RestartPolicy(
+            max_restarts=config.num_consecutive_env_runner_failures_tolerance,
+            window_s=math.inf,
+            first_delay_s=max(config.delay_between_env_runner_restarts_s, 1e-3),
+            max_delay_s=max(_MAX_DELAY_S, config.delay_between_env_runner_restarts_s),
+        )
+        self._places = [_Place(index, handle, Supervision(policy)) for index, handle in enumerate(handles)]
+        self.prepare: list[Callable[[int, Any, int], Awaitable[None]]] = []
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_restarts = 0
+        self.recreated: list[int] = []
+        self.downtimes_s: list[float] = []
+        for place in self._places:
+            place.up.set()
+            place.machine.started(time.monotonic())
+            place.task = asyncio.create_task(self._supervise(place), name=f"supervise {handles[place.index]}")
+
+    # -- facts ----------------------------------------------------------------------------------
+
+    @property
+    def num_healthy(self) -> int:
+        """Runners that are up."""
+        return sum(place.up.is_set() and not place.is_given_up for place in self._places)
+
+    def incarnation(self, index: int) -> int:
+        """How many times this place was restarted."""
+        return self._places[index].machine.incarnation
+
+    def take_recreated(self) -> list[int]:
+        """Places replaced since the last take."""
+        taken, self.recreated = self.recreated, []
+        return taken
+
+    # -- use ------------------------------------------------------------------------------------
+
+    async def call(self, index: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        """``call(handle)`` of a place; again with its replacement if it dies meanwhile.
+
+        Returns:
+            The result; None where the place was given up (``ignore_env_runner_failures``).
+
+        Raises:
+            Exception: What the call raised, or why the place may not be replaced.
+        """
+        place = self._places[index]
+        while True:
+            await self._wait_up(place)
+            if place.is_given_up:
+                return None
+            handle = place.handle
+            try:
+                result = await call(handle)
+            except ActorLostError:
+                await handle.exited
+                if place.handle is handle:
+                    place.up.clear()  # its supervising task may not have run yet
+                continue
+            self.worked(index)
+            return result
+
+    async def _wait_up(self, place: _Place) -> None:
+        waiting = asyncio.ensure_future(place.up.wait())
+        try:
+            await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not place.up.is_set() and not place.is_given_up:
+            self.failed.result()
+
+    def worked(self, index: int) -> None:
+        """The runner did something useful: its failures in a row are over."""
+        place = self._places[index]
+        if place.up.is_set() and not place.is_given_up:
+            place.machine.worked()
+            place.has_worked = True
+
+    async def suspect(self, index: int, *, hangs: bool, why: str) -> None:
+        """The broker misses this runner: replace it if its process hangs or is stopped.
+
+        Args:
+            hangs: Whether its silence is known to mean that it hangs; else only a stopped process is ended.
+        """
+        handle = self._places[index].handle
+        if handle.exited.done() or not (hangs or is_stopped(handle.pid)):
+            return
+        _log.warning("%s %d (pid %d) hangs: %s. It is killed.", self._what, index, handle.pid, why)
+        await handle.kill_hanging()
+
+    async def stop(self) -> None:
+        """End the supervision; the runners live on."""
+        tasks = [place.task for place in self._places if place.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not self.failed.done():
+            self.failed.set_exception(ClosedError("the run was stopped"))
+        self.failed.exception()  # seen
+
+    # -- the loop of one place ------------------------------------------------------------------
+
+    async def _supervise(self, place: _Place) -> None:
+        while True:
+            await place.handle.exited
+            noticed_at = time.monotonic()
+            place.up.clear()
+            error: BaseException = lost_error(place.handle)
+            while True:
+                delay_s = self._decide(place, error)
+                if delay_s is None:
+                    return
+                _log.warning("%s Restarted in %g s.", error, delay_s)
+                await asyncio.sleep(delay_s)
+                try:
+                    await self._restart(place)
+                except Exception as failure:
+                    error = failure
+                    continue
+                break
+            self.downtimes_s.append(time.monotonic() - noticed_at)
+
+    def _decide(self, place: _Place, error: BaseException) -> float | None:
+        """Seconds until the restart; None: there is none."""
+        config = self._config
+        place.first_failure = place.first_failure or error
+        decision = place.machine.failed(time.monotonic())
+        reason = ""
+        if not config.restart_failed_env_runners:
+            reason = "restart_failed_env_runners is off"
+        elif isinstance(decision, GiveUp):
+            reason = f"{decision.num_failures} failures in a row"
+        elif not place.has_worked and decision.incarnation > _MAX_FAILURES_BEFORE_ANY_WORK:
+            reason = f"{decision.incarnation} failures and no work done"
+        elif self.num_restarts >= config.max_num_env_runner_restarts:
+            reason = f"max_num_env_runner_restarts={config.max_num_env_runner_restarts} is spent"
+        if not reason:
+            assert isinstance(decision, Restart)
+            return decision.delay_s
+        others = [other for other in self._places if other is not place and not other.is_given_up]
+        if config.ignore_env_runner_failures and others:
+            _log.warning("%s The run goes on without it (%s).", error, reason)
+            place.is_given_up = True
+            place.up.set()  # whoever waits for it learns that it is given up
+            return None
+        first = place.first_failure
+        first.add_note(f"{self._what} {place.index} is not restarted: {reason}.")
+        if not self.failed.done():
+            self.failed.set_exception(first)
+            self.failed.exception()  # those who wait raise it; nobody needs to
+        return None
+
+    async def _restart(self, place: _Place) -> None:
+        self.num_restarts += 1
+        async with asyncio.timeout(self._config.env_runner_restore_timeout_s or None):
+            handle = await self._spawn(place.index, place.machine.incarnation)
+            try:
+                for prepare in self.prepare:
+                    await prepare(place.index, handle, place.machine.incarnation)
+            except BaseException:
+                handle.kill()
+                raise
+        place.handle = self._handles[place.index] = handle
+        place.machine.started(time.monotonic())
+        self.recreated.append(place.index)
+        place.up.set()
