@@ -63,6 +63,14 @@ class DataParallelForward:
         with peer_errors(self._where + "gradient all-reduce"):
             _Touch.apply(loss, *self._parameters).backward()  # type: ignore[no-untyped-call]
 
+    def close(self) -> None:
+        """Let go of the process group, whoever still refers to the wrapped module (a traceback, say).
+
+        Gloo closes its connections when the last reference to the group goes, and only that tells the peers.
+        """
+        ddp: Any = self._ddp
+        ddp.process_group = ddp.reducer = ddp.logger = None
+
 
 class _TrainForward(nn.Module):
     """What DistributedDataParallel wraps: all modules, and their training forward pass as `forward`."""

@@ -40,6 +40,11 @@ class LearnerHooks(LearnerRanks):
             or type(self).postprocess_gradients is not LearnerHooks.postprocess_gradients
         )
 
+    def leave_distributed(self) -> None:
+        """Leave the group, if any; also right after a failure of it."""
+        self._vote = None
+        super().leave_distributed()
+
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         """Called first in each update.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.learners.adam import LeanAdam
 from rlzmq.learners.schedule import Schedule
 
 __all__ = ["ALL_MODULES", "DEFAULT_OPTIMIZER", "OptimizerRegistry", "RegisteredOptimizer", "make_adam"]
@@ -135,12 +136,13 @@ class OptimizerRegistry:
                 _set_state(self.get(module_id, name), optimizer_state, names)
 
 
-def make_adam(parameters: Sequence[Tensor], learning_rate: float, **options: Any) -> torch.optim.Adam:
+def make_adam(parameters: Sequence[Tensor], learning_rate: float) -> torch.optim.Adam:
     """Adam, in its one-kernel form where the parameters allow it: on one CPU or CUDA device."""
     devices = {p.device for p in parameters}
-    fused = len(devices) == 1 and all(p.is_floating_point() for p in parameters)
-    fused = fused and next(iter(devices)).type in ("cpu", "cuda")
-    return torch.optim.Adam(parameters, lr=learning_rate, fused=fused or None, **options)
+    lean = len(devices) == 1 and all(p.is_floating_point() for p in parameters)
+    if lean and next(iter(devices)).type in ("cpu", "cuda"):
+        return LeanAdam(parameters, lr=learning_rate)
+    return torch.optim.Adam(parameters, lr=learning_rate)
 
 
 def _set_learning_rate(optimizer: Optimizer, value: float) -> None:
@@ -157,16 +159,17 @@ def _parameter_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[str
 
 
 def _get_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    state = optimizer.state_dict()
-    parameters = _parameter_names(optimizer, names)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # read off directly: Optimizer.state_dict imports torch's compiler when first called
     return {
         "state": {
-            parameters[index]: {key: _to_plain(value) for key, value in values.items()}
-            for index, values in state["state"].items()
+            name: {key: _to_plain(value) for key, value in optimizer.state[parameter].items()}
+            for name, parameter in zip(_parameter_names(optimizer, names), parameters, strict=True)
+            if parameter in optimizer.state
         },
         "groups": [
             {key: _to_plain(value) for key, value in group.items() if key != "params"}
-            for group in state["param_groups"]
+            for group in optimizer.param_groups
         ],
     }
 
