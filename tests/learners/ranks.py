@@ -15,8 +15,14 @@ import torch.distributed as dist
 from rlzmq.learners.distributed import RankGroup, loopback_interface
 
 _context = multiprocessing.get_context("forkserver")
+# torch._dynamo: DistributedDataParallel imports it, which takes each process a second
 _context.set_forkserver_preload(
-    ["rlzmq.algorithms.ppo", "rlzmq.learners.ppo_learner", "rlzmq.learners.data_parallel"]
+    [
+        "torch._dynamo",
+        "torch.distributed.nn.functional",
+        "rlzmq.learners.data_parallel",
+        "tests.learners.cases",
+    ]
 )
 
 
