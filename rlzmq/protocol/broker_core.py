@@ -82,10 +82,14 @@ class BrokerCore:
 
     Args:
         options: See `BrokerOptions`.
+
+    Attributes:
+        more_status: Called for what STATUS says beyond `status`: what only the I/O side knows.
     """
 
     def __init__(self, options: BrokerOptions) -> None:
         self.options = options
+        self.more_status: Callable[[], dict[str, Any]] = dict
         self.state = BrokerState(options)
         self._door = Door(self.state)
         self._updates = Updates(self.state)
@@ -411,7 +415,7 @@ class BrokerCore:
             self.state.config = (event.message, event.payload[0])
 
     def _on_status_request(self, peer: Peer, event: Received, now: float) -> None:
-        self.state.send(peer, Status(), (pack_blob(self.status()),))
+        self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))
 
     def _on_goodbye(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, Goodbye)

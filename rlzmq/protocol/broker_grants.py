@@ -87,7 +87,7 @@ class Grants:
             - state.ledger.free_steps(version, version)
             - state.leases.leased_env_steps(update.update_id)
         )
-        while remaining > 0:
+        while remaining > 0 and state.leases.available:
             granted = 0
             num_runners = self._num_active()
             for peer in self._candidates():
@@ -113,7 +113,7 @@ class Grants:
         oldest, _ = state.version_bounds(terms)
         accounting = state.ledger.accounting
         progress = True
-        while progress:
+        while progress and state.leases.available:
             progress = False
             leased = state.leases.leased_env_steps()
             in_flight = leased + accounting.pending + sum(state.unpublished.values())
@@ -164,11 +164,7 @@ class Grants:
     def _candidates(self) -> list[Peer]:
         """Runners that may get a lease: those without one first, then by turn."""
         state = self._state
-        free = [
-            uuid
-            for uuid, peer in state.runners.items()
-            if not peer.is_suspect and state.leases.num_of_peer(uuid) < state.options.max_leases_per_runner
-        ]
+        free = [uuid for uuid in state.leases.available if not state.runners[uuid].is_suspect]
         in_turn = state.leases.in_turn(free)
         return [state.runners[uuid] for uuid in sorted(in_turn, key=state.leases.num_of_peer)]
 

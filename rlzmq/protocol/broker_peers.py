@@ -147,6 +147,8 @@ class Door:
         state, hello = self._state, peer.hello
         if hello.role == "runner":
             state.runners[hello.uuid] = peer
+            state.leases.add_peer(hello.uuid)
+            state.most_envs = max(state.most_envs, hello.num_envs)
             if is_new:
                 peer.watch = ProgressWatch(state.options.hung_after_s)
             peer.first_unacked = hello.first_unacked

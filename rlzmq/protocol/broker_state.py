@@ -136,6 +136,7 @@ class BrokerState:
         # peers
         self.by_routing: dict[bytes, Peer] = {}
         self.runners: dict[str, Peer] = {}
+        self.most_envs = 1
         self.ranks: dict[int, Peer] = {}
         self.driver: Peer | None = None
         self.names: dict[tuple[str, str], tuple[str, int]] = {}
@@ -162,7 +163,7 @@ class BrokerState:
         self.is_paused = False
         # data
         self.ledger = Ledger()
-        self.leases = LeaseBook(first_number(options.incarnation))
+        self.leases = LeaseBook(first_number(options.incarnation), options.max_leases_per_runner)
         self.acks: dict[str, set[int]] = {}
         # weights
         self.weights: Publication | None = None
@@ -220,8 +221,7 @@ class BrokerState:
         if update.max_policy_lag < 0:
             return -1, None
         # Batches smaller than one vector step fill their slots with older data by construction.
-        num_envs = max((peer.hello.num_envs for peer in self.runners.values()), default=1)
-        lag = max(update.max_policy_lag, -(-num_envs // max(1, self.batch_of(update))))
+        lag = max(update.max_policy_lag, -(-self.most_envs // max(1, self.batch_of(update))))
         return update.weights_version - lag, None
 
     def fence(self, uuid: str) -> None:

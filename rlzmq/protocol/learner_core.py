@@ -138,6 +138,11 @@ class LearnerCore(PeerCore):
         """Updates at hand that are not being trained yet."""
         return len(self._at_hand) - (self._running is not None)
 
+    def training_ranges(self, update_id: int) -> list[FragmentRange]:
+        """What an update takes over all ranks, once TRAIN has come; else nothing."""
+        at_hand = self._at_hand.get(update_id)
+        return unpack_ranges(at_hand.train_ranges) if at_hand is not None and at_hand.train else []
+
     # ------------------------------------------------------------------ events
 
     def handle(

@@ -99,8 +99,11 @@ class LeaseBook:
     first (ties by peer key), so no order of arrival or of a dict decides.
     """
 
-    def __init__(self, first_id: int = 1) -> None:
+    def __init__(self, first_id: int = 1, max_per_peer: int = 2) -> None:
         self.leases: dict[int, GrantedLease] = {}
+        self.max_per_peer = max_per_peer
+        # Peers that may hold another lease; kept up to date so that a grant never looks at all peers.
+        self.available: set[str] = set()
         self._by_peer: dict[str, dict[int, GrantedLease]] = {}
         self._last_turn: dict[str, int] = {}
         self._env_steps: dict[int, int] = {}
@@ -125,14 +128,20 @@ class LeaseBook:
         self._last_turn[peer] = self._turn
         self.leases[lease.lease_id] = lease
         self._env_steps[update_id] = self._env_steps.get(update_id, 0) + lease.num_env_steps
-        self._by_peer.setdefault(peer, {})[lease.lease_id] = lease
+        held = self._by_peer.setdefault(peer, {})
+        held[lease.lease_id] = lease
+        if len(held) >= self.max_per_peer:
+            self.available.discard(peer)
         return lease
 
     def end(self, lease_id: int) -> GrantedLease | None:
         """A lease was fulfilled, returned or lost; None if it is not out (any more)."""
         lease = self.leases.pop(lease_id, None)
         if lease is not None:
-            del self._by_peer[lease.peer][lease_id]
+            held = self._by_peer[lease.peer]
+            del held[lease_id]
+            if len(held) < self.max_per_peer:
+                self.available.add(lease.peer)
             self._env_steps[lease.update_id] -= lease.num_env_steps
             if not self._env_steps[lease.update_id]:
                 del self._env_steps[lease.update_id]
@@ -146,11 +155,17 @@ class LeaseBook:
         """How many leases the peer holds."""
         return len(self._by_peer.get(peer, ()))
 
+    def add_peer(self, peer: str) -> None:
+        """A peer may be granted leases from now on."""
+        if self.num_of_peer(peer) < self.max_per_peer:
+            self.available.add(peer)
+
     def forget_peer(self, peer: str) -> list[GrantedLease]:
         """Ends all leases of a peer that left."""
         ended = [lease for lease in self.of_peer(peer) if self.end(lease.lease_id)]
         self._by_peer.pop(peer, None)
         self._last_turn.pop(peer, None)
+        self.available.discard(peer)
         return ended
 
     def leased_env_steps(self, update_id: int | None = None) -> int:

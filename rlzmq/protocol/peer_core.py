@@ -68,6 +68,11 @@ class PeerCore(abc.ABC):
     def _on_new_broker(self, now: float) -> list[Instruction]:
         """A broker welcomed us for the first time, or one that restarted did."""
 
+    @property
+    def heard_at(self) -> float:
+        """When the broker last said anything, by the clock of `handle`."""
+        return self._heard_at
+
     def start(self, now: float) -> list[Instruction]:
         """Registers with the broker."""
         self._hello_at = self._heard_at = now

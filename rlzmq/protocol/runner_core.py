@@ -123,6 +123,10 @@ class RunnerCore(PeerCore):
         """Their memory."""
         return sum(kept.num_bytes for kept in self._kept.values())
 
+    def kept_fragments(self) -> dict[int, tuple[Fragment, bool]]:
+        """What is not committed yet, by sequence number: the fragment, whether it was accepted."""
+        return {seq: (kept.fragment, kept.is_accepted) for seq, kept in self._kept.items()}
+
     @property
     def current_lease(self) -> Lease | None:
         """The lease that is being sampled."""
