@@ -173,6 +173,15 @@ class AsyncAlgorithm:
     async def finish_iteration(self) -> dict[str, Any]:
         """The last part of `train`: evaluation when it is due, the result, callbacks."""
         self.iteration += 1
+        recreated = self.session.take_recreated_runners()
+        if recreated:
+            await self._call(
+                "on_env_runners_recreated",
+                metrics_logger=self.metrics,
+                env_runner_group=self.session.env_runner_group,
+                env_runner_indices=recreated,
+                is_evaluation=False,
+            )
         interval = self.config.evaluation_interval
         due = interval is not None and self.iteration % interval == 0
         evaluation = await self.evaluate() if due else None

@@ -12,6 +12,7 @@ import msgpack  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
+from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.learners.distributed import DesynchronizedError, RankGroup, parameter_hash
@@ -230,7 +231,9 @@ class LearnerRanks(LearnerBase):
             DesynchronizedError: The ranks did not take the same steps.
         """
         if self.group is not None:
+            faults.at("learner.vote")
             self.group.vote([], step_id=self.num_gradient_updates_lifetime, num_skipped=num_skipped)
+            faults.at("learner.voted")
 
     def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
         """The weighted mean of each named value over all ranks; the same names on all ranks.

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.protocol.values import pack_blob, unpack_blob
 
@@ -41,12 +42,16 @@ class LearnerRole:
         module_spec: The MultiRLModuleSpec with its spaces.
         rank: This learner's rank.
         num_ranks: Of the whole group.
+        incarnation: How many times this rank's place was restarted.
     """
 
-    def __init__(self, config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> None:
+    def __init__(
+        self, config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1, incarnation: int = 0
+    ) -> None:
         import torch
 
         torch.set_num_threads(config.torch_num_threads)
+        faults.arm(f"learner-{rank}", incarnation)
         self.config = config
         self.rank = rank
         self.learner = make_learner(config, module_spec, rank, num_ranks)
@@ -189,6 +194,7 @@ class LearnerRole:
             if link.ended.done():
                 await link.ended  # an error of its own
             memory, num_env_steps = link.core.export_memory(), link.num_env_steps_before
+        faults.at("learner.join")
         memory, num_env_steps = await self._run_blocking(
             lambda: self._join_and_agree(rank, num_ranks, store_path, generation, memory, num_env_steps)
         )

@@ -72,6 +72,7 @@ class AsyncLearnerGroup:
             self.module_spec,
             rank,
             max(self.config.num_learners, 1),
+            incarnation,
             name=f"learner-{rank}",
             in_process=local,
         )
@@ -132,19 +133,52 @@ class AsyncLearnerGroup:
             results = [self.local_learner.update(episodes=episodes, timesteps=counts, **options)]
             num_steps = _num_env_steps(episodes)
         else:
-            shards, num_steps = shard_episodes(episodes, len(self.handles))
-            calls = (
-                handle.update(episodes=shard, timesteps=counts, **options)
-                for handle, shard in zip(self.handles, shards, strict=True)
-            )
-            results = list(await asyncio.gather(*calls))
+            results, num_steps = await self._update_ranks(episodes, {"timesteps": counts, **options})
         self._results.append((results, num_steps))
         return results
+
+    async def _update_ranks(
+        self, episodes: Any, options: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """An update of all ranks; if one dies, the others go on, each with a larger share."""
+        assert self.supervisor is not None
+        await self.supervisor.admit()
+        start: list[int] = []
+
+        async def attempt(handles: Sequence[Any]) -> tuple[list[dict[str, Any]], int]:
+            version = await handles[0].ping()
+            start.append(version)
+            shards, num_steps = shard_episodes(episodes, len(handles))
+            if version > start[0]:
+                return [], num_steps  # committed before a rank died, which has its results
+            results = await asyncio.gather(
+                *(
+                    handle.update(episodes=shard, **options)
+                    for handle, shard in zip(handles, shards, strict=True)
+                ),
+                return_exceptions=True,
+            )
+            failures = [result for result in results if isinstance(result, BaseException)]
+            for failure in sorted(failures, key=lambda failure: isinstance(failure, PeerLostError)):
+                raise failure  # an error of the user's code before its consequences
+            return list(results), num_steps  # type: ignore[arg-type]
+
+        return await self.supervisor.call(attempt)  # type: ignore[no-any-return]
 
     def take_results(self) -> list[tuple[list[dict[str, Any]], int]]:
         """(results, env steps) of `update` calls since the last take."""
         taken, self._results = self._results, []
         return taken
+
+    def fault_tolerance(self) -> dict[str, int]:
+        """How many ranks live, how many were replaced, and how often the group was formed anew."""
+        if self.supervisor is None:
+            return {}
+        return {
+            "num_healthy_learners": len(self.handles) if self.config.num_learners else 0,
+            "num_learner_restarts": self.supervisor.num_restarts,
+            "num_learner_group_reforms": self.supervisor.num_reforms,
+        }
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -152,14 +186,14 @@ class AsyncLearnerGroup:
         """Rank 0's learner state (all ranks hold the same)."""
         if self.local_learner is not None:
             return self.local_learner.get_state()  # type: ignore[no-any-return]
-        return await self.handles[0].get_state()  # type: ignore[no-any-return]
+        return await self._on_rank_0(lambda handle: handle.get_state())  # type: ignore[no-any-return]
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Every rank takes over this state."""
         self.num_changes += 1
         if self.local_learner is not None:
             self.local_learner.set_state(state)
-        await asyncio_gather(self.handles, lambda handle: handle.set_state(dict(state)))
+        await self._on_all(lambda handle: handle.set_state(dict(state)))
 
     async def get_weights(self) -> dict[str, Any]:
         """``{module id: {name: array}}`` of rank 0."""
@@ -192,7 +226,7 @@ class AsyncLearnerGroup:
         def on_role(role: Any, change: Callable[[Any], Any], synced_module_ids: list[str] | None) -> None:
             role.change_modules(change, synced_module_ids)
 
-        await asyncio_gather(self.handles, lambda handle: handle.apply(on_role, change, synced_module_ids))
+        await self._on_all(lambda handle: handle.apply(on_role, change, synced_module_ids))
 
     async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
         """(snapshot of what runners need, version).
@@ -207,8 +241,23 @@ class AsyncLearnerGroup:
             learner = self.local_learner
             layout = WeightsLayout.of(learner.module, inference_only=True, module_ids=module_ids)
             return layout.snapshot(learner.module), learner.weights_seq_no
-        snapshot, version = await self.handles[0].get_inference_weights(module_ids)
+        snapshot, version = await self._on_rank_0(lambda handle: handle.get_inference_weights(module_ids))
         return snapshot, version
+
+    async def _on_rank_0(self, call: Callable[[Any], Any]) -> Any:
+        """``call(handle)`` of rank 0, whoever that is; again if it dies meanwhile."""
+        assert self.supervisor is not None
+        return await self.supervisor.call(lambda handles: call(handles[0]))
+
+    async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
+        """``call(handle)`` of every rank at once; again if one dies meanwhile. Nobody: no waiting."""
+        if self.supervisor is None:
+            return []
+
+        async def call_all(handles: Sequence[Any]) -> list[Any]:
+            return list(await asyncio.gather(*(call(handle) for handle in handles)))
+
+        return await self.supervisor.call(call_all)  # type: ignore[no-any-return]
 
     async def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
         """``func(learner)`` on every rank; the results in rank order.
@@ -221,7 +270,7 @@ class AsyncLearnerGroup:
         def on_role(role: Any) -> Any:
             return func(role.learner)
 
-        return await asyncio_gather(self.handles, lambda handle: handle.apply(on_role))
+        return await self._on_all(lambda handle: handle.apply(on_role))
 
     async def shutdown(self) -> None:
         """End the learners."""

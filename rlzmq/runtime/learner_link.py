@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
@@ -97,6 +98,7 @@ class LearnerLink(PeerLink):
             self.group_lost = self._loop.create_future()
         self._shards.clear()
         version = self._learner.weights_seq_no
+        faults.record("formed", generation=generation, rank=rank, num_ranks=num_ranks, next_update=version)
         self.handle(GroupFormed(generation, rank, num_ranks, version, memory))
         if rank == 0:
             self._run_blocking(self._snapshot).add_done_callback(self._publish)
@@ -141,6 +143,8 @@ class LearnerLink(PeerLink):
         batches = [shards[index] for index in range(update.num_fragments)]
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
 
+        faults.at("learner.train")
+
         def job() -> tuple[bytes, Any]:
             results = self._learner.update(
                 episodes=batches, timesteps={"num_env_steps_sampled_lifetime": num_steps}
@@ -157,7 +161,18 @@ class LearnerLink(PeerLink):
             if done.exception() is not None:
                 self.fail(done.exception())
                 return
+            faults.at("learner.trained")
             self.num_env_steps_before = num_steps
+            if faults.is_recording:
+                ranges = [[str(f), first, n] for f, first, n in self.core.training_ranges(update.update_id)]
+                faults.record(
+                    "trained",
+                    update=update.update_id,
+                    attempt=update.attempt,
+                    generation=self._generation,
+                    rank=self._rank,
+                    ranges=ranges,
+                )
             blob, weights = done.result()
             trained = UpdateTrained(update.update_id, update.attempt, True, update.num_env_steps, blob)
             if weights is not None:

@@ -13,10 +13,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
@@ -106,6 +107,29 @@ class LearnerSupervisor:
         if not self._formed.is_set():
             self.failed.result()
 
+    async def call(self, call: Callable[[list[Any]], Awaitable[Any]]) -> Any:
+        """``call(handles)`` with the ranks of a group that stands; again if a rank dies meanwhile.
+
+        Raises:
+            Exception: What the call raised, or why the group cannot be formed any more.
+        """
+        while True:
+            await self.wait_formed()
+            try:
+                return await call(list(self._handles))
+            except PeerLostError:
+                self.notice()  # the watchers may hear of it later than the caller
+
+    @contextlib.asynccontextmanager
+    async def steady(self) -> AsyncIterator[list[Any]]:
+        """Within the block nobody joins and no generation is formed; the ranks of the group."""
+        while True:
+            await self.wait_formed()
+            async with self._lock:
+                if self._formed.is_set():
+                    yield list(self._handles)
+                    return
+
     def worked(self) -> None:
         """An update was committed: failures in a row are over."""
         for handle in self._handles:
@@ -142,7 +166,7 @@ class LearnerSupervisor:
 
     async def _watch_end(self, handle: Any) -> None:
         await handle.exited
-        self._notice()
+        self.notice()
 
     async def _watch_training(self, handle: Any) -> None:
         while handle in self._handles:
@@ -152,7 +176,7 @@ class LearnerSupervisor:
                 return
             except PeerLostError as error:
                 _log.info("%s: %s", handle.name, error)
-                self._notice()
+                self.notice()
                 await self._formed.wait()
             except Exception as error:
                 self._fail(error)
@@ -161,7 +185,8 @@ class LearnerSupervisor:
                 _log.warning("%s: the connection to the broker has ended: %s", handle.name, reason)
                 return
 
-    def _notice(self) -> None:
+    def notice(self) -> None:
+        """A rank was lost, or a collective of theirs: the group is formed anew."""
         self._formed.clear()
         self._is_lost.set()
 

@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from rlzmq.core import faults
+
 __all__ = ["EnvRunnerRole", "make_env_runner"]
 
 
@@ -42,6 +44,7 @@ class EnvRunnerRole:
         import torch
 
         torch.set_num_threads(config.torch_num_threads)
+        faults.arm(f"runner-{worker_index - 1}", incarnation)
         self.config = config
         self.env_runner = make_env_runner(config, worker_index, incarnation)
         self._link: Any = None

@@ -106,6 +106,10 @@ class SerialPipeline:
         snapshot = self._runner.get_weights_layout().snapshot(self._learner.module)
         self._runner.set_weights(snapshot, version=self._learner.weights_seq_no)
 
+    def fault_tolerance(self) -> dict[str, int]:
+        """Nothing can die alone here."""
+        return {}
+
     async def pause(self) -> None:
         """Nothing runs between two updates."""
 

@@ -174,12 +174,19 @@ class Session:
         return taken
 
     def fault_tolerance(self) -> dict[str, Any]:
-        """RLlib's keys of the result's ``fault_tolerance``."""
+        """RLlib's keys of the result's ``fault_tolerance``, and the same for learners and the broker."""
         group = self.env_runner_group
         return {
             "num_healthy_workers": group.num_healthy_remote_workers() if self.config.num_env_runners else 0,
             "num_remote_worker_restarts": group.num_restarts,
+            **self.learner_group.fault_tolerance(),
+            **self._pipeline.fault_tolerance(),
         }
+
+    def take_recreated_runners(self) -> list[int]:
+        """1-based indices of the runners that were replaced since the last take."""
+        supervisor = self.env_runner_group.supervisor
+        return [index + 1 for index in supervisor.take_recreated()] if supervisor is not None else []
 
     # -- checkpoints ----------------------------------------------------------------------------
 
