@@ -70,7 +70,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Begins an episode.
+        """Begins an episode. Subclasses may call this one first: it seeds ``np_random``.
 
         Args:
             seed: Seed of the environment's random numbers.
@@ -79,7 +79,10 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         Returns:
             (observations, infos) by agent id, of the agents that act first.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement reset(*, seed, options).")
+        if type(self).reset is MultiAgentEnv.reset:
+            raise NotImplementedError(f"{type(self).__name__} must implement reset(*, seed, options).")
+        super().reset(seed=seed)
+        return {}, {}
 
     def step(  # type: ignore[override]
         self, action_dict: AgentDict
