@@ -22,6 +22,7 @@ from rlzmq.algorithms.settings import (
 )
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.envs.registry import adopt_registration, registration_of
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm import Algorithm
@@ -81,6 +82,8 @@ _DEFAULTS: dict[str, Any] = {
     "restart_failed_learners": True, "min_learners": 1, "restart_failed_broker": True,
     "env_step_timeout_s": None, "env_reset_timeout_s": 300.0, "quarantine_dir": None, "durability": "memory",
     "learner_timeout_s": 60.0,
+    # networking
+    "listen": None, "advertise": None, "join_file": None, "num_remote_learners": 0,
     # checkpointing
     "export_native_model_files": False, "checkpoint_every_s": None, "checkpoint_keep": 3,
     # debugging
@@ -197,9 +200,11 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         return f"{type(self).__name__}({given})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return {**self.__dict__, "_registration": registration_of(self._values["env"])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        adopt_registration(state.pop("_registration", None))  # a copy in another process knows the env too
         for name, value in state.items():
             object.__setattr__(self, name, value)
 
@@ -527,6 +532,30 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         return self
 
     @setter
+    def networking(
+        self,
+        *,
+        listen: str | None = NotProvided,
+        advertise: str | None = NotProvided,
+        join_file: str | None = NotProvided,
+        num_remote_learners: NonNegativeInt = NotProvided,
+    ) -> Self:
+        """Lets roles on other machines (or in other terminals) take part, encrypted and by key.
+
+        Args:
+            listen: ``"tcp://HOST:PORT"``: the broker also listens there with CURVE keys made for this run,
+                for data on PORT and for weights on PORT + 1 (0: any free ports). HOST is one interface's
+                address, never a wildcard. ``rlzmq runner --join FILE`` then adds runners at any time; with
+                num_env_runners=0 they are the only ones. None: no network at all.
+            advertise: The host name or address that other machines reach HOST by, where that differs.
+            join_file: Where the file that lets runners in is written (mode 0600; removed at the end); its
+                neighbour ``*.learner.toml`` lets learners in. None: into the run's private directory.
+            num_remote_learners: How many of num_learners are not started here but come by
+                ``rlzmq learner --join FILE``; all of them, or 0.
+        """
+        return self
+
+    @setter
     def checkpointing(
         self,
         *,
@@ -729,6 +758,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
                     f"{max(self.num_env_runners, 1)} runners = {whole} env steps, more than the batch of "
                     f"{self.total_train_batch_size}. Largest that fits: {max(fitting, 1)}, or 'auto'."
                 )
+        self._validate_networking()
         if callable(self.policies_to_train) or self.policies_to_train is None:
             unknown: list[str] = []
         else:
@@ -748,6 +778,22 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         if self.evaluation_duration == "auto" and not self.evaluation_parallel_to_training:
             raise ConfigurationError(
                 "config.evaluation_duration='auto' needs evaluation_parallel_to_training=True."
+            )
+
+    def _validate_networking(self) -> None:
+        if self.listen is not None:
+            from rlzmq.net.addresses import check_bind_address, split_tcp
+
+            check_bind_address(self.listen, has_keys=True)
+            split_tcp(self.listen)  # nothing but TCP
+        for name in ("advertise", "join_file"):
+            if self.get(name) is not None and self.listen is None:
+                raise ConfigurationError(f"config.{name} needs config.listen, e.g. 'tcp://10.0.0.5:5555'.")
+        remote, total = self.num_remote_learners, self.num_learners
+        if remote and (remote != total or self.listen is None):
+            raise ConfigurationError(
+                f"config.num_remote_learners={remote} with num_learners={total} and listen={self.listen!r}: "
+                "learners are all remote (equal numbers, and listen set), or all local (0)."
             )
 
 

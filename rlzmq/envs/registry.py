@@ -21,10 +21,12 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = [
     "EnvContext",
     "EnvEntry",
+    "adopt_registration",
     "call_creator",
     "make_env",
     "register_env",
     "registered_envs",
+    "registration_of",
     "resolve_env",
 ]
 
@@ -135,6 +137,34 @@ def register_env(name: str, env_creator: Callable[..., Any]) -> None:
 def registered_envs() -> dict[str, Callable[..., Any]]:
     """The creators registered in this process, by name (a copy)."""
     return dict(_CREATORS)
+
+
+def registration_of(env: object) -> tuple[str, Any] | None:
+    """What another process needs to know to make the env that a name stands for here.
+
+    Args:
+        env: ``config.env``.
+
+    Returns:
+        (name, creator or Gymnasium EnvSpec); None where the name says it all, or `env` is no name.
+    """
+    if not isinstance(env, str):
+        return None
+    if env in _CREATORS:
+        return env, _CREATORS[env]
+    spec = gym.registry.get(env)
+    return (env, spec) if spec is not None and not isinstance(spec.entry_point, str) else None
+
+
+def adopt_registration(registration: tuple[str, Any] | None) -> None:
+    """Make a name that `registration_of` described known in this process, unless it is known already."""
+    if registration is None:
+        return
+    name, what = registration
+    if isinstance(what, gym.envs.registration.EnvSpec):
+        gym.registry.setdefault(name, what)
+    else:
+        _CREATORS.setdefault(name, what)
 
 
 def resolve_env(env: object) -> EnvEntry:

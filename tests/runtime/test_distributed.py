@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from rlzmq import PPOConfig
+from rlzmq import PPOConfig, register_env
 
 
 def small(num_env_runners: int, num_learners: int, seed: int = 1) -> PPOConfig:
@@ -130,6 +130,21 @@ def test_an_env_that_raises_ends_the_run_with_its_own_traceback() -> None:
         algo.train()
     text = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert "test_distributed.py" in text
+
+
+class TenSteps(Broken):
+    def step(self, action: Any) -> Any:
+        self.t = getattr(self, "t", 0) + 1
+        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+
+
+def test_names_registered_by_the_user_are_known_in_the_processes() -> None:
+    register_env("ten-steps", lambda env_config: TenSteps())
+    with small(1, 0).environment("ten-steps").build() as algo:
+        assert algo.train()["env_runners"]["episode_return_mean"] == 10.0
+    gym.register("TenSteps-v0", entry_point=TenSteps)
+    with small(1, 0).environment("TenSteps-v0").build() as algo:
+        assert algo.train()["env_runners"]["episode_return_mean"] == 10.0
 
 
 SCRIPT = """
