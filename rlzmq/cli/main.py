@@ -25,6 +25,7 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
+    "runner": ("rlzmq.cli.runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
 }
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _guarded(module: str, arguments: list[str]) -> int:
     """Run a command; what goes wrong becomes one clear text and an exit code."""
-    from rlzmq.core.errors import CheckpointError, ConfigurationError, PeerLostError
+    from rlzmq.core.errors import AuthenticationError, CheckpointError, ConfigurationError, PeerLostError
 
     try:
         return int(importlib.import_module(module).run(arguments))
@@ -69,7 +70,7 @@ def _guarded(module: str, arguments: list[str]) -> int:
     except (ConfigurationError, CheckpointError) as error:
         print(f"rlzmq: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    except PeerLostError as error:
+    except (PeerLostError, AuthenticationError) as error:
         _print_with_notes(error)
         return EXIT_UNREACHABLE
     except SystemExit as error:

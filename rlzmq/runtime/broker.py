@@ -29,12 +29,16 @@ import asyncio
 import json
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, ProtocolError
+from rlzmq.net.authenticator import Authenticator
 from rlzmq.net.context import Context
+from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import CurveServer
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.run_directory import RunDirectory
@@ -53,6 +57,11 @@ _log = logging.getLogger("rlzmq.broker")
 _TICK_S = 0.05
 # One frame: a column of a fragment, or a whole model's weights.
 _MAX_MESSAGE_BYTES = 1 << 30
+# From outside; below the local one, because a stranger may fill it until the handshake's deadline.
+_MAX_REMOTE_MESSAGE_BYTES = 1 << 28
+
+# Where a peer came in: the first byte of what the core knows it by.
+_LOCAL, _REMOTE = b"L", b"R"
 
 
 class BrokerRole:
@@ -61,11 +70,12 @@ class BrokerRole:
     Args:
         run_id: Of the run; peers of another run are refused.
         options: Fields of `BrokerOptions` other than the run id and incarnation.
-        addresses: ``{"data": …, "weights": …}`` to listen on: those of the broker that died, or TCP
-            ones; a private directory with ipc addresses if None.
+        addresses: ``{"data": …, "weights": …}`` to listen on without keys: ipc ones, e.g. those of the
+            broker that died; a private directory's if None.
         incarnation: Rises with every start of this run's broker; milliseconds of wall time if 0.
-        curve: Keys, needed for TCP addresses other than loopback.
-        insecure: Lets TCP addresses go without keys.
+        listen: The same for peers from outside, by TCP with keys; nowhere if None.
+        curve: The server's keys for `listen`.
+        roles: Public key → role, of everybody who may come in by `listen`.
         quarantine_dir: Where fragments that killed learners are written; nowhere if None.
     """
 
@@ -76,15 +86,23 @@ class BrokerRole:
         *,
         addresses: dict[str, str] | None = None,
         incarnation: int = 0,
+        listen: dict[str, str] | None = None,
         curve: CurveServer | None = None,
-        insecure: bool = False,
+        roles: dict[str, str] | None = None,
         quarantine_dir: str | None = None,
     ) -> None:
+        faults.arm("broker")
         incarnation = incarnation or int(time.time() * 1000)
         self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **(options or {})))
         self._wanted_addresses = addresses
+        self._core.more_status = self._own_status
+        self._listen = listen
         self._curve = curve
-        self._insecure = insecure
+        self._roles = dict(roles or {})
+        self._authenticator: Authenticator | None = None
+        self._doors: dict[bytes, DrainSocket] = {}
+        self._publishers: list[DrainSocket] = []
+        self._failed_handshakes: Counter[str] = Counter()
         self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
         self._directory: RunDirectory | None = None
         self._context: Context | None = None
@@ -101,7 +119,8 @@ class BrokerRole:
         """Listens.
 
         Returns:
-            ``{"data": …, "weights": …}``: the addresses that peers connect to.
+            ``{"data": …, "weights": …}``: the addresses that local peers connect to; with ``listen``
+            also ``"remote_data"`` and ``"remote_weights"``.
 
         Raises:
             ConfigurationError: An address is taken, or not allowed without keys.
@@ -113,14 +132,11 @@ class BrokerRole:
             self._directory = RunDirectory()
             wanted = {name: self._directory.address(name) for name in ("data", "weights")}
         self._context = Context()
-        data = SocketOptions(max_message_bytes=_MAX_MESSAGE_BYTES, linger_ms=500)
-        weights = SocketOptions(max_message_bytes=_MAX_MESSAGE_BYTES, send_high_water_mark=1)
-        self._data = self._open("ROUTER", self._on_message, data, "broker data")
-        self._weights = self._open("PUB", None, weights, "broker weights")
-        addresses = {
-            "data": self._data.bind(wanted["data"]),
-            "weights": self._weights.bind(wanted["weights"]),
-        }
+        addresses = self._open_doors(_LOCAL, wanted, _MAX_MESSAGE_BYTES)
+        if self._listen is not None:
+            self._authenticator = Authenticator(self._context, self._roles)
+            remote = self._open_doors(_REMOTE, self._listen, _MAX_REMOTE_MESSAGE_BYTES)
+            addresses |= {f"remote_{name}": address for name, address in remote.items()}
         self._tick_due = self._loop.time()
         self._tick()
         return addresses
@@ -133,8 +149,10 @@ class BrokerRole:
             self._timer.cancel()
         self._do(self._core.stop("the broker was stopped"))
         context, self._context = self._context, None
-        self._data.close()
-        self._weights.close()
+        for socket in (*self._doors.values(), *self._publishers):
+            socket.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         if self._writes:
             await asyncio.gather(*self._writes)
         await asyncio.to_thread(context.close)
@@ -147,13 +165,26 @@ class BrokerRole:
         """Answers as soon as the loop turns."""
 
     async def status(self) -> dict[str, Any]:
-        """`BrokerCore.status`, and how this loop fares."""
+        """`BrokerCore.status`, how this loop fares, and who knocked at the door."""
+        return {**self._core.status(), **self._own_status()}
+
+    def _own_status(self) -> dict[str, Any]:
         return {
-            **self._core.status(),
             "loop_lag_s": self.loop_lag_s,
             "max_loop_lag_s": self.max_loop_lag_s,
             "num_messages": self.num_messages,
             "num_unsent": self.num_unsent,
+            "connections": self._connections(),
+        }
+
+    def _connections(self) -> dict[str, Any]:
+        """Who knocked at the door for peers from outside; {} where there is none."""
+        if self._authenticator is None:
+            return {}
+        return {
+            "accepted": self._authenticator.num_accepted,
+            "refused_keys": self._authenticator.num_refused,
+            "failed_handshakes": dict(self._failed_handshakes),
         }
 
     async def wait_ended(self) -> tuple[str, str]:
@@ -162,37 +193,53 @@ class BrokerRole:
 
     # ------------------------------------------------------------------ the loop
 
-    def _open(self, zmq_type: str, on_message: Any, options: SocketOptions, name: str) -> DrainSocket:
+    def _open_doors(self, door: bytes, wanted: dict[str, str], max_message_bytes: int) -> dict[str, str]:
+        """A ROUTER and a PUB; local ones take no keys, remote ones nothing else."""
         assert self._context is not None
-        return DrainSocket(
-            self._context,
-            zmq_type,
-            on_message,
-            options=options,
-            curve=self._curve,
-            insecure=self._insecure,
-            name=name,
-        )
+        is_remote = door == _REMOTE
+        data = SocketOptions(max_message_bytes=max_message_bytes, linger_ms=500)
+        weights = SocketOptions(max_message_bytes=max_message_bytes, send_high_water_mark=1)
+        sockets = [
+            DrainSocket(
+                self._context,
+                zmq_type,
+                partial(self._on_message, door) if zmq_type == "ROUTER" else None,
+                options=options,
+                curve=self._curve if is_remote else None,
+                on_event=self._on_connection if is_remote else None,
+                name=f"broker {name}",
+            )
+            for zmq_type, options, name in (("ROUTER", data, "data"), ("PUB", weights, "weights"))
+        ]
+        self._doors[door] = sockets[0]
+        self._publishers.append(sockets[1])
+        return {
+            name: socket.bind(wanted[name]) for name, socket in zip(("data", "weights"), sockets, strict=True)
+        }
 
-    def _on_message(self, frames: list[Any]) -> None:
+    def _on_connection(self, event: SocketEvent) -> None:
+        if event.kind == "handshake_failed":
+            self._failed_handshakes[event.reason] += 1
+
+    def _on_message(self, door: bytes, frames: list[Any]) -> None:
         self.num_messages += 1
-        peer = bytes(frames[0])
+        routing = bytes(frames[0])
+        if door == _REMOTE:
+            # The role that the key gave is part of who speaks: with another key's routing id nobody
+            # becomes that peer.
+            role = self._doors[door].sender_role or "nobody"
+            peer = door + role.encode() + b"|" + routing
+        else:
+            role, peer = None, door + routing
         event: Received | Malformed
         try:
             message, _ = decode_message(frames[1:])
             event = Received(peer, message, tuple(frames[1:]))
-            if type(message) is Hello:
-                event = self._check_key(peer, message) or event
+            if type(message) is Hello and role is not None:
+                event = _check_key(peer, role, message) or event
         except WireError as error:
             event = Malformed(peer, error.reason, str(error))
         self._handle(event)
-
-    def _check_key(self, peer: bytes, hello: Hello) -> Malformed | None:
-        """A key gives one role: a runner's key does not open a learner's door."""
-        role = self._data.sender_role
-        if role is None or role == hello.role:
-            return None
-        return Malformed(peer, "key", f"a key of role {role!r} said HELLO as {hello.role!r}")
 
     def _tick(self) -> None:
         now = self._loop.time()
@@ -203,7 +250,10 @@ class BrokerRole:
         self._timer = self._loop.call_at(self._tick_due, self._tick)
 
     def _handle(self, event: Received | Malformed | Tick) -> None:
-        self._do(self._core.handle(event, self._loop.time()))
+        instructions = self._core.handle(event, self._loop.time())
+        if faults.is_armed and isinstance(event, Received):
+            faults.at(f"broker.{type(event.message).__name__}")  # decided, and not told to anyone
+        self._do(instructions)
         # Peers found unreachable while sending: told to the core afterwards, in order.
         while self._lost:
             self._do(self._core.handle(PeerLost(self._lost.popleft()), self._loop.time()))
@@ -213,15 +263,18 @@ class BrokerRole:
             if isinstance(instruction, Send):
                 self._send(instruction)
             elif isinstance(instruction, Publish):
-                self._weights.send([instruction.frame])
+                for publisher in self._publishers:
+                    publisher.send([instruction.frame])
             elif isinstance(instruction, Quarantine):
                 self._quarantine(instruction)
             elif isinstance(instruction, Stop) and not self.ended.done():
                 self.ended.set_result((instruction.reason, instruction.detail))
 
     def _send(self, instruction: Send) -> None:
+        door = instruction.peer[:1]
+        routing = instruction.peer[1:] if door == _LOCAL else instruction.peer.partition(b"|")[2]
         try:
-            self._data.send([instruction.peer, *instruction.frames])
+            self._doors[door].send([routing, *instruction.frames])
         except PeerLostError:
             self._lost.append(instruction.peer)
         except ProtocolError as error:
@@ -237,6 +290,15 @@ class BrokerRole:
             task = self._loop.create_task(asyncio.to_thread(_write, self._quarantine_dir, instruction))
             self._writes.add(task)
             task.add_done_callback(self._writes.discard)
+
+
+def _check_key(peer: bytes, role: str, hello: Hello) -> Malformed | None:
+    """A key gives one role, or the right to look on; and no peer from outside takes a local runner's name."""
+    if hello.role not in (role, "observer"):
+        return Malformed(peer, "key", f"a key of role {role!r} said HELLO as {hello.role!r}")
+    if hello.role == "runner" and "@" not in hello.name:
+        return Malformed(peer, "key", f"a runner from outside is called name@host, not {hello.name!r}")
+    return None
 
 
 def _write(directory: Path, item: Quarantine) -> None:

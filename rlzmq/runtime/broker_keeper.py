@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
 from rlzmq.runtime.broker import BrokerRole
+from rlzmq.runtime.joining import JoinKeys, at_host, listen_addresses, write_join_files
 from rlzmq.runtime.processes import lost_error
 
 __all__ = ["BrokerKeeper"]
@@ -36,6 +39,8 @@ class BrokerKeeper:
 
     Attributes:
         addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
+        remote_addresses: The same for peers from outside, once it listens for them; else {}.
+        join_files: Role → the file that lets it in; {} where nobody may.
         failed: Has an exception once there will be no broker any more.
         num_restarts: So far.
     """
@@ -50,6 +55,10 @@ class BrokerKeeper:
         self._task: asyncio.Task[None] | None = None
         directory = system.run_directory
         self.addresses = {name: directory.address(name) for name in ("data", "weights")}
+        self._keys = JoinKeys.generate() if config.listen is not None else None
+        self._listen = listen_addresses(config.listen) if config.listen is not None else None
+        self.remote_addresses: dict[str, str] = {}
+        self.join_files: dict[str, Path] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
 
@@ -59,8 +68,14 @@ class BrokerKeeper:
         return self._handle
 
     async def start(self) -> None:
-        """Start the broker and its supervision."""
+        """Start the broker and its supervision.
+
+        Raises:
+            ConfigurationError: `config.listen` cannot be listened on, or the join file not be written.
+        """
         await self._spawn()
+        if self._keys is not None:
+            self._write_join_files(self._keys)
         self._task = asyncio.create_task(self._supervise(), name="supervise the broker")
 
     def worked(self) -> None:
@@ -77,6 +92,17 @@ class BrokerKeeper:
         if not self.failed.done():
             self.failed.set_exception(ClosedError("the run was stopped"))
         self.failed.exception()  # seen
+        for file in self.join_files.values():
+            file.unlink(missing_ok=True)  # its keys open nothing any more
+
+    def _write_join_files(self, keys: JoinKeys) -> None:
+        config = self._config
+        path = config.join_file or self._system.run_directory.path / "join.toml"
+        addresses = {
+            name: at_host(address, config.advertise) for name, address in self.remote_addresses.items()
+        }
+        self.join_files = write_join_files(keys, path, self._run_id, addresses)
+        print(f"env runners may join:  rlzmq runner --join {self.join_files['runner']}", file=sys.stderr)
 
     async def _spawn(self) -> None:
         # Peers tell brokers apart by a number that rises, also when the wall clock is set back.
@@ -89,10 +115,16 @@ class BrokerKeeper:
             addresses=self.addresses,
             incarnation=self._incarnation,
             quarantine_dir=self._config.quarantine_dir,
+            listen=self._listen,
+            curve=self._keys.curve if self._keys is not None else None,
+            roles=self._keys.roles if self._keys is not None else None,
             name="broker",
         )
         try:
-            await handle.start()
+            addresses = await handle.start()
+            if self._listen is not None:  # the ports that it got are those of every later broker too
+                self._listen = {name: addresses[f"remote_{name}"] for name in ("data", "weights")}
+                self.remote_addresses = self._listen
         except BaseException:
             handle.kill()
             raise

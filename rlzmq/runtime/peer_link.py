@@ -13,7 +13,9 @@ import uuid
 from collections import Counter
 from typing import Any
 
+from rlzmq.core import faults
 from rlzmq.net.context import Context
+from rlzmq.net.keys import CurveClient
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.errors import WireError
@@ -39,21 +41,28 @@ class PeerLink(abc.ABC):
     Args:
         core: RunnerCore, LearnerCore or DriverCore.
         address: The broker's data address.
+        curve: Keys, for a broker that is reached by TCP.
 
     Attributes:
         num_refused: Messages that were refused here, by reason.
         ended: Resolved when the core stopped, with (reason, detail); an exception where a job failed.
     """
 
-    def __init__(self, core: Any, address: str) -> None:
+    def __init__(self, core: Any, address: str, curve: CurveClient | None = None) -> None:
         self.core = core
         self._address = address
+        self.curve = curve
         self._context: Context | None = None
         self._socket: DrainSocket | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.num_refused: Counter[str] = Counter()
         self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
+
+    @property
+    def role(self) -> str:
+        """What this peer is: the name without its number."""
+        return str(self.core.name).partition("-")[0]
 
     @abc.abstractmethod
     def act(self, instruction: Instruction) -> None:
@@ -77,6 +86,7 @@ class PeerLink(abc.ABC):
             self._on_message,
             options=options,
             routing_id=f"{self.core.name}.{self.core.uuid}".encode()[:255],
+            curve=self.curve,
             name=self.core.name,
         )
         self._socket.connect(self._address)
@@ -120,6 +130,8 @@ class PeerLink(abc.ABC):
             self.num_refused[error.reason] += 1
             _log.warning("%s refused a message: %s", self.core.name, error)
             return
+        if faults.is_armed:
+            faults.at(f"{self.role}.{type(message).__name__}")
         self.handle(Received(b"", message, tuple(frames)))
 
     def _tick(self) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rlzmq.core import faults
 from rlzmq.net.context import Context
+from rlzmq.net.keys import CurveClient
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import (
@@ -43,6 +45,7 @@ class RunnerLink(PeerLink):
         run_id, name, incarnation: Who this is.
         data_address, weights_address: The broker's.
         peer_id: Of this process; a fresh one if empty.
+        curve: Keys, for a broker that is reached by TCP.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class RunnerLink(PeerLink):
         data_address: str,
         weights_address: str,
         peer_id: str = "",
+        curve: CurveClient | None = None,
     ) -> None:
         core = RunnerCore(
             run_id,
@@ -65,11 +69,12 @@ class RunnerLink(PeerLink):
             incarnation=incarnation,
             layout_digest=env_runner.get_weights_layout().digest,
         )
-        super().__init__(core, data_address)
+        super().__init__(core, data_address, curve)
         self._env_runner = env_runner
         self._run_blocking = run_blocking
         self._weights_address = weights_address
         self._weights_socket: DrainSocket | None = None
+        self._recorded: dict[int, str] = {}  # accepted and not committed, for the history
 
     def open_sockets(self, context: Context) -> None:
         """Subscribe to the weights."""
@@ -82,6 +87,7 @@ class RunnerLink(PeerLink):
             self._on_weights,
             options=options,
             subscriptions=[PUBLICATION_TOPIC],
+            curve=self.curve,
             name=f"{self.core.name} weights",
         )
         self._weights_socket.connect(self._weights_address)
@@ -94,6 +100,7 @@ class RunnerLink(PeerLink):
         runner = self._env_runner
         if isinstance(instruction, ApplyWeights):
             header, body = instruction.header, instruction.body
+            faults.record("weights", generation=header.generation, version=header.version)
             self._submit(
                 lambda: runner.set_weights(body, version=header.version, generation=header.generation)
             )
@@ -109,6 +116,22 @@ class RunnerLink(PeerLink):
     def _check(self, done: Any) -> None:
         if not done.cancelled() and done.exception() is not None:
             self.fail(done.exception())
+
+    def handle(self, event: Any) -> None:
+        """As PeerLink.handle; with a history, what was accepted and committed is recorded."""
+        super().handle(event)
+        if faults.is_recording:
+            self._record_progress(event)
+
+    def _record_progress(self, event: Any) -> None:
+        core = self.core
+        kept = core.kept_fragments()
+        for seq, (fragment, is_accepted) in kept.items():
+            if is_accepted and seq not in self._recorded:
+                self._recorded[seq] = str(fragment.fragment_id)
+                faults.record("accepted", id=str(fragment.fragment_id), steps=fragment.num_env_steps)
+        for seq in [seq for seq in self._recorded if seq not in kept]:
+            faults.record("committed", id=self._recorded.pop(seq))
 
     def _sample(self, lease: StartLease) -> None:
         def job() -> FragmentSampled:
@@ -133,7 +156,9 @@ class RunnerLink(PeerLink):
                 self.fail(done.exception())
             else:
                 self.core.progress += 1
+                faults.at("runner.sampled")
                 self.handle(done.result())
+                faults.at("runner.sent")
 
         self._run_blocking(job).add_done_callback(finish)
 

@@ -1,0 +1,106 @@
+"""What the commands that join a run share: the join file, the run's config, the end's exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["exit_code_of", "on_signals", "read_join_file", "run_async", "the_runs_config"]
+
+
+def read_join_file(path: Path, role: str) -> Any:
+    """The join file, checked to be for this role.
+
+    Raises:
+        ConfigurationError: Missing, readable by others, malformed, or for another role.
+    """
+    from rlzmq.net.join_file import JoinFile
+
+    join = JoinFile.read(path)
+    if join.role != role:
+        raise ConfigurationError(f"{path} lets a {join.role} in, not a {role}")
+    for name in ("data", "weights"):
+        if name not in join.addresses:
+            raise ConfigurationError(f"{path}: addresses.{name} is missing")
+    return join
+
+
+async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float) -> Any:
+    """The config of the run that the file belongs to.
+
+    Args:
+        join: The JoinFile.
+        imports: Modules imported first, e.g. because they register envs.
+        timeout_s: Seconds to wait for the broker.
+
+    Raises:
+        PeerLostError: No broker answers.
+        AuthenticationError: It refuses the key.
+        ConfigurationError: The config names code that is not installed here.
+    """
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+    from rlzmq.algorithms.config_io import load_named
+    from rlzmq.runtime.joining import unpack_config
+    from rlzmq.runtime.remote_peer import fetch_config
+
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it: the user's own modules
+    for name in imports:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigurationError(f"--import {name}: {error}") from None
+    name, settings = unpack_config(await fetch_config(join, timeout_s=timeout_s))
+    config_class = load_named(name)
+    if not (isinstance(config_class, type) and issubclass(config_class, AlgorithmConfig)):
+        raise ConfigurationError(f"the run's config class {name!r} is no AlgorithmConfig")
+    return config_class.from_state(settings)
+
+
+def run_async(main: Coroutine[Any, Any, int]) -> int:
+    """Run a command's coroutine on an event loop of its own."""
+    from rlzmq.actors.event_loop import new_event_loop
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+@contextmanager
+def on_signals(call: Callable[[int], None]) -> Iterator[None]:
+    """Within it SIGINT and SIGTERM call ``call(number)``; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def handle(number: int) -> None:
+        if seen:
+            os._exit(128 + number)
+        seen.append(number)
+        call(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def exit_code_of(reason: str, detail: str, signal_number: int) -> int:
+    """0 after the run's goodbye; 130 after Ctrl-C, 75 after SIGTERM (start it again elsewhere); 69 otherwise."""
+    from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
+
+    if signal_number:
+        return EXIT_INTERRUPTED if signal_number == signal.SIGINT else EXIT_RESUMABLE
+    if reason == "goodbye":
+        return 0
+    print(f"rlzmq: the broker refuses this peer: {reason}, {detail}", file=sys.stderr)
+    return EXIT_UNREACHABLE

@@ -1,0 +1,78 @@
+"""``rlzmq runner``: an env runner that joins a run, from any terminal or machine, at any time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+__all__ = ["RunnerOptions", "run"]
+
+
+@dataclass
+class RunnerOptions:
+    """Options of ``rlzmq runner``."""
+
+    join: Path
+    """The file that the run wrote (`join_file`), mode 0600."""
+    envs: int | None = None
+    """Environments in this process (default: the run's num_envs_per_env_runner)."""
+    timeout: float = 30.0
+    """Seconds to wait for the broker at the start (default: 30)."""
+    patience: float = 60.0
+    """Seconds of the broker's silence after which this runner gives up (default: 60)."""
+    import_: Annotated[list[str], "--import"] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
+    quiet: bool = False
+    """Print nothing but errors (default: False)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq runner``; the exit code."""
+    import tyro
+
+    from rlzmq.cli.joining import run_async
+
+    kind: Any = Annotated[RunnerOptions, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff]
+    options: RunnerOptions = tyro.cli(
+        kind, args=list(arguments), prog="rlzmq runner", description="Sample for a run that listens."
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return run_async(_main(options))
+
+
+async def _main(options: RunnerOptions) -> int:
+    from rlzmq.cli.joining import exit_code_of, on_signals, read_join_file, the_runs_config
+    from rlzmq.runtime.remote_runner import RemoteRunner
+
+    join = read_join_file(options.join, "runner")
+    config = await the_runs_config(join, options.import_, timeout_s=options.timeout)
+    if options.envs is not None:
+        config.env_runners(num_envs_per_env_runner=options.envs)
+    config.freeze()
+    runner = RemoteRunner(join, config, patience_s=options.patience)
+
+    def say(text: str) -> None:
+        if not options.quiet:
+            print(text, flush=True)
+
+    signals: list[int] = []
+
+    def leave(number: int) -> None:
+        signals.append(number)
+        say("leaving: the fragment at work is handed over first; again to leave at once")
+        runner.leave()
+
+    start = time.monotonic()
+    try:
+        await runner.start()
+        say(f"{runner.name} joined {join.addresses['data']}: {config.num_envs_per_env_runner} × {config.env}")
+        with on_signals(leave):
+            reason, detail = await runner.wait()
+        say(f"{reason}: {runner.num_env_steps} env steps in {time.monotonic() - start:.1f} s")
+    finally:
+        await runner.close()
+    return exit_code_of(reason, detail, signals[0] if signals else 0)
