@@ -136,16 +136,19 @@ def load_named(name: str) -> Any:
 
 
 def _plain(name: str, value: Any) -> Any:
-    from gymnasium.spaces import Space
+    from rlzmq.algorithms.config_values import to_plain_value
 
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    special = to_plain_value(name, value)
+    if special is not None:
+        return special
     if isinstance(value, Mapping):
         return {str(key): _plain(f"{name}.{key}", item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value) if isinstance(value, set | frozenset) else value
         return [_plain(name, item) for item in items]
-    if hasattr(value, "to_dict") and not isinstance(value, type) and not isinstance(value, Space):
+    if hasattr(value, "to_dict") and not isinstance(value, type):
         return _plain(name, value.to_dict())
     qualname = getattr(value, "__qualname__", "")
     module = getattr(value, "__module__", "")
@@ -168,6 +171,10 @@ def _revive(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(_CALLABLE_MARK):
         return load_named(value[1:])
     if isinstance(value, dict):
+        from rlzmq.algorithms.config_values import from_plain_value, is_plain_value
+
+        if is_plain_value(value):
+            return from_plain_value(value, load_named)
         return {key: _revive(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_revive(item) for item in value]

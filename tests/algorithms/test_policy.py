@@ -8,19 +8,41 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from rlzmq import (
+    PPO,
     CheckpointError,
+    Columns,
+    ConfigurationError,
     ConnectorV2,
     FrameStackingEnvToModule,
     FrameStackingLearner,
     MeanStdFilter,
+    MultiRLModuleSpec,
     Policy,
     PPOConfig,
     PrevActionsPrevRewards,
+    RLModuleSpec,
     SingleAgentEnvRunner,
+    TorchRLModule,
+    ValueFunctionAPI,
 )
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
+
+
+class FullyConnected(TorchRLModule, ValueFunctionAPI):
+    """A module of a user's."""
+
+    def setup(self) -> None:
+        self.pi, self.vf = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.pi(batch[Columns.OBS])}
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
+        values: torch.Tensor = self.vf(batch[Columns.OBS]).squeeze(-1)
+        return values
 
 
 class Watcher(ConnectorV2):
@@ -204,3 +226,35 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
             algo.get_policy(module_id="default")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         Policy.load(tmp_path)
+
+
+def test_a_checkpoint_carries_spaces_and_specs(tmp_path: Path) -> None:
+    space = gym.spaces.Box(-10.0, 10.0, (4,), np.float32)
+    config = small().environment("CartPole-v1", observation_space=space)
+    config.rl_module(rl_module_spec=RLModuleSpec(model_config={"fcnet_hiddens": [8]}))
+    with config.build() as algo:
+        path = algo.save_to_path(tmp_path / "c")
+        expected = algo.compute_action(np.ones(4))
+    policy = Policy.load(path)
+    assert policy.observation_space == space
+    assert policy.compute_action(np.ones(4)) == expected
+    with PPO.from_checkpoint(path) as restored:
+        assert restored.config.rl_module_spec.model_config == {"fcnet_hiddens": [8]}
+
+
+def test_module_classes_that_a_checkpoint_names_are_asked_for(tmp_path: Path) -> None:
+    config = small().rl_module(
+        rl_module_spec=MultiRLModuleSpec({"default_policy": RLModuleSpec(module_class=FullyConnected)})
+    )
+    config.rl_module(model_config={})
+    with config.build() as algo:
+        path = algo.save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="rl_module_spec"):
+        Policy.load(path)
+    policy = Policy.load(path, config=config)
+    assert policy.compute_action(np.ones(4)) in (0, 1)
+    plain = config.get_state()["rl_module_spec"]["__multi_rl_module_spec__"]
+    assert plain["rl_module_specs"]["default_policy"]["module_class"].startswith("@")
+    plain["rl_module_specs"]["default_policy"]["module_class"] = "os:PathLike"
+    with pytest.raises(ConfigurationError, match="os:PathLike"):
+        PPOConfig.from_dict({"rl_module_spec": {"__multi_rl_module_spec__": plain}})
