@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.results import add_fragment_metas
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
@@ -62,7 +64,10 @@ class Evaluation:
         await group.set_connector_state(self._session.get_connector_state())
         custom = self._config.custom_evaluation_function
         if custom is not None:
-            results, num_env_steps, num_agent_steps = custom(algorithm, group)
+            outcome = await in_calling_thread(lambda: custom(algorithm, algorithm.eval_env_runner_group))
+            if inspect.isawaitable(outcome):
+                outcome = await outcome
+            results, num_env_steps, num_agent_steps = outcome
             return {
                 "env_runners": dict(results),
                 "num_env_steps_sampled_this_iter": num_env_steps,
