@@ -276,17 +276,20 @@ class BrokerCore:
             lease = None
         if state.ledger.is_committed(fragment):
             state.ledger.accounting.num_duplicates += 1
+            state.acks.setdefault(peer.uuid, set()).add(message.seq)
             self._tell_committed(peer)
             return
         reason = self._why_not(message, lease.num_env_steps if lease is not None else None)
         if reason is not None:
             peer.num_bad += 1
             state.ledger.refuse(fragment, max(0, message.num_env_steps), "rejected")
+            state.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
             state.send(peer, Rejected(message.seq, "rejected", reason))
             state.notify("bad_fragment", "runner", peer.hello.name, reason)
             return
         if message.generation < state.min_generation:
             state.ledger.refuse(fragment, message.num_env_steps, "rolled_back")
+            state.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
             self._tell_committed(peer)
             return
         num_bytes = sum(memoryview(frame).nbytes for frame in event.frames)
@@ -320,10 +323,13 @@ class BrokerCore:
     def _on_runner_state(self, peer: Peer, event: Received, now: float) -> None:
         message = event.message
         assert isinstance(message, RunnerState)
-        record = self.state.ledger.runner(peer.uuid, peer.incarnation)
+        state = self.state
+        record = state.ledger.runner(peer.uuid, peer.incarnation)
         peer.first_unacked = max(peer.first_unacked, message.first_unacked)
         record.commit_below(message.first_unacked)
-        if record.watermark > message.first_unacked:
+        forgettable = state.may_forget(peer.uuid, peer.incarnation)
+        forgettable.commit_below(message.first_unacked)
+        if forgettable.watermark > message.first_unacked:
             self._tell_committed(peer)  # the COMMITTED before was lost
         if message.connector_version < peer.connector_version and not message.leases:
             peer.connector_version = message.connector_version
@@ -484,13 +490,12 @@ class BrokerCore:
     def _acknowledge(self) -> None:
         """Tells runners what was accepted (unless a lease told them) and what was committed."""
         state = self.state
-        committed = {}
-        for fragment in state.ledger.pop_committed():
-            peer = state.runners.get(fragment.runner)
-            if peer is not None and peer.incarnation == fragment.incarnation:
-                committed[fragment.runner] = peer
-        for peer in committed.values():
-            self._tell_committed(peer)
+        state.settled.extend(state.ledger.pop_committed())
+        for runner, incarnation in sorted(state.news_for):
+            peer = state.runners.get(runner)
+            if peer is not None and peer.incarnation == incarnation:
+                self._tell_committed(peer)
+        state.news_for.clear()
         for uuid in list(state.acks):
             peer = state.runners.get(uuid)
             accepted = take_acks(state, uuid)
@@ -498,7 +503,7 @@ class BrokerCore:
                 state.send(peer, Accepted(peer.incarnation, accepted))
 
     def _tell_committed(self, peer: Peer) -> None:
-        record = self.state.ledger.runner(peer.uuid, peer.incarnation)
+        record = self.state.may_forget(peer.uuid, peer.incarnation)
         self.state.send(peer, Committed(peer.incarnation, record.watermark, to_spans(record.beyond)))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.leases import LeaseBook
-from rlzmq.protocol.ledger import Entry, Ledger
+from rlzmq.protocol.ledger import Entry, Ledger, RunnerRecord
 from rlzmq.protocol.messages import Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
 from rlzmq.protocol.progress_watch import ProgressWatch
 from rlzmq.protocol.ranges import FragmentRange
@@ -119,11 +119,17 @@ class Run:
 
 @dataclass(slots=True)
 class KeptReport:
-    """A report until the driver has it."""
+    """A report until the driver has it.
+
+    Attributes:
+        settled: Fragments that are done with it: their runners may forget them once the driver has it,
+            since a broker after this one would make the report anew from what they send again.
+    """
 
     message: UpdateReport
     payload: tuple[Buffer, ...]
     sent_at: float
+    settled: list[FragmentId]
 
 
 class BrokerState:
@@ -160,6 +166,9 @@ class BrokerState:
         self.unpublished: dict[int, int] = {}
         self.trained_steps = 0
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
+        self.settled: list[FragmentId] = []  # done with, for the next report
+        self.news_for: set[tuple[str, int]] = set()  # runners that may forget more than they were told
+        self.forgettable: dict[tuple[str, int], RunnerRecord] = {}  # what runners may forget
         self.is_paused = False
         # data
         self.ledger = Ledger()
@@ -229,6 +238,16 @@ class BrokerState:
         self.fenced[uuid] = None
         while len(self.fenced) > _MAX_FENCED:
             self.fenced.popitem(last=False)
+
+    def may_forget(self, runner: str, incarnation: int) -> RunnerRecord:
+        """What this runner need not keep any more: it is done with, and the driver knows."""
+        return self.forgettable.setdefault((runner, incarnation), RunnerRecord())
+
+    def let_go(self, report: KeptReport) -> None:
+        """The driver has this report, or wants it no more: tell the runners."""
+        for fragment in report.settled:
+            self.may_forget(fragment.runner, fragment.incarnation).commit(fragment.seq)
+            self.news_for.add((fragment.runner, fragment.incarnation))
 
     def to_be_reported(self, entry: Entry) -> None:
         """The driver gets this fragment's meta with the next report, once."""

@@ -85,7 +85,7 @@ class Updates:
         """Reports below are not needed any more, nor are the learners' memories of those updates."""
         state = self._state
         for update_id in [u for u in state.reports if u < next_report]:
-            del state.reports[update_id]
+            state.let_go(state.reports.pop(update_id))
             for peer in state.ranks.values():
                 self._confirm(peer, update_id)
 
@@ -109,6 +109,8 @@ class Updates:
         if state.weights is not None and state.weights.generation < message.generation:
             state.weights = None
         state.open.clear()
+        for report in state.reports.values():
+            state.let_go(report)
         state.reports.clear()
         state.unpublished.clear()
         state.terms = None
@@ -284,7 +286,8 @@ class Updates:
             *pack_blobs(run.results[rank] for rank in sorted(run.results)),
             *pack_ranges(ledger.watermarks()),
         )
-        kept = state.reports[run.update_id] = KeptReport(report, payload, now)
+        settled, state.settled = [*state.settled, *ledger.pop_committed()], []
+        kept = state.reports[run.update_id] = KeptReport(report, payload, now, settled)
         self._send_report(kept, now)
 
     def release_published(self) -> None:
@@ -401,6 +404,10 @@ class Updates:
     def _note_trained(self, ranges: list[FragmentRange]) -> None:
         """Believes a learner; a plan made before it said so may hold what is trained: made anew."""
         state = self._state
+        for fragment, first, num_steps in ranges:
+            entry = state.ledger.entries.get(fragment)
+            if entry is not None and first + num_steps >= entry.num_steps:
+                state.to_be_reported(entry)  # the broker that had it trained may have died before
         state.ledger.note_trained(ranges)
         for run in sorted(state.runs.values(), key=lambda run: run.update_id):
             if not run.is_training and any(self._is_done(item) for item in run.ranges):

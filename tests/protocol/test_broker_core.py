@@ -402,6 +402,8 @@ def test_train_is_sent_when_every_rank_is_ready_and_commit_when_every_rank_is_do
     ]
     assert [bytes(result) for result in report.results] == [b"results", b"results"]
     assert report.watermarks == {("uuid-runner", 1): 2}
+    assert bench.sent("runner", Committed) == [], "until the driver has the report"
+    bench.send("driver", DriverState(-1, 1))
     assert bench.sent("runner", Committed)[0].watermark == 2
 
 
@@ -614,7 +616,9 @@ def test_a_new_broker_does_not_train_again_what_learners_report():
     bench.hello(
         "learner-0", "learner", tuple(pack_ranges(trained)), rank=0, num_ranks=1, generation=1, next_update=1
     )
-    assert bench.sent("runner", Committed)[0].committed == ((4, 4),)
+    fragment = FragmentId("uuid-runner", 1, 4)
+    assert bench.state.ledger.is_committed(fragment)
+    assert bench.state.to_report == [(fragment, 20, bench.state.to_report[0][2])]
     assert bench.state.ledger.accounting.counts() == {"sampled": 23, "trained": 20, "pending": 0}
 
 
@@ -654,7 +658,8 @@ def test_a_new_broker_waits_a_moment_for_the_data_of_a_trained_update():
     assert bench.sent("driver", UpdateReport)[0].accounting == {"sampled": 20, "trained": 20, "pending": 0}
     bench.runner(next_seq=1)
     bench.fragment(steps=20)
-    assert bench.sent("runner", Committed)[0].watermark == 1
+    assert bench.state.ledger.is_committed(FragmentId("uuid-runner", 1, 0))
+    assert len(bench.state.to_report) == 1, "its meta comes with the next report"
     assert bench.state.ledger.accounting.counts() == {"sampled": 20, "trained": 20, "pending": 0}
 
 
