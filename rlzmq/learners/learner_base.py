@@ -72,11 +72,13 @@ class LearnerBase:
             self.module = spec.build(seed=getattr(self.config, "seed", None))
         self.module.to(self.device)
         observation_space, action_space = self._connector_spaces()
-        self._learner_connector = self.config.build_learner_connector(
-            observation_space, action_space, self.device
-        )
+        self._learner_connector = self.make_learner_connector(observation_space, action_space)
         for module_id in self.module:
             self._prepare_module(module_id)
+
+    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+        """The learner pipeline: the config's. Algorithms that add pieces of their own extend this."""
+        return self.config.build_learner_connector(observation_space, action_space, self.device)
 
     def _connector_spaces(self) -> tuple[Any, Any]:
         if len(self.module) == 1 and DEFAULT_MODULE_ID in self.module:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlzmq.connectors.defaults import add_gae_pieces
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.ppo_loss import PPOSettings, ppo_policy_terms, ppo_value_loss
@@ -38,6 +39,17 @@ class PPOLearner(Learner):
         self._settings: dict[str, PPOSettings] = {}
         # Value predictions and targets of the last epoch, for statistics that need all of it at once.
         self._values: dict[str, deque[tuple[Tensor, Tensor, Tensor | None]]] = {}
+
+    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+        """The config's pipeline, with PPO's own pieces first and last.
+
+        Without ``config.use_gae`` advantages are discounted returns less the values (λ = 1).
+        """
+        pipeline = super().make_learner_connector(observation_space, action_space)
+        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
+            lambda_ = self.config.lambda_ if self._setting("use_gae", True) else 1.0
+            add_gae_pieces(pipeline, gamma=self.config.gamma, lambda_=lambda_)
+        return pipeline
 
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
         super().configure_optimizers_for_module(module_id, config)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 from rlzmq.algorithms.settings import Fraction, NonNegative, NotProvided, Schedule, setter
+from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm import Algorithm
@@ -87,21 +88,15 @@ class PPOConfig(AlgorithmConfig):
     def _default_model_config(self) -> dict[str, Any]:
         return {"vf_share_layers": False}
 
-    def _learner_advantage_pieces(self) -> Any:
-        """What PPO adds around the learner connector: (first pieces, last pieces)."""
-        from rlzmq.connectors.learner import AddOneTsToEpisodesAndTruncate, GeneralAdvantageEstimation
+    def validate(self) -> None:
+        """As AlgorithmConfig.validate, and: generalised advantages need the critic.
 
-        return [AddOneTsToEpisodesAndTruncate()], [
-            GeneralAdvantageEstimation(gamma=self.gamma, lambda_=self.lambda_)
-        ]
-
-    def build_learner_connector(self, observation_space: Any, action_space: Any, device: Any = None) -> Any:
-        """The base pipeline between AddOneTsToEpisodesAndTruncate and GeneralAdvantageEstimation."""
-        pipeline = super().build_learner_connector(observation_space, action_space, device)
-        if self.add_default_connectors_to_learner_pipeline:
-            first, last = self._learner_advantage_pieces()
-            for piece in reversed(first):
-                pipeline.prepend(piece)
-            for piece in last:
-                pipeline.append(piece)
-        return pipeline
+        Raises:
+            ConfigurationError: Names the settings that do not fit together.
+        """
+        super().validate()
+        if self.use_gae and not self.use_critic:
+            raise ConfigurationError(
+                "config.use_gae=True needs config.use_critic=True: advantages are estimated with the value function. "
+                "Set .training(use_gae=False) too."
+            )
