@@ -20,6 +20,8 @@ from collections import Counter
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core import faults
+from rlzmq.core.errors import PeerLostError
 from rlzmq.protocol.events import Report
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.protocol.messages import Notice, OpenUpdate
@@ -28,6 +30,7 @@ from rlzmq.protocol.values import unpack_blob
 from rlzmq.runtime.broker_keeper import BrokerKeeper
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.driver_link import DriverLink
+from rlzmq.runtime.joining import JoinKeys, pack_config
 from rlzmq.runtime.peer_link import new_peer_id
 from rlzmq.runtime.reports import Accounting, UpdateReport
 
@@ -44,12 +47,23 @@ class BrokerPipeline:
         system: The ActorSystem.
         env_runner_group, learner_group: Started before `start` is called.
         connectors: Merges the runners' connector states.
+        join_keys: Of peers from outside; None where there are none.
+        control_address: Where learners from outside come in; None where there are none.
     """
 
     def __init__(
-        self, config: Any, system: Any, env_runner_group: Any, learner_group: Any, connectors: ConnectorSync
+        self,
+        config: Any,
+        system: Any,
+        env_runner_group: Any,
+        learner_group: Any,
+        connectors: ConnectorSync,
+        join_keys: JoinKeys | None = None,
+        control_address: str | None = None,
     ) -> None:
         self._config = config
+        self._join_keys = join_keys
+        self._control_address = control_address
         self._system = system
         self._runners = env_runner_group
         self._learners = learner_group
@@ -68,7 +82,9 @@ class BrokerPipeline:
 
     async def start_broker(self) -> None:
         """Start the broker's process."""
-        self._broker = BrokerKeeper(self._system, self._run_id, self._config)
+        self._broker = BrokerKeeper(
+            self._system, self._run_id, self._config, self._join_keys, self._control_address
+        )
         await self._broker.start()
 
     async def start(self) -> None:
@@ -76,7 +92,11 @@ class BrokerPipeline:
         assert self._broker is not None
         version = await self._learner_version()
         self._driver = DriverLink(
-            self._run_id, self._broker.addresses["data"], next_update=version, on_notice=self._on_notice
+            self._run_id,
+            self._broker.addresses["data"],
+            next_update=version,
+            on_notice=self._on_notice,
+            packed_config=pack_config(self._config) if self._config.listen is not None else b"",
         )
         await self._driver.start()
         if self._connectors.is_needed:
@@ -97,10 +117,12 @@ class BrokerPipeline:
     async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
         assert self._broker is not None
         peer_id = new_peer_id()
-        weights_address = self._broker.addresses["weights"]
         await handle.connect(
             self._link(
-                f"runner-{index}", weights_address=weights_address, incarnation=incarnation, peer_id=peer_id
+                f"runner-{index}",
+                weights_address=self._broker.addresses["weights"],
+                incarnation=incarnation + 1,  # 0 would leave it to the broker, and 1 is what it would choose
+                peer_id=peer_id,
             )
         )
         self._place_of[peer_id] = index
@@ -187,6 +209,15 @@ class BrokerPipeline:
             self._send_connector_state(state)
         self._account(report, sum(num_steps for _, num_steps, _ in fragments))
         self._note_work(report)
+        if faults.is_recording:
+            faults.record(
+                "report",
+                update=update_id,
+                generation=report.report.generation,
+                steps=report.report.num_env_steps,
+                fragments=[[str(fragment), num_steps] for fragment, num_steps, _ in fragments],
+                accounting=self.accounting.to_dict(),
+            )
         results = [unpack_blob(blob) for blob in report.results]
         return UpdateReport(
             update_id=update_id,
@@ -248,6 +279,13 @@ class BrokerPipeline:
         self.num_env_steps_without_report += lost
         self.accounting.add(sampled=sampled + lost, trained=trained, dropped=dict(dropped))
 
+    def fault_tolerance(self) -> dict[str, int]:
+        """How often the broker was replaced, and env steps whose fragments' reports went with one."""
+        return {
+            "num_broker_restarts": self._broker.num_restarts if self._broker is not None else 0,
+            "num_env_steps_without_report": self.num_env_steps_without_report,
+        }
+
     async def pause(self) -> None:
         """No more leases: the learners' state is about to be replaced."""
         assert self._driver is not None
@@ -256,19 +294,32 @@ class BrokerPipeline:
     async def restart(self) -> None:
         """Go on from the state that the learners were given."""
         assert self._driver is not None
-        version = await self._learner_version()
-        generation = self._learners.generation = self._learners.generation + 1
-        self._driver.reset(generation, version)
-        if self._connectors.is_needed:
-            self._send_connector_state(self._connectors.get_state())
-        num_ranks = len(self._learners.handles)
-        await asyncio.gather(
-            *(
-                handle.form(rank, num_ranks, generation, self.accounting.trained)
-                for rank, handle in enumerate(self._learners.handles)
-            )
-        )
+        is_done = False
+        while not is_done:
+            async with self._learners.supervisor.steady() as handles:
+                is_done = await self._begin_lineage(handles)
         self._driver.do(self._driver.core.resume())
+
+    async def _begin_lineage(self, handles: list[Any]) -> bool:
+        """Everyone forgets what was under way; False if a rank died meanwhile."""
+        assert self._driver is not None
+        learners, num_ranks = self._learners, len(handles)
+        try:
+            version = await handles[0].ping()
+            generation = learners.generation = learners.generation + 1
+            self._driver.reset(generation, version)
+            if self._connectors.is_needed:
+                self._send_connector_state(self._connectors.get_state())
+            await asyncio.gather(
+                *(
+                    handle.form(rank, num_ranks, generation, self.accounting.trained)
+                    for rank, handle in enumerate(handles)
+                )
+            )
+        except PeerLostError:
+            learners.supervisor.notice()
+            return False
+        return True
 
     async def stop(self) -> None:
         """Disconnect everyone; what is pending then is dropped ("stopped")."""

@@ -63,27 +63,26 @@ class LearnerRole:
     # -- on the actor's thread ------------------------------------------------------------------
 
     def join_group(self, rank: int, num_ranks: int, store_path: str, generation: int) -> None:
-        """Form the process group of a generation with the other ranks of this machine.
+        """Form the process group of a generation with the other ranks.
 
         Args:
             rank: This learner's rank.
             num_ranks: Of the whole group.
-            store_path: A file that all ranks see and that is not there yet.
+            store_path: A file that all ranks see and that is not there yet; ``tcp://host:port`` of the
+                driver's TCPStore where ranks are on several machines.
             generation: +1 whenever the group is formed anew.
         """
-        from torch.distributed import FileStore  # type: ignore[attr-defined]
-
-        from rlzmq.learners.distributed import loopback_interface
+        from rlzmq.runtime.meeting import interface_for, open_store
 
         self.rank = rank
         self.learner.setup_distributed(
             rank=rank,
             world_size=num_ranks,
-            store=FileStore(store_path, num_ranks),
+            store=open_store(store_path, num_ranks),
             timeout_s=self.config.learner_timeout_s,
             forming_timeout_s=_FORMING_TIMEOUT_S,
             generation=generation,
-            interface=loopback_interface(),
+            interface=interface_for(store_path),
         )
 
     def _join_and_agree(
@@ -203,8 +202,8 @@ class LearnerRole:
             link.form(generation=generation, rank=rank, num_ranks=num_ranks, memory=memory)
         return int(self.learner.weights_seq_no)
 
-    async def run_until_failure(self) -> None:
-        """Return when the connection to the broker has ended; raise what ended it, where training failed.
+    async def run_until_failure(self) -> tuple[str, str]:
+        """Return (reason, detail) when the connection to the broker has ended; raise what failed in training.
 
         Raises:
             PeerLostError: Another rank was lost; `rejoin` brings the others together.
@@ -212,11 +211,11 @@ class LearnerRole:
         """
         link = self._link
         if link is None:
-            return
+            return "", ""
         await asyncio.wait((link.ended, link.group_lost), return_when=asyncio.FIRST_COMPLETED)
         if not link.ended.done():
             raise PeerLostError(link.group_lost.result())
-        await link.ended
+        return await link.ended  # type: ignore[no-any-return]
 
     async def disconnect(self) -> None:
         """Say goodbye to the broker."""

@@ -118,10 +118,9 @@ class EnvRunnerRole:
         if self._link is not None:
             self._link.core.weights.layout_digest = digest
 
-    async def run_until_failure(self) -> None:
-        """Return when the connection to the broker has ended; raise what ended it, where sampling failed."""
-        if self._link is not None:
-            await self._link.ended
+    async def run_until_failure(self) -> tuple[str, str]:
+        """Return (reason, detail) when the connection to the broker has ended; raise what ended it, where sampling failed."""
+        return await self._link.ended if self._link is not None else ("", "")
 
     async def disconnect(self) -> None:
         """Say goodbye to the broker; fragments not yet sent are sent first."""

@@ -1,0 +1,216 @@
+"""Kills processes of a training run at random, and proves from their histories that nothing was lost.
+
+    python scripts/nemesis.py --kills 60                     # runners, learner ranks, the broker
+    python scripts/nemesis.py --kills 100 --roles broker     # the gap after a broker's death (R6)
+    python scripts/nemesis.py --kills 50 --stop              # SIGSTOP in place of SIGKILL (R5)
+
+Each kill comes at a random moment of an update, once everybody is back from the one before; it counts only
+when the process's exit status shows the signal. The seconds from a kill to the next committed update are
+printed by role. Exit code 1: a promise was broken, or training stood still.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+ROLES = ("runner", "learner", "broker")
+_STANDSTILL_S = 60.0
+
+
+class Nemesis:
+    """Kills at random while `train` runs.
+
+    Args:
+        algo: A started AsyncAlgorithm.
+        num_kills, roles, seed: How many, whom, and the random stream.
+        number: The signal.
+    """
+
+    def __init__(self, algo: Any, *, num_kills: int, roles: list[str], seed: int, number: int) -> None:
+        self.algo = algo
+        self.session = algo.session
+        self.num_kills = num_kills
+        self.roles = roles
+        self.random = random.Random(seed)
+        self.number = number
+        self.num_updates = 0
+        self.updated = asyncio.Condition()
+        self.gaps_s: dict[str, list[float]] = defaultdict(list)
+        self.replaced_s: dict[str, list[float]] = defaultdict(list)
+        self.update_s: list[float] = []
+
+    async def run(self) -> None:
+        """Train until all kills have been survived, and two updates more."""
+        training = asyncio.create_task(self._train())
+        try:
+            for number in range(self.num_kills):
+                await self._guard(training, self._wait_healthy())
+                await self._guard(training, self._next_updates(1))
+                await asyncio.sleep(self.random.random() * max(self.update_s[-5:]))
+                role = self.random.choice(self.roles)
+                await self._guard(training, self._kill(role))
+                if (number + 1) % 20 == 0:
+                    print(f"{number + 1} kills, {self.num_updates} updates", flush=True)
+            await self._guard(training, self._wait_healthy())
+            await self._guard(training, self._next_updates(2))
+        finally:
+            training.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await training
+
+    async def _guard(self, training: asyncio.Task[None], work: Any) -> None:
+        """Wait for something that must happen while training goes on."""
+        task = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait(
+            (task, training), timeout=_STANDSTILL_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if task in done:
+            return task.result()
+        task.cancel()
+        if training in done:
+            training.result()
+        broker = self.session._pipeline._broker.handle
+        status = await asyncio.wait_for(broker.status(), 5)
+        raise RuntimeError(f"nothing happened for {_STANDSTILL_S:g} s; the broker says: {status}")
+
+    async def _train(self) -> None:
+        while True:
+            start = time.monotonic()
+            await self.algo.train()
+            self.update_s.append(time.monotonic() - start)
+            self.num_updates += 1
+            async with self.updated:
+                self.updated.notify_all()
+
+    async def _next_updates(self, num: int) -> None:
+        target = self.num_updates + num
+        async with self.updated:
+            await self.updated.wait_for(lambda: self.num_updates >= target)
+
+    async def _wait_healthy(self) -> None:
+        config, session = self.algo.config, self.session
+        while (
+            session.env_runner_group.num_healthy_remote_workers() < config.num_env_runners
+            or len(session.learner_group.handles) < config.num_learners
+            or any(handle.exited.done() for handle in session.learner_group.handles)
+            or self._broker().exited.done()
+        ):
+            await asyncio.sleep(0.01)
+
+    def _broker(self) -> Any:
+        return self.session._pipeline._broker.handle
+
+    async def _kill(self, role: str) -> None:
+        from rlzmq.core import faults
+
+        handles = {
+            "runner": self.session.env_runner_group.handles,
+            "learner": self.session.learner_group.handles,
+            "broker": [self._broker()],
+        }[role]
+        handle = self.random.choice(handles)
+        start = time.monotonic()
+        os.kill(handle.pid, self.number)
+        gap = asyncio.ensure_future(self._next_updates(1))
+        status = await handle.exited  # of a stopped process: once its supervisor has noticed and killed it
+        if status.signal_number != signal.SIGKILL:
+            raise RuntimeError(f"the fault did not fire: {handle.name} {status}")
+        faults.record("killed", place=handle.name, pid=handle.pid)
+        await gap
+        self.gaps_s[role].append(time.monotonic() - start)
+        await self._wait_healthy()
+        self.replaced_s[role].append(time.monotonic() - start)
+
+
+async def attack(args: argparse.Namespace, directory: Path) -> Any:
+    """One run under attack; its Nemesis and the last accounting."""
+    from rlzmq import PPOConfig
+
+    ranks = max(args.learners, 1)
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=args.env_runners, num_envs_per_env_runner=4)
+        .learners(num_learners=args.learners)
+        .training(train_batch_size_per_learner=480 // ranks, minibatch_size=60, num_epochs=2, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [32]})
+        .debugging(seed=args.seed)
+    )
+    async with config.build_async() as algo:
+        nemesis = Nemesis(
+            algo,
+            num_kills=args.kills,
+            roles=args.roles,
+            seed=args.seed,
+            number=signal.SIGSTOP if args.stop else signal.SIGKILL,
+        )
+        await nemesis.run()
+        return nemesis
+
+
+def quantile(values: list[float], q: float) -> float:
+    """The value below which a share `q` of them lies (nearest rank)."""
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def main() -> int:
+    """Run, judge, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
+    parser.add_argument("--env-runners", type=int, default=2)
+    parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--stop", action="store_true", help="SIGSTOP in place of SIGKILL")
+    parser.add_argument(
+        "--history", type=Path, help="where the histories go (default: a temporary directory)"
+    )
+    args = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        directory = args.history or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        os.environ["RLZMQ_HISTORY"] = str(directory)
+        from rlzmq.core import faults
+        from rlzmq.runtime.history import HistoryError, check_history, read_history
+
+        faults.arm("driver")
+        start = time.monotonic()
+        nemesis = asyncio.run(attack(args, directory))
+        took_s = time.monotonic() - start
+        try:
+            verdict = check_history(read_history(directory))
+        except HistoryError as error:
+            print(f"BROKEN PROMISE: {error}")
+            return 1
+    print(verdict)
+    median_s = quantile(nemesis.update_s, 0.5)
+    print(f"{took_s:.0f} s in all; an update takes {median_s * 1000:.0f} ms (median)")
+    for name, table in (
+        ("to the next committed update", nemesis.gaps_s),
+        ("until replaced", nemesis.replaced_s),
+    ):
+        for role, values in sorted(table.items()):
+            print(
+                f"{role:8s} {len(values):4d} faults, {name}: p50 {quantile(values, 0.5):.3f} s, "
+                f"p99 {quantile(values, 0.99):.3f} s, max {max(values):.3f} s"
+            )
+    if verdict.num_killed != args.kills:
+        print(f"only {verdict.num_killed} of {args.kills} faults fired")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
