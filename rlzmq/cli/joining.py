@@ -14,7 +14,15 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 
-__all__ = ["exit_code_of", "on_signals", "read_join_file", "run_async", "the_runs_config"]
+__all__ = [
+    "exit_code_of",
+    "import_first",
+    "make_config",
+    "on_signals",
+    "read_join_file",
+    "run_async",
+    "the_runs_config",
+]
 
 
 def read_join_file(path: Path, role: str) -> Any:
@@ -28,7 +36,7 @@ def read_join_file(path: Path, role: str) -> Any:
     join = JoinFile.read(path)
     if join.role != role:
         raise ConfigurationError(f"{path} lets a {join.role} in, not a {role}")
-    for name in ("data", "weights"):
+    for name in ("data", "control") if role == "learner" else ("data", "weights"):
         if name not in join.addresses:
             raise ConfigurationError(f"{path}: addresses.{name} is missing")
     return join
@@ -47,18 +55,37 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
         AuthenticationError: It refuses the key.
         ConfigurationError: The config names code that is not installed here.
     """
-    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-    from rlzmq.algorithms.config_io import load_named
-    from rlzmq.runtime.joining import unpack_config
     from rlzmq.runtime.remote_peer import fetch_config
 
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it: the user's own modules
-    for name in imports:
+    import_first(imports)
+    return make_config(await fetch_config(join, timeout_s=timeout_s))
+
+
+def import_first(names: Sequence[str]) -> None:
+    """Import the user's modules, also from the current directory.
+
+    Raises:
+        ConfigurationError: One cannot be imported.
+    """
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    for name in names:
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise ConfigurationError(f"--import {name}: {error}") from None
-    name, settings = unpack_config(await fetch_config(join, timeout_s=timeout_s))
+
+
+def make_config(packed: Any) -> Any:
+    """The config of `joining.pack_config`'s frame.
+
+    Raises:
+        ConfigurationError: It names code that is not installed here.
+    """
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+    from rlzmq.algorithms.config_io import load_named
+    from rlzmq.runtime.joining import unpack_config
+
+    name, settings = unpack_config(packed)
     config_class = load_named(name)
     if not (isinstance(config_class, type) and issubclass(config_class, AlgorithmConfig)):
         raise ConfigurationError(f"the run's config class {name!r} is no AlgorithmConfig")

@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 _COMMANDS = {
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
     "runner": ("rlzmq.cli.runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
+    "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
 }
 

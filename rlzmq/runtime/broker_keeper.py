@@ -36,6 +36,8 @@ class BrokerKeeper:
         system: The ActorSystem; its private directory has the addresses.
         run_id: Of the run.
         config: Whose fault-tolerance settings count.
+        keys: Of peers from outside; None where there are none.
+        control_address: Where learners from outside come in; None where there are none.
 
     Attributes:
         addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
@@ -45,7 +47,14 @@ class BrokerKeeper:
         num_restarts: So far.
     """
 
-    def __init__(self, system: Any, run_id: str, config: Any) -> None:
+    def __init__(
+        self,
+        system: Any,
+        run_id: str,
+        config: Any,
+        keys: JoinKeys | None = None,
+        control_address: str | None = None,
+    ) -> None:
         self._system = system
         self._run_id = run_id
         self._config = config
@@ -55,8 +64,9 @@ class BrokerKeeper:
         self._task: asyncio.Task[None] | None = None
         directory = system.run_directory
         self.addresses = {name: directory.address(name) for name in ("data", "weights")}
-        self._keys = JoinKeys.generate() if config.listen is not None else None
-        self._listen = listen_addresses(config.listen) if config.listen is not None else None
+        self._keys = keys
+        self._control_address = control_address
+        self._listen = listen_addresses(config.listen) if keys is not None else None
         self.remote_addresses: dict[str, str] = {}
         self.join_files: dict[str, Path] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -101,8 +111,14 @@ class BrokerKeeper:
         addresses = {
             name: at_host(address, config.advertise) for name, address in self.remote_addresses.items()
         }
+        if self._control_address is not None:
+            addresses["control"] = self._control_address
         self.join_files = write_join_files(keys, path, self._run_id, addresses)
         print(f"env runners may join:  rlzmq runner --join {self.join_files['runner']}", file=sys.stderr)
+        if self._control_address is not None:
+            print(
+                f"waiting for learners:  rlzmq learner --join {self.join_files['learner']}", file=sys.stderr
+            )
 
     async def _spawn(self) -> None:
         # Peers tell brokers apart by a number that rises, also when the wall clock is set back.

@@ -26,6 +26,7 @@ class AsyncLearnerGroup:
         module_spec: The MultiRLModuleSpec with its spaces.
         system: The ActorSystem that spawns them; without one there is a single local learner, and
             no coroutine of the group ever waits.
+        door: Where learners from other machines come in, if any are asked for.
 
     Attributes:
         handles: The ranks' actor handles in rank order; empty for a local group.
@@ -36,10 +37,11 @@ class AsyncLearnerGroup:
         synced_module_ids: The modules whose weights runners need; None: all.
     """
 
-    def __init__(self, config: Any, module_spec: Any, *, system: Any = None) -> None:
+    def __init__(self, config: Any, module_spec: Any, *, system: Any = None, door: Any = None) -> None:
         self.config = config
         self.module_spec = module_spec
         self._system = system
+        self._door = door
         self.handles: list[Any] = []
         self.local_learner: Any = None
         self.generation = 0
@@ -65,6 +67,8 @@ class AsyncLearnerGroup:
         self.supervisor = LearnerSupervisor(self.config, self.handles, self._spawn, self._form)
 
     async def _spawn(self, rank: int, incarnation: int = 0) -> Any:
+        if self._door is not None:
+            return await self._door.take(self.config, rank)
         local = self.config.num_learners == 0
         handle = await self._system.spawn(
             LearnerRole,
@@ -84,13 +88,16 @@ class AsyncLearnerGroup:
     async def _form(self, handles: Sequence[Any]) -> None:
         """Bring these ranks together as the next generation, all with the newest state among them.
 
-        The store that they meet in is a file of the driver: it outlives every rank.
+        The store that they meet in is the driver's, a file or a server: it outlives every rank.
 
         Raises:
             PeerLostError: One of them died meanwhile; the others can be formed again.
         """
         self.generation += 1
-        store = str(self._system.run_directory.path / f"learners-{self.generation}")
+        if self._door is not None:
+            store = self._door.store_address
+        else:
+            store = str(self._system.run_directory.path / f"learners-{self.generation}")
         num = len(handles)
         deadline_s = self.config.learner_timeout_s + _JOIN_SPARE_S
         results = await asyncio.gather(

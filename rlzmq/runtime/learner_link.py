@@ -19,6 +19,7 @@ from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
+from rlzmq.net.keys import CurveClient
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import (
     DecodeShard,
@@ -51,6 +52,7 @@ class LearnerLink(PeerLink):
         data_address: The broker's.
         num_env_steps_before: Env steps trained in the run before the learner's current version.
         is_multi_agent: Whether fragments hold multi-agent episodes.
+        curve: Keys, for a broker that is reached by TCP.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class LearnerLink(PeerLink):
         data_address: str,
         num_env_steps_before: int = 0,
         is_multi_agent: bool = False,
+        curve: CurveClient | None = None,
     ) -> None:
-        super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address)
+        super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address, curve)
         self._learner = learner
         self._run_blocking = run_blocking
         self._run_id = run_id

@@ -42,6 +42,7 @@ class Session:
         self._num_changes = self._num_changes_told = 0
         self._pipeline: Any = None
         self._connectors: Any = None
+        self._learner_door: Any = None
 
     async def start(self) -> None:
         """Start the processes, form the groups, bring the first weights to the runners."""
@@ -58,7 +59,10 @@ class Session:
         has_broker = config.num_env_runners or config.num_learners or config.listen
         pipeline_system = self.system if has_broker else None
         self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system)
-        self.learner_group = AsyncLearnerGroup(config, module_spec, system=pipeline_system)
+        join_keys = await self._open_door()
+        self.learner_group = AsyncLearnerGroup(
+            config, module_spec, system=pipeline_system, door=self._learner_door
+        )
         if pipeline_system is None:
             await self.env_runner_group.start()
             await self.learner_group.start()
@@ -72,7 +76,13 @@ class Session:
             from rlzmq.runtime.broker_pipeline import BrokerPipeline
 
             self._pipeline = BrokerPipeline(
-                config, self.system, self.env_runner_group, self.learner_group, self._connectors
+                config,
+                self.system,
+                self.env_runner_group,
+                self.learner_group,
+                self._connectors,
+                join_keys,
+                self._learner_door.control_address if self._learner_door is not None else None,
             )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.env_runner_group.start())
@@ -80,6 +90,20 @@ class Session:
                 tasks.create_task(self._pipeline.start_broker())
         self._pipeline.accounting = self.accounting
         await self._pipeline.start()
+
+    async def _open_door(self) -> Any:
+        """Make the keys for peers from outside, and listen for learners among them; None: no peers."""
+        if self.config.listen is None:
+            return None
+        from rlzmq.runtime.joining import JoinKeys
+
+        keys = JoinKeys.generate()
+        if self.config.num_remote_learners:
+            from rlzmq.runtime.learner_door import LearnerDoor
+
+            self._learner_door = LearnerDoor(self.config, keys, self.spaces)
+            await self._learner_door.start()
+        return keys
 
     async def run_update(self, num_env_steps_before: int) -> UpdateReport:
         """One update through the pipeline.
@@ -222,5 +246,7 @@ class Session:
                 if end is not None:
                     await end()
         finally:
+            if self._learner_door is not None:
+                await self._learner_door.close()
             if self.system is not None:
                 await self.system.stop()

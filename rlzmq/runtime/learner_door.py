@@ -1,0 +1,221 @@
+"""Where learners from other machines come in: the driver's side of ``rlzmq learner --join FILE``.
+
+    learner ──HELLO──► door: waits in line ──take()──► build(config, spaces), then an actor like any other
+
+A learner that came is called like one in a process of the driver's own (`ActorHandle`), over CURVE and
+without pickle: only the methods that `remote_learner` lists. More learners than ranks wait as spares and
+replace ranks that die. A broken connection counts as the process's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from rlzmq.actors.exit_status import ExitStatus
+from rlzmq.actors.handle import ActorHandle
+from rlzmq.actors.links import ProcessLink
+from rlzmq.actors.messages import Cancel, Stop, encode_message
+from rlzmq.actors.messages import decode_message as decode_answer
+from rlzmq.core.errors import ConfigurationError, PeerLostError, ProtocolError
+from rlzmq.core.space_plain import space_to_plain
+from rlzmq.net.addresses import split_tcp
+from rlzmq.net.authenticator import Authenticator
+from rlzmq.net.context import Context
+from rlzmq.net.events import SocketEvent
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.messages import Hello, decode_message
+from rlzmq.runtime.joining import JoinKeys, at_host, pack_config
+from rlzmq.runtime.learner import LearnerRole
+from rlzmq.runtime.meeting import StoreServer
+from rlzmq.runtime.peer_link import MAX_MESSAGE_BYTES
+
+__all__ = ["KILL_CALL_ID", "LearnerDoor"]
+
+_log = logging.getLogger("rlzmq.runtime")
+
+KILL_CALL_ID = 0  # of a STOP that lets nothing be finished
+_PROBE_CALL_ID = 2**62  # of a CANCEL that cancels nothing: it shows whether the peer is still connected
+_PROBE_AGAIN_S = 0.2
+
+
+class _BrokenConnection(ExitStatus):
+    def __str__(self) -> str:
+        return "broke its connection to the driver"
+
+
+class _RemoteProcess:
+    """Stands for a forked child: ends by its connection, is killed by a message."""
+
+    pid = -1  # of another machine: not to be looked up here
+
+    def __init__(self, door: LearnerDoor, routing: bytes) -> None:
+        self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
+        self._door = door
+        self._routing = routing
+
+    def lost(self) -> None:
+        if not self.exited.done():
+            self.exited.set_result(_BrokenConnection(None))
+
+    def kill(self) -> None:
+        if not self.exited.done():
+            self._door.send(self._routing, encode_message(Stop(KILL_CALL_ID)))
+            self.lost()
+
+    def close(self) -> None:
+        self._door.forget(self._routing)
+
+    def signal(self, number: int) -> None:
+        """Its own machine's business."""
+
+
+class _RemoteLink(ProcessLink):
+    async def apply(self, function: Any, args: Any, kwargs: Any) -> Any:
+        raise ConfigurationError(
+            f"{getattr(function, '__name__', 'a function')} cannot run in {self.role}: functions do not travel to "
+            "other machines. Put it into the Learner class, or use learners of this machine."
+        )
+
+
+class LearnerDoor:
+    """Listens for learners and hands them out as actors.
+
+    Args:
+        config: Whose `listen` and `advertise` count: control on its port + 2, the store on its port + 3.
+        keys: The run's.
+        spaces: (observation space, action space) of one env.
+
+    Attributes:
+        control_address, store_address: As the learners reach them.
+    """
+
+    def __init__(self, config: Any, keys: JoinKeys, spaces: tuple[Any, Any]) -> None:
+        self._config = config
+        self._keys = keys
+        self._spaces = [space_to_plain(space) for space in spaces]
+        self._context: Context | None = None
+        self._authenticator: Authenticator | None = None
+        self._store: StoreServer | None = None
+        self._waiting: dict[bytes, Hello] = {}
+        self._came = asyncio.Event()
+        self._links: dict[bytes, _RemoteLink] = {}
+        self.control_address = self.store_address = ""
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigurationError: An address is taken.
+        """
+        host, port = split_tcp(self._config.listen)
+        self._context = Context()
+        self._authenticator = Authenticator(self._context, {self._keys.clients["learner"].public: "learner"})
+        self._socket = DrainSocket(
+            self._context,
+            "ROUTER",
+            self._on_message,
+            options=SocketOptions(max_message_bytes=MAX_MESSAGE_BYTES, linger_ms=500),
+            curve=self._keys.curve,
+            on_event=self._on_event,
+            name="learner door",
+        )
+        control = self._socket.bind(f"tcp://{host}:{port + 2 if port else 0}")
+        self._store = StoreServer(host, port + 3 if port else 0)
+        self.control_address = at_host(control, self._config.advertise)
+        self.store_address = at_host(f"tcp://{host}:{self._store.port}", self._config.advertise)
+
+    async def take(self, config: Any, rank: int) -> Any:
+        """The next learner that has come, built for a rank; waits until there is one.
+
+        Returns:
+            An ActorHandle of a `LearnerRole`.
+
+        Raises:
+            PeerLostError: It left while it was being built.
+            Exception: What building its Learner raised there.
+        """
+        while not self._waiting:
+            self._came.clear()
+            await self._came.wait()
+        # By the rank that a scheduler gave it, then in order of arrival.
+        routing = min(self._waiting, key=lambda waiting: abs(self._waiting[waiting].rank - rank))
+        hello = self._waiting.pop(routing)
+        process: Any = _RemoteProcess(self, routing)
+        link = _RemoteLink(
+            process,
+            f"learner-{rank}",
+            "LearnerRole",
+            "",
+            lambda frames: self.send(routing, frames, must=True),
+        )
+        self._links[routing] = link
+        handle = ActorHandle(link, LearnerRole, None)
+        _log.info("%s is %s", handle.name, hello.name)
+        num_ranks = max(config.num_learners, 1)
+        await link.call("build", (pack_config(config), self._spaces, rank, num_ranks), {})
+        return handle
+
+    def send(self, routing: bytes, frames: list[Any], *, must: bool = False) -> None:
+        """To one learner; with `must` an unreachable one raises PeerLostError."""
+        try:
+            self._socket.send([routing, *frames])
+        except PeerLostError:
+            self._lost(routing)
+            if must:
+                raise
+
+    def forget(self, routing: bytes) -> None:
+        """What it still says is dropped."""
+        self._links.pop(routing, None)
+
+    async def close(self) -> None:
+        """Stop listening. Idempotent; learners end with their connections."""
+        context, self._context = self._context, None
+        if context is None:
+            return
+        self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
+        await asyncio.to_thread(context.close)
+        if self._store is not None:
+            self._store.close()
+
+    def _on_message(self, frames: list[Any]) -> None:
+        routing = bytes(frames[0])
+        link = self._links.get(routing)
+        try:
+            if link is not None:
+                if memoryview(frames[1])[1] < 128:
+                    return  # a HELLO that crossed our first call
+                link.on_message(*decode_answer(frames[1:]))
+                return
+            message, _ = decode_message(frames[1:])
+        except (WireError, ProtocolError) as error:
+            _log.warning("the learner door refused a message: %s", error)
+            return
+        if isinstance(message, Hello) and message.role == "learner":
+            self._waiting[routing] = message
+            self._came.set()
+
+    def _on_event(self, event: SocketEvent) -> None:
+        if event.kind == "disconnected":
+            self._probe()
+            # The event may be ahead of the socket's own knowledge.
+            asyncio.get_running_loop().call_later(_PROBE_AGAIN_S, self._probe)
+
+    def _probe(self) -> None:
+        """Find out who is not connected any more."""
+        if self._context is None:
+            return
+        for routing in [*self._links, *self._waiting]:
+            self.send(routing, encode_message(Cancel(_PROBE_CALL_ID)))
+
+    def _lost(self, routing: bytes) -> None:
+        self._waiting.pop(routing, None)
+        link = self._links.get(routing)
+        if link is not None:
+            link._child.lost()  # type: ignore[attr-defined]
