@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlzmq import PPOConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
@@ -21,7 +21,15 @@ from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
 
 @dataclass(frozen=True)
 class Task:
-    """What to learn, how, how well, and within how many env steps."""
+    """What to learn, how, how well, and within how many env steps.
+
+    Attributes:
+        make: Gives the PPOConfig without what differs between the modes.
+        target: Mean return of the newest 100 episodes (of each agent, where there are several).
+        budget: Env steps.
+        num_envs: Envs of all runners together.
+        batch: Env steps of each update, of all learners together.
+    """
 
     make: Callable[[], Any]
     target: float
@@ -57,7 +65,9 @@ def acrobot() -> Any:
     return (
         PPOConfig()
         .environment("Acrobot-v1")
-        .training(lr=5e-4, num_epochs=6, minibatch_size=128, lambda_=0.95, vf_loss_coeff=0.05, entropy_coeff=0.005)
+        .training(
+            lr=5e-4, num_epochs=6, minibatch_size=128, lambda_=0.95, vf_loss_coeff=0.05, entropy_coeff=0.005
+        )
         .rl_module(model_config={"fcnet_hiddens": [64, 64]})
     )
 
@@ -137,16 +147,44 @@ def configure(task: Task, mode: str, seed: int) -> Any:
 
 
 def mean_return(metrics: dict[str, Any]) -> float:
-    """The mean return of the newest episodes; of several modules, the worst one's. NaN before the first end."""
+    """The newest episodes' mean return; of several modules, the worst one's. NaN before the first end."""
     by_module = metrics.get("module_episode_return_mean", {})
     if len(by_module) > 1:
         return float(min(by_module.values()))
     return float(metrics.get("episode_return_mean", math.nan))
 
 
-def learn(name: str, mode: str, seed: int, *, verbose: bool = False) -> tuple[bool, int, float, float]:
-    """(whether the target was reached, env steps, last mean return, seconds) of one run."""
+class Outcome(NamedTuple):
+    """How a run ended: env steps and seconds that it took, and the last mean return."""
+
+    reached: bool
+    num_env_steps: int
+    mean_return: float
+    seconds: float
+
+
+def learn(
+    name: str,
+    mode: str,
+    seed: int,
+    *,
+    target: float | None = None,
+    budget: int | None = None,
+    verbose: bool = False,
+) -> Outcome:
+    """One run of a task, until its target is reached or its budget of env steps is spent.
+
+    Args:
+        name: A key of `TASKS`.
+        mode: "serial" or "distributed".
+        seed: Of everything random.
+        target: Another mean return than the task's.
+        budget: Another number of env steps.
+        verbose: Print a line every ten iterations.
+    """
     task = TASKS[name]
+    target = task.target if target is None else target
+    budget = task.budget if budget is None else budget
     start = time.perf_counter()
     with configure(task, mode, seed).build() as algo:
         while True:
@@ -155,11 +193,14 @@ def learn(name: str, mode: str, seed: int, *, verbose: bool = False) -> tuple[bo
             mean = mean_return(result["env_runners"])
             if verbose and result["training_iteration"] % 10 == 0:
                 print(f"  {steps:>8} {mean:9.2f}  {time.perf_counter() - start:6.1f} s", flush=True)
-            if mean >= task.target or steps >= task.budget:
+            if mean >= target or steps >= budget:
                 break
     accounting = result["accounting"]
-    assert accounting["sampled"] == accounting["trained"] + sum(accounting["dropped"].values()) + accounting["pending"]
-    return mean >= task.target, steps, mean, time.perf_counter() - start
+    assert (
+        accounting["sampled"]
+        == accounting["trained"] + sum(accounting["dropped"].values()) + accounting["pending"]
+    )
+    return Outcome(mean >= target, steps, mean, time.perf_counter() - start)
 
 
 def main() -> int:
@@ -167,8 +208,10 @@ def main() -> int:
     parser.add_argument("task", nargs="*", choices=[*TASKS, []], help="tasks (default: all)")
     parser.add_argument("--mode", choices=["serial", "distributed"], default="serial")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--target", type=float, help="mean return to reach (default: the task's)")
+    parser.add_argument("--budget", type=int, help="env steps to reach it within (default: the task's)")
+    parser.add_argument("--verbose", action="store_true", help="print the curve")
+    parser.add_argument("--list", action="store_true", help="print the tasks with their targets and budgets")
     options = parser.parse_args()
     names = options.task or list(TASKS)
     if options.list:
@@ -177,12 +220,18 @@ def main() -> int:
         return 0
     failed = 0
     for name in names:
+        target = TASKS[name].target if options.target is None else options.target
         for seed in options.seeds:
-            reached, steps, mean, seconds = learn(name, options.mode, seed, verbose=options.verbose)
-            failed += not reached
-            verdict = "reached" if reached else "NOT reached"
-            print(f"{name:<12} {options.mode:<12} seed {seed}: {TASKS[name].target:g} {verdict}: "
-                  f"{mean:.1f} after {steps} env steps, {seconds:.1f} s", flush=True)  # fmt: skip
+            outcome = learn(
+                name, options.mode, seed, target=target, budget=options.budget, verbose=options.verbose
+            )
+            failed += not outcome.reached
+            verdict = "reached" if outcome.reached else "NOT reached"
+            print(
+                f"{name:<20} {options.mode:<11} seed {seed}: {target:g} {verdict}: {outcome.mean_return:.1f} "
+                f"after {outcome.num_env_steps} env steps, {outcome.seconds:.1f} s",
+                flush=True,
+            )
     return 1 if failed else 0
 
 
