@@ -150,7 +150,9 @@ class Door:
             state.leases.add_peer(hello.uuid)
             state.most_envs = max(state.most_envs, hello.num_envs)
             if is_new:
-                peer.watch = ProgressWatch(state.options.hung_after_s)
+                peer.watch = ProgressWatch(
+                    state.options.hung_after_s, first_timeout_s=state.options.first_hung_after_s
+                )
             peer.first_unacked = hello.first_unacked
             state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
             self._send_latest(peer)

@@ -42,6 +42,7 @@ class BrokerOptions:
         push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
         hung_after_s: A runner at work without progress for so long hangs; 0: learnt from its own
             pace (see `ProgressWatch`).
+        first_hung_after_s: The least limit before its first progress: environments are being reset.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class BrokerOptions:
     death_limit: int = 3
     push_weights_below_bytes: int = 32 * 1024 * 1024
     hung_after_s: float = 0.0
+    first_hung_after_s: float = 300.0
 
 
 @dataclass(slots=True)

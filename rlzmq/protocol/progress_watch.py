@@ -20,13 +20,18 @@ class ProgressWatch:
     Args:
         timeout_s: Fixed limit for hung instead of the learnt one; 0 for none.
         min_hung_s: The learnt limit is never below it.
+        first_timeout_s: The limit is never below it before the first progress (at stamp 0): resets, for
+            example, take longer than steps.
     """
 
     _NUM_INTERVALS = 256
 
-    def __init__(self, timeout_s: float = 0.0, min_hung_s: float = 30.0) -> None:
+    def __init__(
+        self, timeout_s: float = 0.0, min_hung_s: float = 30.0, first_timeout_s: float = 0.0
+    ) -> None:
         self._timeout_s = timeout_s
         self._min_hung_s = min_hung_s
+        self._first_timeout_s = first_timeout_s
         self._intervals: deque[float] = deque(maxlen=self._NUM_INTERVALS)
         self._stamp: int | None = None
         self._stamped_at = 0.0
@@ -57,6 +62,9 @@ class ProgressWatch:
 
     def hung_after_s(self) -> float:
         """Seconds of silence that count as hung."""
+        return max(self._first_timeout_s, self._limit_s()) if self._stamp == 0 else self._limit_s()
+
+    def _limit_s(self) -> float:
         if self._timeout_s > 0:
             return self._timeout_s
         if not self._intervals:

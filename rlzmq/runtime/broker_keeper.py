@@ -25,6 +25,7 @@ __all__ = ["BrokerKeeper"]
 _log = logging.getLogger("rlzmq.runtime")
 
 _POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
+_HEARTBEAT_S = 1.0
 _PING_PERIOD_S = 1.0
 _PING_DEADLINE_S = 3.0
 
@@ -123,11 +124,10 @@ class BrokerKeeper:
     async def _spawn(self) -> None:
         # Peers tell brokers apart by a number that rises, also when the wall clock is set back.
         self._incarnation = max(self._incarnation + 1, int(time.time() * 1000))
-        timeout_s = self._config.env_step_timeout_s
         handle = await self._system.spawn(
             BrokerRole,
             self._run_id,
-            {"hung_after_s": float(timeout_s)} if timeout_s else {},
+            _options(self._config),
             addresses=self.addresses,
             incarnation=self._incarnation,
             quarantine_dir=self._config.quarantine_dir,
@@ -181,3 +181,11 @@ class BrokerKeeper:
                 continue
             except (ActorLostError, PeerLostError):
                 await handle.exited
+
+
+def _options(config: Any) -> dict[str, Any]:
+    """When a runner counts as hung. Its progress is told once per heartbeat: so much later is noticed."""
+    options = {"first_hung_after_s": float(config.env_reset_timeout_s)}
+    if config.env_step_timeout_s:
+        options["hung_after_s"] = config.env_step_timeout_s + _HEARTBEAT_S
+    return options

@@ -119,8 +119,11 @@ class EnvRunnerRole:
             self._link.core.weights.layout_digest = digest
 
     async def run_until_failure(self) -> tuple[str, str]:
-        """Return (reason, detail) when the connection to the broker has ended; raise what ended it, where sampling failed."""
+        """Return (reason, detail) when the connection to the broker has ended; raise what failed in sampling."""
         return await self._link.ended if self._link is not None else ("", "")
+
+    async def beat(self) -> None:
+        """Answers as soon as the event loop turns."""
 
     async def disconnect(self) -> None:
         """Say goodbye to the broker; fragments not yet sent are sent first."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from rlzmq.core import faults
 from rlzmq.net.context import Context
-from rlzmq.net.keys import CurveClient
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.events import (
@@ -31,7 +30,7 @@ from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.values import unpack_blob
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.runtime.fragments import take_fragment
-from rlzmq.runtime.peer_link import MAX_MESSAGE_BYTES, PeerLink, new_peer_id
+from rlzmq.runtime.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, new_peer_id
 
 __all__ = ["RunnerLink"]
 
@@ -59,7 +58,7 @@ class RunnerLink(PeerLink):
         data_address: str,
         weights_address: str,
         peer_id: str = "",
-        curve: CurveClient | None = None,
+        curve: Curve = None,
     ) -> None:
         core = RunnerCore(
             run_id,
@@ -74,6 +73,7 @@ class RunnerLink(PeerLink):
         self._run_blocking = run_blocking
         self._weights_address = weights_address
         self._weights_socket: DrainSocket | None = None
+        self._stamped_env: Any = None
         self._recorded: dict[int, str] = {}  # accepted and not committed, for the history
 
     def open_sockets(self, context: Context) -> None:
@@ -133,8 +133,18 @@ class RunnerLink(PeerLink):
         for seq in [seq for seq in self._recorded if seq not in kept]:
             faults.record("committed", id=self._recorded.pop(seq))
 
+    def _stamp_steps(self, env: Any) -> None:
+        """Have each vector step of this env count as progress; once per env."""
+        if env is self._stamped_env:
+            return
+        self._stamped_env = env
+        for name in ("step", "step_sparse"):
+            if (method := getattr(env, name, None)) is not None:
+                setattr(env, name, _stamping(self.core, method))
+
     def _sample(self, lease: StartLease) -> None:
         def job() -> FragmentSampled:
+            self._stamp_steps(self._env_runner.env)
             batch = take_fragment(self._env_runner, lease.num_vector_steps)
             header, arrays = batch.to_wire()
             return FragmentSampled(
@@ -155,7 +165,6 @@ class RunnerLink(PeerLink):
                 self.handle(LeaseFailed(lease.lease_id, repr(done.exception())))
                 self.fail(done.exception())
             else:
-                self.core.progress += 1
                 faults.at("runner.sampled")
                 self.handle(done.result())
                 faults.at("runner.sent")
@@ -173,3 +182,12 @@ class RunnerLink(PeerLink):
         if self._weights_socket is not None:
             self._weights_socket.close()
         await super().close()
+
+
+def _stamping(core: RunnerCore, method: Callable[..., Any]) -> Callable[..., Any]:
+    def step(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        core.progress += 1
+        return result
+
+    return step

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.core.errors import ClosedError
+from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, Restart, RestartPolicy, Supervision
 from rlzmq.runtime.processes import is_stopped, lost_error
 
@@ -26,6 +26,7 @@ __all__ = ["RunnerSupervisor"]
 _log = logging.getLogger("rlzmq.runtime")
 
 _MAX_DELAY_S = 30.0
+_BEAT_DEADLINE_S = 30.0
 # A runner that never did anything is not worth the whole budget: its machine or its env is broken.
 _MAX_FAILURES_BEFORE_ANY_WORK = 5
 
@@ -148,11 +149,20 @@ class RunnerSupervisor:
         """The broker misses this runner: replace it if its process hangs or is stopped.
 
         Args:
-            hangs: Whether its silence is known to mean that it hangs; else only a stopped process is ended.
+            hangs: Whether its silence is known to mean that it hangs; else its process must be stopped, or
+                not answer in time.
         """
         handle = self._places[index].handle
-        if handle.exited.done() or not (hangs or is_stopped(handle.pid)):
+        if handle.exited.done():
             return
+        if not hangs and not is_stopped(handle.pid):
+            try:
+                await handle.call("beat", deadline_s=self._config.env_step_timeout_s or _BEAT_DEADLINE_S)
+                return
+            except PeerLostError:
+                return
+            except DeadlineError:
+                why = "its event loop does not turn (is the GIL held?)"
         _log.warning("%s %d (pid %d) hangs: %s. It is killed.", self._what, index, handle.pid, why)
         await handle.kill_hanging()
 

@@ -1,0 +1,189 @@
+"""Learner ranks that die or hang: survivors train on with the newest state, replacements join."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recovery_runs import check_account, kill, small, until
+
+from rlzmq.core.errors import PeerLostError
+
+
+async def hashes_of(algo: Any) -> list[str]:
+    return await algo.learner_group.foreach_learner(lambda learner: learner.parameter_hash())  # type: ignore[no-any-return]
+
+
+async def until_whole(algo: Any, num_updates: int) -> dict[str, Any]:
+    """Train until the replacement has joined; the last result."""
+    group = algo.learner_group
+    result: dict[str, Any] = {}
+    for number in range(num_updates + 1, num_updates + 2000):
+        result = await algo.train()
+        check_account(result, number)
+        if len(group.handles) == 2:
+            return result
+    raise AssertionError("no replacement joined")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_killed_rank_is_survived_and_replaced_without_losing_an_update(rank: int) -> None:
+    async with small(1, 2).build_async() as algo:
+        group = algo.learner_group
+        for _ in range(2):
+            await algo.train()
+        survivor = group.handles[1 - rank]
+        start = time.monotonic()
+        await kill(group.handles[rank])
+        result = await algo.train()
+        took_s = time.monotonic() - start
+        check_account(result, 3)
+        assert result["learners"]["default_policy"]["weights_seq_no"] == 3
+        assert group.handles == [survivor]
+        result = await until_whole(algo, 3)
+        assert group.handles[0] is survivor
+        hashes = await hashes_of(algo)
+        assert len(set(hashes)) == 1
+        states = [
+            await handle.apply(lambda role: role.learner.get_state("optimizer")) for handle in group.handles
+        ]
+        result = await algo.train()
+    assert took_s < 3.0, "1 s on a machine that is not busy"
+    assert repr(states[0]) == repr(states[1])
+    assert result["fault_tolerance"]["num_learner_restarts"] == 1
+    assert result["fault_tolerance"]["num_learner_group_reforms"] == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "learner.Shard@learner-1:kill:2",  # delivered, not decoded
+        "learner.Train@learner-0:kill:2",  # told to train
+        "learner.train@learner-1:kill:2",  # before its first collective
+        "learner.vote@learner-0:kill:2",  # all steps done, no vote
+        "learner.voted@learner-1:kill:2",  # voted, nobody told
+        "learner.trained@learner-0:kill:2",  # trained, the broker not told
+        "learner.UpdateCommitted@learner-1:kill:1",
+        "learner.voted@learner-1:stop:2",  # hangs
+    ],
+)
+async def test_a_rank_that_dies_at_a_chosen_place(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLZMQ_FAULT", fault)
+    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
+    async with small(1, 2).build_async() as algo:
+        for number in range(1, 5):
+            result = await algo.train()
+            check_account(result, number)
+            assert result["learners"]["default_policy"]["weights_seq_no"] == number
+        result = await until_whole(algo, 4)
+        assert len(set(await hashes_of(algo))) == 1
+    assert (tmp_path / "fired").read_text().split() == fault.replace("@", " ").replace(":", " ").split()
+    assert result["fault_tolerance"]["num_learner_restarts"] == 1
+
+
+async def test_a_stopped_rank_is_noticed_killed_and_survived_within_five_seconds() -> None:
+    async with small(1, 2).build_async() as algo:
+        await algo.train()
+        start = time.monotonic()
+        os.kill(algo.learner_group.handles[1].pid, signal.SIGSTOP)
+        result = await algo.train()
+        took_s = time.monotonic() - start
+    check_account(result, 2)
+    assert took_s < 8.0, "5 s on a machine that is not busy"
+
+
+async def test_a_replacement_that_dies_while_joining_leaves_the_survivors_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with small(1, 2).build_async() as algo:
+        await algo.train()
+        group = algo.learner_group
+        await kill(group.handles[1])
+        await until(lambda: bool(group.supervisor._ready))
+        newcomer = group.supervisor._ready[0]
+        await kill(newcomer)
+        check_account(await algo.train(), 2)
+        await until_whole(algo, 2)
+
+
+async def test_learners_are_not_replaced_where_they_shall_not() -> None:
+    config = small(1, 2).fault_tolerance(restart_failed_learners=False)
+    async with config.build_async() as algo:
+        await algo.train()
+        await kill(algo.learner_group.handles[0])
+        for number in range(2, 5):
+            check_account(await algo.train(), number)
+        assert len(algo.learner_group.handles) == 1
+
+
+async def test_fewer_than_min_learners_end_the_run() -> None:
+    config = small(1, 2).fault_tolerance(min_learners=2)
+    async with config.build_async() as algo:
+        await algo.train()
+        await kill(algo.learner_group.handles[0])
+        with pytest.raises(PeerLostError, match="min_learners=2"):
+            await algo.train()
+
+
+async def test_the_death_of_the_last_learner_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
+    async with small(1, 1).build_async() as algo:
+        await algo.train()
+        path = await algo.save_to_path(tmp_path / "checkpoint")
+        await kill(algo.learner_group.handles[0])
+        with pytest.raises(PeerLostError, match="restore_from_path"):
+            await algo.train()
+    async with small(1, 1).build_async() as algo:
+        await algo.restore_from_path(path)
+        result = await algo.train()
+        assert result["learners"]["default_policy"]["weights_seq_no"] == 2
+
+
+async def test_direct_updates_go_on_with_the_survivors() -> None:
+    async with small(2, 2).build_async() as algo:
+        group = algo.learner_group
+        await algo.sync_weights()
+        episodes = await algo.env_runner_group.sample(num_timesteps=120)
+        assert len(await group.update(episodes=episodes)) == 2
+        await kill(group.handles[0])
+        assert len(await group.update(episodes=episodes)) == 1
+        version = (await group.get_state())["weights_seq_no"]
+    assert version == 2
+
+
+async def test_a_checkpoint_restored_after_a_rank_died_reaches_everybody(tmp_path: Path) -> None:
+    async with small(1, 2).build_async() as algo:
+        await algo.train()
+        path = await algo.save_to_path(tmp_path / "checkpoint")
+        saved = (await algo.get_module()).get_state()
+        await algo.train()
+        await kill(algo.learner_group.handles[0])
+        await algo.restore_from_path(path)
+        restored = (await algo.get_module()).get_state()
+        for name, value in saved.items():
+            np.testing.assert_array_equal(restored[name], value)
+        result = await algo.train()
+        assert result["learners"]["default_policy"]["weights_seq_no"] == 2
+
+
+async def test_an_error_in_the_loss_ends_the_run_with_its_own_traceback() -> None:
+    async with small(1, 2).build_async() as algo:
+        await algo.train()
+
+        def break_loss(learner: Any) -> None:
+            if learner.rank == 1:
+
+                def compute_loss_for_module(**kwargs: Any) -> Any:
+                    raise ZeroDivisionError("the user's own loss")
+
+                learner.compute_loss_for_module = compute_loss_for_module
+
+        await algo.learner_group.foreach_learner(break_loss)
+        with pytest.raises(ZeroDivisionError, match="the user's own loss"):
+            await algo.train()

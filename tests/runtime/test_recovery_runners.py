@@ -1,0 +1,197 @@
+"""Runner processes that die or hang are replaced, and the run goes on meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from recovery_runs import check_account, kill, small, until
+
+from rlzmq.actors.exit_status import ActorLostError
+
+RECREATED: list[tuple[list[int], bool]] = []
+
+
+def note_recreated(*, env_runner_indices: list[int], is_evaluation: bool, **kwargs: Any) -> None:
+    RECREATED.append((env_runner_indices, is_evaluation))
+
+
+async def test_a_killed_runner_is_replaced_while_the_others_sample() -> None:
+    RECREATED.clear()
+    config = small(2, 1).callbacks(on_env_runners_recreated=note_recreated)
+    async with config.build_async() as algo:
+        group = algo.env_runner_group
+        await algo.train()
+        old = group.handles[0]
+        await kill(old)
+        result = await algo.train()
+        check_account(result, 2)
+        await until(lambda: group.num_healthy_remote_workers() == 2)
+        assert group.handles[0].pid != old.pid
+        # The replacement has the weights of now, and its samples are trained.
+        sampled_by_it = []
+        for number in range(3, 30):
+            result = await algo.train()
+            check_account(result, number)
+            sampled_by_it = await group.foreach_env_runner(lambda runner: runner.num_env_steps_sampled)
+            if sampled_by_it[0]:
+                break
+        assert sampled_by_it[0] > 0
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert result["fault_tolerance"]["num_healthy_workers"] == 2
+    assert RECREATED == [([1], False)]
+
+
+async def test_the_only_runner_is_replaced_and_the_update_completes() -> None:
+    async with small(1, 1).build_async() as algo:
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        result = await algo.train()
+    check_account(result, 2)
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["runner.sampled@runner-0:kill:2", "runner.sent@runner-0:exit:2", "runner.Lease@runner-0:kill:3"],
+)
+async def test_a_runner_that_dies_at_a_chosen_place(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLZMQ_FAULT", fault)
+    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
+    async with small(1, 1).build_async() as algo:
+        for number in range(1, 4):
+            result = await algo.train()
+            check_account(result, number)
+    assert (tmp_path / "fired").read_text().split() == fault.replace("@", " ").replace(":", " ").split()
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+
+
+async def test_a_stopped_runner_is_noticed_killed_and_replaced_within_five_seconds() -> None:
+    async with small(2, 1).build_async() as algo:
+        group = algo.env_runner_group
+        await algo.train()
+        start = time.monotonic()
+        os.kill(group.handles[1].pid, signal.SIGSTOP)
+        result = await algo.train()
+        check_account(result, 2)
+        await until(lambda: group.num_restarts == 1 and group.num_healthy_remote_workers() == 2)
+        took_s = time.monotonic() - start
+    assert took_s < 8.0, "5 s on a machine that is not busy"
+
+
+class Spinning(gym.Env[Any, Any]):
+    """Hangs in its 30th step of the first incarnation."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.marker = Path(config["marker"])
+        self.t = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t == 30 and not self.marker.exists():
+            self.marker.touch()
+            while True:
+                pass
+        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+
+
+async def test_an_env_that_never_returns_is_killed_after_its_time_with_its_stack_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = (
+        small(1, 1)
+        .environment(Spinning, env_config={"marker": str(tmp_path / "hung")})
+        .env_runners(num_envs_per_env_runner=1)
+        .fault_tolerance(env_step_timeout_s=1.0)
+    )
+    async with config.build_async() as algo:
+        result = await algo.train()
+    check_account(result, 1)
+    assert (tmp_path / "hung").exists()
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert "in step" in caplog.text, "the stack of the hanging thread"
+    assert "test_recovery_runners.py" in caplog.text
+
+
+async def test_without_restarts_the_first_death_ends_the_run_with_its_reason() -> None:
+    config = small(2, 1).fault_tolerance(restart_failed_env_runners=False)
+    async with config.build_async() as algo:
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        await algo.train()  # the other runner may still have completed this one
+        with pytest.raises(ActorLostError, match=r"runner-0 .*SIGKILL") as caught:
+            await algo.train()
+    assert "restart_failed_env_runners is off" in "".join(caught.value.__notes__)
+
+
+async def test_a_dead_runner_can_be_ignored() -> None:
+    config = small(2, 1).fault_tolerance(restart_failed_env_runners=False, ignore_env_runner_failures=True)
+    async with config.build_async() as algo:
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        for number in range(2, 4):
+            result = await algo.train()
+            check_account(result, number)
+        episodes = await algo.env_runner_group.sample(num_timesteps=50)
+        assert episodes
+    assert result["fault_tolerance"]["num_healthy_workers"] == 1
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 0
+
+
+async def test_the_budget_of_restarts_is_kept() -> None:
+    config = small(1, 1).fault_tolerance(max_num_env_runner_restarts=1)
+    async with config.build_async() as algo:
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        with pytest.raises(ActorLostError) as caught:
+            await algo.train()
+    assert "max_num_env_runner_restarts=1 is spent" in "".join(caught.value.__notes__)
+
+
+async def test_sampling_without_the_broker_goes_on_with_the_replacement() -> None:
+    async with small(2, 1).build_async() as algo:
+        group = algo.env_runner_group
+        await algo.sync_weights()
+        await kill(group.handles[1])
+        episodes = await group.sample(num_episodes=4)
+        assert len(episodes) == 4
+        versions = await group.foreach_env_runner(lambda runner: type(runner).__name__)
+        assert versions == ["SingleAgentEnvRunner"] * 2
+
+
+def raise_in_connector(*args: Any, **kwargs: Any) -> Any:
+    raise ZeroDivisionError("the user's own mistake")
+
+
+async def test_an_error_of_the_users_code_in_a_runner_ends_the_run_with_its_traceback() -> None:
+    def pieces(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+        from rlzmq.connectors.connector_v2 import ConnectorV2
+
+        class Piece(ConnectorV2):
+            def __call__(self, **kwargs: Any) -> Any:
+                raise_in_connector()
+
+        return Piece()
+
+    config = small(1, 1).env_runners(env_to_module_connector=pieces)
+    async with config.build_async() as algo:
+        with pytest.raises(ZeroDivisionError, match="the user's own mistake") as caught:
+            await algo.train()
+    assert "raise_in_connector" in "".join(caught.value.__notes__)
+    assert algo.env_runner_group.num_restarts == 0
