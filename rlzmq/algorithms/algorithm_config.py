@@ -83,7 +83,8 @@ _DEFAULTS: dict[str, Any] = {
     "env_step_timeout_s": None, "env_reset_timeout_s": 300.0, "quarantine_dir": None, "durability": "memory",
     "learner_timeout_s": 60.0,
     # networking
-    "listen": None, "advertise": None, "join_file": None, "num_remote_learners": 0,
+    "listen": None, "advertise": None, "join_file": None, "broker": None,
+    "num_remote_learners": 0,
     # checkpointing
     "export_native_model_files": False, "checkpoint_every_s": None, "checkpoint_keep": 3,
     # debugging
@@ -538,6 +539,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         listen: str | None = NotProvided,
         advertise: str | None = NotProvided,
         join_file: str | None = NotProvided,
+        broker: str | None = NotProvided,
         num_remote_learners: NonNegativeInt = NotProvided,
     ) -> Self:
         """Lets roles on other machines (or in other terminals) take part, encrypted and by key.
@@ -550,6 +552,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             advertise: The host name or address that other machines reach HOST by, where that differs.
             join_file: Where the file that lets runners in is written (mode 0600; removed at the end); its
                 neighbour ``*.learner.toml`` lets learners in. None: into the run's private directory.
+            broker: The ``*.driver.toml`` of a broker that ``rlzmq broker`` runs; None: the run has its own.
             num_remote_learners: How many of num_learners are not started here but come by
                 ``rlzmq learner --join FILE``; all of them, or 0.
         """
@@ -789,6 +792,8 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         for name in ("advertise", "join_file"):
             if self.get(name) is not None and self.listen is None:
                 raise ConfigurationError(f"config.{name} needs config.listen, e.g. 'tcp://10.0.0.5:5555'.")
+        if self.broker is not None and self.listen is not None:
+            raise ConfigurationError("config.broker listens by itself: leave config.listen at None.")
         remote, total = self.num_remote_learners, self.num_learners
         if remote and (remote != total or self.listen is None):
             raise ConfigurationError(

@@ -59,7 +59,7 @@ def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
         evaluation_duration_unit="episodes",
         evaluation_config={"explore": options.explore},
     )
-    config.networking(listen=None, advertise=None, join_file=None, num_remote_learners=0)
+    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
     if options.seed is not None:
         config.debugging(seed=options.seed)
     with Algorithm.from_checkpoint(path, config=config) as algorithm:

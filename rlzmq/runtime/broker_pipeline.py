@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
 import uuid
 from collections import Counter
@@ -30,6 +32,7 @@ from rlzmq.protocol.values import unpack_blob
 from rlzmq.runtime.broker_keeper import BrokerKeeper
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.driver_link import DriverLink
+from rlzmq.runtime.found_broker import FoundBroker
 from rlzmq.runtime.joining import JoinKeys, pack_config
 from rlzmq.runtime.peer_link import new_peer_id
 from rlzmq.runtime.reports import Accounting, UpdateReport
@@ -69,7 +72,7 @@ class BrokerPipeline:
         self._learners = learner_group
         self._connectors = connectors
         self._run_id = uuid.uuid4().hex
-        self._broker: BrokerKeeper | None = None
+        self._broker: BrokerKeeper | FoundBroker | None = None
         self._driver: DriverLink | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,7 +84,11 @@ class BrokerPipeline:
         self.accounting = Accounting()
 
     async def start_broker(self) -> None:
-        """Start the broker's process."""
+        """Start the broker's process, or find the one that runs."""
+        if self._config.broker is not None:
+            self._broker = FoundBroker(self._config.broker)
+            self._run_id = self._broker.run_id
+            return
         self._broker = BrokerKeeper(
             self._system, self._run_id, self._config, self._join_keys, self._control_address
         )
@@ -91,12 +98,14 @@ class BrokerPipeline:
         """Connect driver, learners and runners to the broker."""
         assert self._broker is not None
         version = await self._learner_version()
+        is_open = self._config.listen is not None or self._config.broker is not None
         self._driver = DriverLink(
             self._run_id,
             self._broker.addresses["data"],
             next_update=version,
             on_notice=self._on_notice,
-            packed_config=pack_config(self._config) if self._config.listen is not None else b"",
+            packed_config=pack_config(self._config) if is_open else b"",
+            **self._keys_of("driver"),
         )
         await self._driver.start()
         if self._connectors.is_needed:
@@ -119,10 +128,11 @@ class BrokerPipeline:
         peer_id = new_peer_id()
         await handle.connect(
             self._link(
-                f"runner-{index}",
+                self._runner_name(index),
                 weights_address=self._broker.addresses["weights"],
                 incarnation=incarnation + 1,  # 0 would leave it to the broker, and 1 is what it would choose
                 peer_id=peer_id,
+                **self._keys_of("runner"),
             )
         )
         self._place_of[peer_id] = index
@@ -132,12 +142,23 @@ class BrokerPipeline:
         self, handle: Any, name: str, rank: int = 0, num_ranks: int = 1, generation: int = -1
     ) -> None:
         await handle.connect(
-            self._link(name, num_env_steps_before=self.accounting.trained), rank, num_ranks, generation
+            self._link(
+                name, num_env_steps_before=self.accounting.trained, **self._keys_of("learner")
+            ), rank, num_ranks, generation
         )
 
     def _link(self, name: str, **more: Any) -> dict[str, Any]:
         assert self._broker is not None
         return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
+
+    def _keys_of(self, role: str) -> dict[str, Any]:
+        """What a local peer needs beyond addresses: keys, where the broker is somebody else's."""
+        return {"curve": self._broker.keys(role)} if isinstance(self._broker, FoundBroker) else {}
+
+    def _runner_name(self, index: int) -> str:
+        # A broker of somebody else's takes every runner for one from outside.
+        at = f"@{socket.gethostname()[:60]}-{os.getpid()}" if isinstance(self._broker, FoundBroker) else ""
+        return f"runner-{index}{at}"
 
     async def _learner_version(self) -> int:
         _, version = await self._learners.get_inference_weights()

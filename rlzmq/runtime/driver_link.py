@@ -11,7 +11,7 @@ from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.events import Instruction, Report, Tell
 from rlzmq.protocol.messages import Notice, OpenUpdate, Progress
 from rlzmq.protocol.values import pack_blob
-from rlzmq.runtime.peer_link import PeerLink, new_peer_id
+from rlzmq.runtime.peer_link import Curve, PeerLink, new_peer_id
 
 __all__ = ["DriverLink"]
 
@@ -29,6 +29,7 @@ class DriverLink(PeerLink):
         on_notice: Called with what the broker tells a supervisor.
         trained, dropped: Env steps accounted for before.
         packed_config: The config as one frame, for runners that join by themselves.
+        curve: Keys, for a broker that is reached by TCP.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class DriverLink(PeerLink):
         trained: int = 0,
         dropped: dict[str, int] | None = None,
         packed_config: bytes = b"",
+        curve: Curve = None,
     ) -> None:
         core = DriverCore(
             run_id,
@@ -51,7 +53,7 @@ class DriverLink(PeerLink):
             dropped=dropped,
             config=packed_config,
         )
-        super().__init__(core, data_address)
+        super().__init__(core, data_address, curve)
         self._on_notice = on_notice
         self._reports: dict[int, asyncio.Future[Report]] = {}
         self.progress: Progress | None = None

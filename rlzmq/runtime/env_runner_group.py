@@ -56,7 +56,8 @@ class AsyncEnvRunnerGroup:
                 self.local_env_runner.change_modules(self.config, self.synced_module_ids)
             return
         # Where runners join by themselves and none is asked for here, nobody samples here.
-        least = 0 if self.config.listen and not self._is_evaluation else 1
+        is_open = self.config.listen or self.config.broker
+        least = 0 if is_open and not self._is_evaluation else 1
         spawns = (self.spawn_runner(index) for index in range(max(num, least)))
         self.handles = list(await asyncio.gather(*spawns))
         what = "evaluation env runner" if self._is_evaluation else "env runner"

@@ -19,7 +19,6 @@ from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
-from rlzmq.net.keys import CurveClient
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import (
     DecodeShard,
@@ -37,7 +36,7 @@ from rlzmq.protocol.fragments import decode_fragment
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.values import pack_blob
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
-from rlzmq.runtime.peer_link import PeerLink, new_peer_id
+from rlzmq.runtime.peer_link import Curve, PeerLink, new_peer_id
 
 __all__ = ["LearnerLink"]
 
@@ -65,7 +64,7 @@ class LearnerLink(PeerLink):
         data_address: str,
         num_env_steps_before: int = 0,
         is_multi_agent: bool = False,
-        curve: CurveClient | None = None,
+        curve: Curve = None,
     ) -> None:
         super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address, curve)
         self._learner = learner

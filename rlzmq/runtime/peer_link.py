@@ -11,18 +11,20 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlzmq.core import faults
 from rlzmq.net.context import Context
-from rlzmq.net.keys import CurveClient
+from rlzmq.net.keys import CurveClient, KeyPair
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import Instruction, Received, Send, Stop, Tick
 from rlzmq.protocol.messages import decode_message
 
-__all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "PeerLink", "new_peer_id"]
+__all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "new_peer_id"]
+
+Curve: TypeAlias = CurveClient | tuple[str, str] | list[str] | None
 
 TICK_S = 0.05
 MAX_MESSAGE_BYTES = 1 << 30  # of one frame: a column of a fragment, or a whole model's weights
@@ -41,16 +43,20 @@ class PeerLink(abc.ABC):
     Args:
         core: RunnerCore, LearnerCore or DriverCore.
         address: The broker's data address.
-        curve: Keys, for a broker that is reached by TCP.
+        curve: Keys, for a broker that is reached by TCP; as (server's public key, own secret key) where
+            they come through an actor's call.
 
     Attributes:
         num_refused: Messages that were refused here, by reason.
         ended: Resolved when the core stopped, with (reason, detail); an exception where a job failed.
     """
 
-    def __init__(self, core: Any, address: str, curve: CurveClient | None = None) -> None:
+    def __init__(self, core: Any, address: str, curve: Curve = None) -> None:
         self.core = core
         self._address = address
+        if curve is not None and not isinstance(curve, CurveClient):
+            server_public, secret = curve
+            curve = CurveClient(server_public, KeyPair.from_secret(secret))
         self.curve = curve
         self._context: Context | None = None
         self._socket: DrainSocket | None = None

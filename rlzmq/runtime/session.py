@@ -13,7 +13,7 @@ from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.runtime.learner_group import AsyncLearnerGroup
 from rlzmq.runtime.module_configs import ModuleConfigs
 from rlzmq.runtime.reports import Accounting, UpdateReport
-from rlzmq.runtime.run import needs_processes
+from rlzmq.runtime.run import has_broker, needs_processes
 from rlzmq.runtime.serial_pipeline import SerialPipeline
 
 __all__ = ["Session"]
@@ -56,8 +56,7 @@ class Session:
 
             self.system = ActorSystem()
             await self.system.start()
-        has_broker = config.num_env_runners or config.num_learners or config.listen
-        pipeline_system = self.system if has_broker else None
+        pipeline_system = self.system if has_broker(config) else None
         self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system)
         join_keys = await self._open_door()
         self.learner_group = AsyncLearnerGroup(

@@ -1,0 +1,104 @@
+"""``rlzmq broker``: a broker on its own, for schedulers that start every role by itself."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tomllib
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+__all__ = ["BrokerOptions", "run"]
+
+
+@dataclass
+class BrokerOptions:
+    """Options of ``rlzmq broker``."""
+
+    listen: str
+    """tcp://HOST:PORT of one interface: data on PORT, weights on PORT + 1; 0: any free ports."""
+    join_file: Path = Path("join.toml")
+    """Where runners' join file is written; the other roles' next to it (default: ./join.toml). Keys found there
+    are used again, so that a broker that is restarted serves the same run."""
+    advertise: str | None = None
+    """Host name that other machines reach HOST by (default: HOST)."""
+    quarantine_dir: Path | None = None
+    """Where fragments that killed learners are written (default: nowhere)."""
+    driver_timeout: float = 30.0
+    """Seconds without a driver, once one came, after which the broker ends (default: 30)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq broker``; the exit code."""
+    import tyro
+
+    from rlzmq.cli.joining import run_async
+
+    kind: Any = Annotated[BrokerOptions, tyro.conf.FlagCreatePairsOff]
+    options: BrokerOptions = tyro.cli(
+        kind, args=list(arguments), prog="rlzmq broker", description="Run a broker that waits for its roles."
+    )
+    return run_async(_main(options))
+
+
+async def _main(options: BrokerOptions) -> int:
+    import asyncio
+
+    from rlzmq.cli.joining import on_signals
+    from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE
+    from rlzmq.runtime.broker import BrokerRole
+    from rlzmq.runtime.joining import at_host, listen_addresses, write_join_files
+
+    run_id, keys = _keys(options.join_file)
+    broker = BrokerRole(
+        run_id,
+        {"driver_timeout_s": options.driver_timeout},
+        listen=listen_addresses(options.listen),
+        curve=keys.curve,
+        roles=keys.roles,
+        quarantine_dir=str(options.quarantine_dir) if options.quarantine_dir else None,
+    )
+    addresses = await broker.start()
+    remote = {name: at_host(addresses[f"remote_{name}"], options.advertise) for name in ("data", "weights")}
+    files = write_join_files(keys, options.join_file, run_id, remote)
+    print(f"listening   {remote['data']}  {remote['weights']}")
+    print(f"driver      config.networking(broker={str(files['driver'])!r})")
+    print(f"runners     rlzmq runner --join {files['runner']}")
+    print(f"look on     rlzmq top {files['observer']}", flush=True)
+    interrupted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    with on_signals(interrupted.set_result):
+        await asyncio.wait((broker.ended, interrupted), return_when=asyncio.FIRST_COMPLETED)
+    why = broker.ended.result() if broker.ended.done() else ("interrupted", "")
+    await broker.stop()
+    print(f"{why[0]}: {why[1]}", file=sys.stderr)
+    if interrupted.done():
+        return EXIT_INTERRUPTED if interrupted.result() == signal.SIGINT else EXIT_RESUMABLE
+    return 0
+
+
+def _keys(join_file: Path) -> tuple[str, Any]:
+    """(run id, keys): those of an earlier broker with this join file, else fresh ones, kept for a later one."""
+    from rlzmq.core.errors import ConfigurationError
+    from rlzmq.net.keys import KeyPair, read_private_file, write_private_file
+    from rlzmq.runtime.joining import ROLES, JoinKeys
+
+    path = join_file.absolute().with_name(f"{join_file.stem}.broker.toml")
+    if path.exists():
+        try:
+            data = tomllib.loads(read_private_file(path))
+            pairs = {role: KeyPair.from_secret(data[role]) for role in (*ROLES, "server")}
+            run_id = str(data["run_id"])
+        except (tomllib.TOMLDecodeError, KeyError) as error:
+            raise ConfigurationError(f"{path} is no broker's key file: {error!r}. Remove it.") from None
+        return run_id, JoinKeys(pairs.pop("server"), pairs)
+    run_id, keys = uuid.uuid4().hex, JoinKeys.generate()
+    secrets = {"server": keys.server.secret, **{role: pair.secret for role, pair in keys.clients.items()}}
+    lines = [f'run_id = "{run_id}"', *(f"{name} = '{secret}'" for name, secret in secrets.items())]
+    try:
+        write_private_file(path, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+    return run_id, keys

@@ -1,0 +1,182 @@
+"""``rlzmq top``: what a run is doing now: roles, rates, lag, queues, drops by reason, the broker's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Rates", "TopOptions", "find_broker", "lines_of", "run"]
+
+
+@dataclass
+class TopOptions:
+    """Options of ``rlzmq top``."""
+
+    where: str = ""
+    """A join file, a run's private directory, or ipc:///path of its data socket (default: the newest run of this
+    user on this machine); also without --where."""
+    interval: float = 1.0
+    """Seconds between two looks (default: 1)."""
+    count: int = 0
+    """End after so many looks (default: 0, never)."""
+    timeout: float = 5.0
+    """Seconds to wait for the broker's answer (default: 5)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq top``; the exit code."""
+    import tyro
+
+    from rlzmq.cli.joining import run_async
+
+    given = list(arguments)
+    where = given.pop(0) if given and not given[0].startswith("-") else ""
+    options: TopOptions = tyro.cli(
+        TopOptions, args=given, prog="rlzmq top [FILE|DIRECTORY|ADDRESS]", description="Watch a run."
+    )
+    options.where = where or options.where
+    return run_async(_main(options))
+
+
+async def _main(options: TopOptions) -> int:
+    from rlzmq.runtime.remote_peer import Observer
+
+    address, join = find_broker(options.where)
+    rates = Rates()
+    num_looks = 0
+    async with Observer(address, join) as observer:
+        with _Screen() as show:
+            while True:
+                status = await observer.status(timeout_s=options.timeout)
+                show(lines_of(status, rates.update(status, time.monotonic()), address))
+                num_looks += 1
+                if num_looks == options.count:
+                    return 0
+                await asyncio.sleep(options.interval)
+
+
+def find_broker(where: str) -> tuple[str, Any]:
+    """(data address, JoinFile or None) of what the user named.
+
+    Raises:
+        ConfigurationError: There is no run there.
+    """
+    from rlzmq.core.errors import ConfigurationError
+    from rlzmq.net.join_file import JoinFile
+
+    if where.startswith("ipc://"):
+        return where, None
+    if where.startswith("tcp://"):
+        raise ConfigurationError(f"{where}: TCP needs keys; give the run's join file instead")
+    if where and Path(where).is_file():
+        join = JoinFile.read(where)
+        return join.addresses["data"], join
+    directories = [Path(where)] if where else _own_run_directories()
+    for directory in directories:
+        if (directory / "data").is_socket():
+            return f"ipc://{(directory / 'data').absolute()}", None
+    what = f"no run has its sockets in {where}" if where else "no run of this user is here"
+    raise ConfigurationError(f"{what}: give a join file, a private directory, or ipc:///path/data")
+
+
+def _own_run_directories() -> list[Path]:
+    bases = {
+        Path(base) for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp") if base
+    }
+    found = [path for base in bases for path in base.glob("rlzmq-*") if path.is_dir()]
+    own = [path for path in found if path.stat().st_uid == os.getuid()]
+    return sorted(own, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+class Rates:
+    """Env steps per second between two looks, per runner and in all."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, dict[str, int]] | None = None
+
+    def update(self, status: Mapping[str, Any], now: float) -> dict[str, float]:
+        """Name → env steps/s since the last call; ``"sampled"`` and ``"trained"`` are totals."""
+        counts = {runner["name"]: int(runner["num_env_steps"]) for runner in status["runners"]}
+        counts |= {name: int(status["accounting"][name]) for name in ("sampled", "trained")}
+        before, self._before = self._before, (now, counts)
+        if before is None:
+            return {}
+        seconds = max(now - before[0], 1e-9)
+        return {name: max(0, count - before[1].get(name, 0)) / seconds for name, count in counts.items()}
+
+
+def lines_of(status: Mapping[str, Any], rates: Mapping[str, float], address: str) -> list[str]:
+    """A broker's status in words, a fact per line."""
+    account, weights = status["accounting"], status["weights"]
+    dropped = account["dropped"]
+    version = f"{weights[1]} (generation {weights[0]})" if weights else "none"
+    yes = "yes" if status["has_driver"] else "NO"
+    lines = [
+        f"run {status['run_id'][:8]} at {address}   driver {yes}   weights version {version}",
+        f"steps     sampled {account['sampled']}  trained {account['trained']}  "
+        f"dropped {sum(dropped.values())}  pending {account['pending']}"
+        + (f"  | {rates['sampled']:.0f} sampled/s  {rates['trained']:.0f} trained/s" if rates else ""),
+        "drops     " + (_pairs(dropped) or "none"),
+        f"updates   next commit {status['next_commit']}  open {len(status['open_updates'])}  "
+        f"in flight {len(status['updates_in_flight'])}",
+        f"queues    {status['num_fragments_held']} fragments, {status['fragment_bytes'] / 1e6:.1f} MB held  "
+        f"{status['num_env_steps_leased']} steps leased  {status['num_duplicates']} duplicates",
+        f"broker    loop lag {status['loop_lag_s'] * 1e3:.1f} ms, at most {status['max_loop_lag_s'] * 1e3:.0f} ms  "
+        f"{status['num_messages']} messages  refused {_pairs(status['refused']) or 'none'}",
+    ]
+    if door := status["connections"]:
+        refused = {**door["refused_keys"], **door["failed_handshakes"]}
+        lines.append(f"door      {door['accepted']} let in  turned away: {_pairs(refused) or 'none'}")
+    lines.append(f"{'runner':<34}{'steps':>10}{'steps/s':>9}{'leases':>8}{'unacked':>9}  state")
+    for runner in status["runners"]:
+        rate = f"{rates[runner['name']]:.0f}" if runner["name"] in rates else "-"
+        state = "suspect" if runner["is_suspect"] else "ok"
+        bad = f", {runner['num_bad']} bad" if runner["num_bad"] else ""
+        lines.append(
+            f"{runner['name'][:33]:<34}{runner['num_env_steps']:>10}{rate:>9}{runner['num_leases']:>8}"
+            f"{runner['num_uncommitted']:>9}  {state}{bad}"
+        )
+    for learner in status["learners"]:
+        lag = (status["next_commit"] or 0) - learner["next_update"]
+        lines.append(
+            f"{learner['name'][:33]:<34}rank {learner['rank']}  update {learner['next_update']}  lag {lag}"
+        )
+    return lines
+
+
+def _pairs(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
+
+
+class _Screen:
+    """Shows lines: in place on a terminal, one after the other elsewhere."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+
+    def __enter__(self) -> Any:
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            self._live = Live(auto_refresh=False)
+            self._live.start()
+        return self._show
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _show(self, lines: Iterable[str]) -> None:
+        if self._live is None:
+            print("\n".join(lines), flush=True)
+            return
+        from rich.text import Text
+
+        self._live.update(Text("\n".join(lines)), refresh=True)

@@ -1,0 +1,50 @@
+"""A broker that was started on its own: the driver's processes and outsiders all meet there, by key."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+from tests.runtime.outside import Command, assert_accounted, listening
+
+
+def _two_free_ports() -> int:
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return int(port)
+
+
+def top(tmp_path: Path) -> str:
+    with Command(tmp_path, "top", "b.observer.toml", "--count", "1") as command:
+        assert command.end() == 0, command.output
+        return command.output
+
+
+def test_a_run_through_a_broker_of_its_own_survives_that_brokers_restart(tmp_path: Path) -> None:
+    arguments = ("broker", "--listen", f"tcp://127.0.0.1:{_two_free_ports()}", "--join-file", "b.toml")
+    with Command(tmp_path, *arguments) as broker:
+        broker.wait_for("runners ")
+        config = listening(tmp_path, num_env_runners=1, listen=None, join_file=None)
+        config.networking(broker=str(tmp_path / "b.driver.toml")).learners(num_learners=1)
+        with config.build() as algo, Command(tmp_path, "runner", "--join", "b.toml") as runner:
+            runner.wait_for(" joined ")
+            algo.train()
+            broker.process.kill()
+            with Command(tmp_path, *arguments) as restarted:  # the same keys: peers come back by themselves
+                for _ in range(2):
+                    result = algo.train()
+                assert_accounted(result)
+                assert result["accounting"]["trained"] == 3 * 240
+                while runner.output.split()[0] not in top(tmp_path):
+                    pass  # it says HELLO again when its next sign of life goes unanswered
+                algo.stop()
+                restarted.process.send_signal(signal.SIGTERM)
+                assert restarted.end() == 75, restarted.output
+                assert runner.end() == 0, runner.output
