@@ -61,7 +61,7 @@ class DataParallelForward:
             PeerLostError: A peer died or hangs.
         """
         with peer_errors(self._where + "gradient all-reduce"):
-            _Touch.apply(loss, *self._parameters).backward()  # type: ignore[no-untyped-call]
+            _run_backward(_Touch.apply(loss, *self._parameters))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Let go of the process group, whoever still refers to the wrapped module (a traceback, say).
@@ -97,6 +97,18 @@ class _Touch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return gradients[0], *[None] * ctx.num_parameters
+
+
+def _run_backward(loss: Tensor) -> None:
+    """``loss.backward()``, without the caller's context variables in the engine's thread-local state.
+
+    `Tensor.backward` puts them there, and every all-reduce that DistributedDataParallel starts meanwhile keeps
+    them. The last to let go is then a gloo thread that needs the GIL for it; if the group is closed at that
+    moment, its destructor waits for that thread and holds the GIL: a deadlock.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    one = torch.ones_like(loss)
+    engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def zero_loss(device: torch.device) -> Tensor:
