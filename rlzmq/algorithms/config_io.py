@@ -15,6 +15,7 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = ["ConfigIO", "load_named"]
 
 _CALLABLE_MARK = "@"
+_UNSET = "unset"  # TOML has no None: a table's ``unset = ["name"]`` lists the settings that are None
 MAX_TOML_BYTES = 1 << 20  # a config is a page of text; more is a mistake or an attack
 
 
@@ -68,17 +69,27 @@ class ConfigIO:
     def to_toml(self, path: str | Path | None = None) -> str:
         """The settings that differ from the defaults as TOML, one table per setter.
 
+        TOML has no None; settings that are None are listed as ``unset = ["name"]`` in their table.
+
         Args:
             path: Also write it there.
         """
         defaults = type(self)()._values
         tables: dict[str, list[str]] = {}
+        unset: dict[str, list[str]] = {}
         for name, value in self._values.items():
             plain = _plain(name, value)
-            if plain is None or plain == _plain_or_none(name, defaults.get(name)):
-                continue
+            default = _plain_or_none(name, defaults.get(name))
             field = self._fields.get(name)
-            tables.setdefault(field.group if field else "callbacks", []).append(f"{name} = {_toml(plain)}")
+            table = field.group if field else "callbacks"
+            if plain == default:
+                continue
+            if plain is None:
+                unset.setdefault(table, []).append(name)
+            else:
+                tables.setdefault(table, []).append(f"{name} = {_toml(plain)}")
+        for table, names in unset.items():
+            tables.setdefault(table, []).append(f"{_UNSET} = {_toml(names)}")
         text = "\n".join(f"[{table}]\n" + "\n".join(lines) + "\n" for table, lines in tables.items())
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
@@ -109,7 +120,8 @@ class ConfigIO:
         groups = {field.group for field in cls._fields.values()} | {"callbacks"}
         for key, value in data.items():
             if key in groups and isinstance(value, dict):
-                config.update_from_dict(value)
+                names = value.pop(_UNSET, [])
+                config.update_from_dict({**value, **dict.fromkeys(names)})
             elif key in config._values:
                 config.update_from_dict({key: value})
             else:

@@ -100,7 +100,7 @@ def test_dict_and_toml_come_back_equal() -> None:
     config = (
         cartpole()
         .environment(env_config={"size": 3, "name": 'quo"te'})
-        .training(lr=[(0, 0.1), (1000, 0.01)], clip_param=0.1)
+        .training(lr=[(0, 0.1), (1000, 0.01)], clip_param=0.1, vf_clip_param=None)
         .rl_module(model_config={"fcnet_hiddens": [32, 32]})
     )
     assert PPOConfig.from_toml(config.to_toml()).diff() == config.diff()
