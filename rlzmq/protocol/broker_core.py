@@ -59,6 +59,7 @@ from rlzmq.protocol.messages import (
     WireMessage,
 )
 from rlzmq.protocol.ranges import FragmentRange, to_spans, unpack_ranges
+from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.values import pack_blob
 from rlzmq.protocol.weights import open_publication
 
@@ -218,10 +219,13 @@ class BrokerCore:
 
     def _on_hello(self, event: Received, message: Hello, now: float) -> None:
         state = self.state
-        ranges = []
-        if message.role == "learner":
+        ranges: list[list[FragmentRange]] = []
+        if message.role in ("learner", "driver"):
             try:
-                ranges = _learner_ranges(message, event.payload)
+                if message.role == "learner":
+                    ranges = _learner_ranges(message, event.payload)
+                elif event.payload:
+                    ranges = [unpack_ranges(event.payload)]
             except WireError as error:
                 state.count_refused(error.reason)
                 state.send(event.peer, Refused(error.reason, str(error)[:1000], message.generation))
@@ -234,6 +238,15 @@ class BrokerCore:
         elif message.role == "driver":
             state.driver_seen_at = now
             self._updates.driver_joined(message, now)
+            for fragment, _, _ in ranges[0] if ranges else ():
+                self._settle(fragment)
+
+    def _settle(self, watermark: FragmentId) -> None:
+        """The driver has reports of everything below: an earlier broker saw to it."""
+        state = self.state
+        state.ledger.disown_below(*watermark)
+        state.may_forget(watermark.runner, watermark.incarnation).commit_below(watermark.seq)
+        state.news_for.add((watermark.runner, watermark.incarnation))
 
     def _on_stranger(self, event: Received, message: WireMessage) -> None:
         """A peer of a broker before this one, one declared lost, or one that was fenced."""

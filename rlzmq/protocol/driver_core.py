@@ -26,7 +26,8 @@ from rlzmq.protocol.messages import (
     UpdateReport,
 )
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
-from rlzmq.protocol.ranges import unpack_blobs, unpack_ranges
+from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
+from rlzmq.protocol.schema import FragmentId
 
 __all__ = ["DriverCore", "parse_report"]
 
@@ -70,6 +71,7 @@ class DriverCore(PeerCore):
         self._connector_state: ConnectorState | None = None
         self._connector_blob: Buffer = b""
         self.min_generation = -1
+        self._watermarks: dict[tuple[str, int], int] = {}
         self._is_paused = False
 
     # ------------------------------------------------------------------ calls
@@ -154,6 +156,8 @@ class DriverCore(PeerCore):
             self.next_report += 1
             self.trained = report.report.accounting.get("trained", self.trained)
             self.dropped = dict(report.report.dropped)
+            for key, watermark in report.watermarks.items():
+                self._watermarks[key] = max(watermark, self._watermarks.get(key, 0))
             instructions.append(report)
         return [*instructions, Send(b"", DriverState(self.min_generation, self.next_report))]
 
@@ -196,7 +200,11 @@ class DriverCore(PeerCore):
             trained=self.trained,
             dropped=self.dropped,
         )
-        return hello, ()
+        settled = (
+            FragmentRange(FragmentId(runner, incarnation, watermark), 0, 0)
+            for (runner, incarnation), watermark in self._watermarks.items()
+        )
+        return hello, tuple(pack_ranges(settled))
 
     def _state(self) -> DriverState:
         return DriverState(self.min_generation, self.next_report)

@@ -248,6 +248,17 @@ class Ledger:
             elif not self.is_committed(fragment):
                 self._remember_done(fragment, end)
 
+    def disown_below(self, runner: str, incarnation: int, watermark: int) -> None:
+        """The driver has accounted for all of this runner's fragments below, under an earlier broker."""
+        for fragment in [f for f in self.entries if (f.runner, f.incarnation) == (runner, incarnation)]:
+            if fragment.seq < watermark:
+                entry = self.entries[fragment]
+                before = entry.done
+                self._advance(entry, entry.num_steps)
+                self.accounting.disown(entry.done - before)
+                self._close_if_done(entry)
+        self.runner(runner, incarnation).commit_below(watermark)
+
     def drop(self, entry: Entry, reason: DropReason) -> int:
         """Drops an entry's free steps; what updates in flight have taken stays theirs."""
         dropped = entry.free

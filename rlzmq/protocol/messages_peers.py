@@ -24,7 +24,7 @@ class Hello(WireMessage):
     """Registers a peer; sent again to a restarted broker and whenever the sender's group changes.
 
     Payload: a learner adds `ranges.pack_ranges` (two frames) of what it trained lately, then of each
-    of ``training_updates``.
+    of ``training_updates``; the driver adds `pack_ranges` of the watermarks below which it has reports.
 
     Attributes:
         role: ``"runner"``, ``"learner"``, ``"driver"`` or ``"observer"``.

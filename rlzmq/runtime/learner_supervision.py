@@ -221,7 +221,10 @@ class LearnerSupervisor:
                 self._bury(handle)
             self._check_enough()
             ready = [handle for handle in self._ready if not handle.exited.done()]
+            died = [handle for handle in self._ready if handle.exited.done()]
             self._ready.clear()
+            for handle in died:
+                self._bury(handle)
             members = [*self._handles, *ready]
             try:
                 await self._form(members)
