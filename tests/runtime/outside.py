@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ def listening(tmp_path: Path, *, num_env_runners: int = 0, batch: int = 240, **n
 
 
 class Command:
-    """``rlzmq …`` in a process of its own; its output is read as it comes."""
+    """``rlzmq …`` (or another Python program) in a process of its own; its output is read as it comes."""
 
-    def __init__(self, cwd: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, cwd: Path, *arguments: str, program: Sequence[str] = ("-m", "rlzmq"), **environment: str
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlzmq", *arguments],
+            [sys.executable, *program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=cwd,

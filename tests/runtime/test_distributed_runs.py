@@ -129,7 +129,7 @@ def test_an_env_that_raises_ends_the_run_with_its_own_traceback() -> None:
     with config.build() as algo, pytest.raises(Exception, match="the env's own mistake") as caught:
         algo.train()
     text = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "test_distributed.py" in text
+    assert "test_distributed_runs.py" in text
 
 
 class TenSteps(Broken):
