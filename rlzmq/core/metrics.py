@@ -11,7 +11,7 @@ from typing import Any
 
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["REDUCTIONS", "MetricsLogger", "Stat"]
+__all__ = ["REDUCTIONS", "MetricsLogger", "ReducedMetrics", "Stat"]
 
 REDUCTIONS = ("mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series")
 _PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
@@ -51,6 +51,8 @@ class Stat:
         self.total: Any = 0
         self.count = 0
         self.extreme: Any = None
+        self.finished_count = 0  # how many of `count`, how much of `total` the last reduce had already
+        self.finished_total: Any = 0
         self.last_total = 0.0
         self.last_time = time.perf_counter()
         self.throughput = 0.0
@@ -92,13 +94,12 @@ class Stat:
             self.throughput = (float(self.total) - self.last_total) / max(now - self.last_time, 1e-9)
             self.last_time = now
             self.last_total = float(self.total) if self.reduce == "lifetime_sum" else 0.0
-        if self.reduce in ("lifetime_sum", "item", "ema"):
-            return
         if self.values is not None:
             if self.window is None:
                 self.values.clear()
-            return
-        self.total, self.count, self.extreme = 0, 0, None
+        elif self.reduce not in ("lifetime_sum", "item", "ema"):
+            self.total, self.count, self.extreme = 0, 0, None
+        self.finished_count, self.finished_total = self.count, self.total
 
     def merge(self, state: Mapping[str, Any]) -> None:
         """Take in another process's `state()` of the same metric."""
@@ -130,7 +131,20 @@ class Stat:
             "total": self.total,
             "count": self.count,
             "extreme": self.extreme,
+            "finished_count": self.finished_count,
+            "finished_total": self.finished_total,
         }
+
+    def delta(self) -> dict[str, Any]:
+        """`state()` of only what was logged since the last `finish`."""
+        state = self.state()
+        num_new = self.count - self.finished_count
+        if self.values is not None:
+            values = list(self.values)
+            state["values"] = values[max(len(values) - num_new, 0) :]
+        elif self.reduce == "lifetime_sum":
+            state["total"] = self.total - self.finished_total
+        return {**state, "count": num_new, "finished_count": 0, "finished_total": 0}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Stat:
@@ -139,8 +153,21 @@ class Stat:
         if stat.values is not None:
             stat.values.extend(state["values"] or ())
         stat.total, stat.count, stat.extreme = state["total"], state["count"], state["extreme"]
+        stat.finished_count, stat.finished_total = state["finished_count"], state["finished_total"]
         stat.last_total = float(stat.total) if stat.reduce == "lifetime_sum" else 0.0
         return stat
+
+
+class ReducedMetrics(dict[str, Any]):
+    """`MetricsLogger.reduce`'s plain values, and in `states` what another logger needs to merge them.
+
+    Attributes:
+        states: What ``reduce(compile=False)`` would have returned.
+    """
+
+    def __init__(self, values: Mapping[str, Any], states: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.states = states
 
 
 class MetricsLogger:
@@ -242,28 +269,36 @@ class MetricsLogger:
         """The result of this iteration; sums, means, … start anew.
 
         Args:
-            compile: True: plain values; False: states that `aggregate` of another logger takes.
+            compile: True: plain values (a `ReducedMetrics`); False: plain states of what was logged since
+                the last reduce. `aggregate` of another logger takes either.
         """
+        states = {"/".join(path): stat.delta() for path, stat in self._stats.items()}
         result: dict[tuple[str, ...], Any] = {}
         for path, stat in self._stats.items():
-            value = stat.peek() if compile else stat.state()
+            result[path] = stat.peek()
             stat.finish()
-            result[path] = value
-            if compile and stat.with_throughput:
+            if stat.with_throughput:
                 result[(*path[:-1], f"{path[-1]}_throughput")] = stat.throughput
-            if not compile and stat.reduce == "lifetime_sum":
-                stat.total, stat.count = 0, 0  # the receiver keeps the lifetime
-        return {"/".join(p): v for p, v in result.items()} if not compile else _nest(result)
+        return ReducedMetrics(_nest(result), states) if compile else states
 
     def compile(self) -> dict[str, Any]:
         """The same as ``reduce(compile=True)``."""
         return self.reduce()
 
     def aggregate(self, states: Sequence[Mapping[str, Any]], *, key: Key | None = None) -> None:
-        """Merge what other loggers' ``reduce(compile=False)`` returned, under `key` where given."""
+        """Merge what other loggers' `reduce` returned, under `key` where given.
+
+        Raises:
+            ValueError: Values without what they were reduced from, such as a copy of `reduce`'s result.
+        """
         prefix = () if key is None else _path(key)
         for state in states:
-            for name, value in state.items():
+            for name, value in getattr(state, "states", state).items():
+                if not isinstance(value, Mapping) or "finished_count" not in value:
+                    raise ValueError(
+                        f"aggregate: expected what another logger's reduce() or reduce(compile=False) returned, "
+                        f"got {type(value).__name__} {value!r} at {name!r}: a value alone cannot be merged."
+                    )
                 path = (*prefix, *name.split("/"))
                 if path in self._stats:
                     self._stats[path].merge(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,30 @@ def test_lifetime_sums_of_a_worker_are_counted_once() -> None:
         worker.log_value("n", 10, reduce="lifetime_sum")
         root.aggregate([worker.reduce(compile=False)])
     assert root.peek("n") == 30
+
+
+@pytest.mark.parametrize("compile_", [False, True])
+@pytest.mark.parametrize("options", [{"window": 4}, {"reduce": "lifetime_sum"}, {"reduce": "item_series"}])
+def test_a_worker_sends_every_value_once(options: dict[str, Any], compile_: bool) -> None:
+    worker, root, alone = MetricsLogger(), MetricsLogger(), MetricsLogger()
+    for values in ((1.0, 2.0), (), (7.0,)):
+        for value in values:
+            worker.log_value("x", value, **options)
+            alone.log_value("x", value, **options)
+        root.aggregate([worker.reduce(compile=compile_)], key="env_runners")
+    assert root.peek(("env_runners", "x")) == alone.peek("x")
+
+
+def test_plain_results_of_two_loggers_are_merged() -> None:
+    root = MetricsLogger()
+    loggers = [MetricsLogger(), MetricsLogger()]
+    for logger, value in zip(loggers, (1.0, 3.0), strict=True):
+        for reduce in ("mean", "sum", "max"):
+            logger.log_value(("group", reduce), value, reduce=reduce)
+    root.aggregate([logger.reduce() for logger in loggers])
+    assert root.peek("group") == {"mean": 2.0, "sum": 4.0, "max": 3.0}
+    with pytest.raises(ValueError, match=r"got float 1.0 at 'x'"):
+        root.aggregate([{"x": 1.0}])
 
 
 def test_state_round_trip() -> None:
