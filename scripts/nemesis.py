@@ -100,7 +100,7 @@ class Nemesis:
 
     async def _wait_healthy(self) -> None:
         config, session = self.algo.config, self.session
-        while (
+        while (  # noqa: ASYNC110 (facts of other objects, without events)
             session.env_runner_group.num_healthy_remote_workers() < config.num_env_runners
             or len(session.learner_group.handles) < config.num_learners
             or any(handle.exited.done() for handle in session.learner_group.handles)
