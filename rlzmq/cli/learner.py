@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import tyro
+
 __all__ = ["LearnerOptions", "run"]
 
 
@@ -21,14 +23,12 @@ class LearnerOptions:
     """The run's *.learner.toml, mode 0600."""
     timeout: float = 300.0
     """Seconds to wait for the driver at the start (default: 300); once connected it waits as a spare."""
-    import_: Annotated[list[str], "--import"] = field(default_factory=list)
+    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
     """Module to import first; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq learner``; the exit code."""
-    import tyro
-
     from rlzmq.cli.joining import run_async
 
     kind: Any = Annotated[LearnerOptions, tyro.conf.UseAppendAction]

@@ -29,6 +29,7 @@ _COMMANDS = {
     "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
     "broker": ("rlzmq.cli.broker", "a broker on its own: rlzmq broker --listen tcp://HOST:PORT"),
     "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),
+    "doctor": ("rlzmq.cli.doctor", "check this machine before a run"),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
 }
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import tyro
+
 __all__ = ["RunnerOptions", "run"]
 
 
@@ -24,7 +26,7 @@ class RunnerOptions:
     """Seconds to wait for the broker at the start (default: 30)."""
     patience: float = 60.0
     """Seconds of the broker's silence after which this runner gives up (default: 60)."""
-    import_: Annotated[list[str], "--import"] = field(default_factory=list)
+    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
     quiet: bool = False
     """Print nothing but errors (default: False)."""
@@ -32,8 +34,6 @@ class RunnerOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq runner``; the exit code."""
-    import tyro
-
     from rlzmq.cli.joining import run_async
 
     kind: Any = Annotated[RunnerOptions, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff]

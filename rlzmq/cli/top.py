@@ -133,7 +133,10 @@ def lines_of(status: Mapping[str, Any], rates: Mapping[str, float], address: str
     ]
     if door := status["connections"]:
         refused = {**door["refused_keys"], **door["failed_handshakes"]}
-        lines.append(f"door      {door['accepted']} let in  turned away: {_pairs(refused) or 'none'}")
+        turned_away = door["opened"] - door["let_in"]
+        lines.append(
+            f"door      {door['let_in']} let in  {turned_away} turned away: {_pairs(refused) or '-'}"
+        )
     lines.append(f"{'runner':<34}{'steps':>10}{'steps/s':>9}{'leases':>8}{'unacked':>9}  state")
     for runner in status["runners"]:
         rate = f"{rates[runner['name']]:.0f}" if runner["name"] in rates else "-"

@@ -13,9 +13,10 @@ from rlzmq.net.edge_reader import EdgeReader, Frame
 
 __all__ = ["EventHandler", "SocketEvent", "SocketMonitor"]
 
-EventKind = Literal["connected", "disconnected", "handshake_failed", "retrying"]
+EventKind = Literal["accepted", "connected", "disconnected", "handshake_failed", "retrying"]
 
 _KINDS: dict[int, tuple[EventKind, str]] = {
+    zmq.EVENT_ACCEPTED: ("accepted", ""),
     zmq.EVENT_HANDSHAKE_SUCCEEDED: ("connected", ""),
     zmq.EVENT_DISCONNECTED: ("disconnected", ""),
     zmq.EVENT_CONNECT_RETRIED: ("retrying", ""),
@@ -30,8 +31,9 @@ class SocketEvent:
     """One change of one connection.
 
     Attributes:
-        kind: ``connected`` (handshake done, keys accepted), ``disconnected`` (it was connected before),
-            ``handshake_failed`` (it never was), ``retrying`` (a connect is tried again later).
+        kind: ``accepted`` (somebody opened a connection and has not shown a key yet), ``connected``
+            (handshake done, keys accepted), ``disconnected``, ``handshake_failed`` (it never was connected;
+            who sends no greeting at all gets no such event), ``retrying`` (a connect is tried again later).
         address: The endpoint as libzmq names it.
         reason: Why a handshake failed, else empty.
         code: libzmq's value: a file descriptor, an errno, a ZAP status or a delay in ms.

@@ -103,6 +103,7 @@ class BrokerRole:
         self._doors: dict[bytes, DrainSocket] = {}
         self._publishers: list[DrainSocket] = []
         self._failed_handshakes: Counter[str] = Counter()
+        self._num_connections: Counter[str] = Counter()
         self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
         self._directory: RunDirectory | None = None
         self._context: Context | None = None
@@ -178,11 +179,15 @@ class BrokerRole:
         }
 
     def _connections(self) -> dict[str, Any]:
-        """Who knocked at the door for peers from outside; {} where there is none."""
+        """Who knocked at the doors for peers from outside; {} where there are none.
+
+        Opened minus let in: turned away, or still within the handshake's two seconds.
+        """
         if self._authenticator is None:
             return {}
         return {
-            "accepted": self._authenticator.num_accepted,
+            "opened": self._num_connections["accepted"],
+            "let_in": self._num_connections["connected"],
             "refused_keys": self._authenticator.num_refused,
             "failed_handshakes": dict(self._failed_handshakes),
         }
@@ -218,6 +223,7 @@ class BrokerRole:
         }
 
     def _on_connection(self, event: SocketEvent) -> None:
+        self._num_connections[event.kind] += 1
         if event.kind == "handshake_failed":
             self._failed_handshakes[event.reason] += 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from rlzmq.core.errors import AuthenticationError, PeerLostError
 from rlzmq.net.context import Context
@@ -56,7 +56,7 @@ class Conversation:
         self._reason = "nothing answers there"
         self._refused = asyncio.Event()
 
-    async def __aenter__(self) -> Conversation:
+    async def __aenter__(self) -> Self:
         self._context = Context()
         options = SocketOptions(max_message_bytes=MAX_MESSAGE_BYTES, reconnect_interval_max_ms=500)
         self._socket = DrainSocket(

@@ -23,6 +23,7 @@ from rlzmq.runtime.runner import EnvRunnerRole
 __all__ = ["RemoteRunner"]
 
 _LOOK_S = 0.5
+_REGISTER_S = 0.02
 # Streams of random numbers derive from the index: one that no runner of the driver's has.
 _FIRST_INDEX = 2_000_000
 
@@ -55,9 +56,10 @@ class RemoteRunner:
         return int(link.core.num_env_steps_sampled) if link is not None else 0
 
     async def start(self) -> None:
-        """Make the envs and the module, and register with the broker.
+        """Make the envs and the module; return once the broker has registered this runner, or refused it.
 
         Raises:
+            PeerLostError: The broker does not answer.
             Exception: What making them raised.
         """
         index = _FIRST_INDEX + secrets.randbelow(1 << 30)
@@ -74,6 +76,12 @@ class RemoteRunner:
                 "curve": self._join.curve(),
             }
         )
+        link: Any = self._role._link
+        deadline = link.now() + self._patience_s
+        while not link.core.is_welcome and not link.ended.done():
+            if link.now() > deadline:
+                raise PeerLostError(f"the broker at {addresses['data']} does not register this runner")
+            await asyncio.wait((link.ended,), timeout=_REGISTER_S)
 
     async def wait(self) -> tuple[str, str]:
         """Sample until it is over: (reason, detail), e.g. ("goodbye", …) from the run, ("left", …) from here.

@@ -1,0 +1,269 @@
+"""``rlzmq doctor``: whether this machine can run rlzmq, and what would be slow or unsafe; a line per check."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["CHECKS", "Finding", "run"]
+
+Level = Literal["ok", "warn", "FAIL"]
+
+_NEEDED = (
+    "pyzmq",
+    "msgpack",
+    "torch",
+    "gymnasium",
+    "numpy",
+    "optree",
+    "safetensors",
+    "pydantic",
+    "psutil",
+    "tyro",
+)
+_MIN_FILES = 1024
+_MIN_SHM_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    level: Level
+    what: str
+    detail: str
+
+
+@dataclass
+class DoctorOptions:
+    """Options of ``rlzmq doctor``."""
+
+    listen: str | None = None
+    """tcp://HOST:PORT that a run is to listen on: whether its ports are free (default: not checked)."""
+    join: Path | None = None
+    """A join file: whether it is private, and whether its broker answers this key (default: not checked)."""
+    timeout: float = 5.0
+    """Seconds to wait for that broker (default: 5)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq doctor``; 0 where nothing fails, else 78."""
+    import tyro
+
+    from rlzmq.cli.main import EXIT_CONFIG
+
+    options = tyro.cli(
+        DoctorOptions,
+        args=list(arguments),
+        prog="rlzmq doctor",
+        description="Check this machine before a run.",
+    )
+    num_failed = 0
+    for check in CHECKS:
+        try:
+            findings = list(check(options))
+        except Exception as error:  # a check that cannot even run is a finding, too
+            findings = [
+                Finding("FAIL", check.__name__.removeprefix("check_"), f"{type(error).__name__}: {error}")
+            ]
+        for finding in findings:
+            print(f"{finding.level:<5} {finding.what:<16} {finding.detail}", flush=True)
+            num_failed += finding.level == "FAIL"
+    return EXIT_CONFIG if num_failed else 0
+
+
+def check_versions(options: DoctorOptions) -> Iterator[Finding]:
+    """Python and the packages that rlzmq needs."""
+    version = sys.version.split()[0]
+    yield Finding("ok" if sys.version_info >= (3, 11) else "FAIL", "python", f"{version} (3.11 or newer)")
+    missing, found = [], []
+    for name in _NEEDED:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    yield Finding(
+        "FAIL" if missing else "ok",
+        "packages",
+        f"missing: {', '.join(missing)}" if missing else ", ".join(found),
+    )
+
+
+def check_keys(options: DoctorOptions) -> Iterator[Finding]:
+    """CURVE in this libzmq; a join file's mode and its broker."""
+    import zmq
+
+    has_curve = zmq.has("curve")
+    yield Finding(
+        "ok" if has_curve else "FAIL",
+        "keys",
+        f"libzmq {zmq.zmq_version()} {'with' if has_curve else 'WITHOUT'} CURVE"
+        + ("" if has_curve else ": TCP cannot be used"),
+    )
+    if options.join is None:
+        return
+    import asyncio
+
+    from rlzmq.net.join_file import JoinFile
+    from rlzmq.protocol.messages import Config, ConfigRequest
+    from rlzmq.runtime.remote_peer import Conversation
+
+    join = JoinFile.read(options.join)
+    yield Finding("ok", "join file", f"{options.join} lets a {join.role} in, mode 0600")
+
+    async def ask() -> float:
+        async with Conversation(join.addresses["data"], join) as conversation:
+            start = time.perf_counter()
+            await conversation.ask(ConfigRequest(), Config, timeout_s=options.timeout)
+            return time.perf_counter() - start
+
+    seconds = asyncio.run(ask())
+    yield Finding(
+        "ok", "broker", f"{join.addresses['data']} took this key and answered in {seconds * 1e3:.0f} ms"
+    )
+
+
+def check_files(options: DoctorOptions) -> Iterator[Finding]:
+    """Open files: one per peer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    is_few = hard != resource.RLIM_INFINITY and hard < _MIN_FILES
+    hint = (
+        f": a broker serves about {hard - 100} peers; raise it by ulimit -Hn"
+        if is_few
+        else " (raised by itself)"
+    )
+    yield Finding("warn" if is_few else "ok", "open files", f"soft {soft}, hard {most}{hint}")
+
+
+def check_memory(options: DoctorOptions) -> Iterator[Finding]:
+    """/dev/shm and the memory limit."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or not os.access(shm, os.W_OK):
+        yield Finding(
+            "warn", "/dev/shm", "missing or not writable: torch DataLoader workers need it, rlzmq does not"
+        )
+    else:
+        free = shutil.disk_usage(shm).free
+        yield Finding("ok" if free >= _MIN_SHM_BYTES else "warn", "/dev/shm", f"{free / 2**20:.0f} MiB free")
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    text = (
+        "no address space limit"
+        if limit == resource.RLIM_INFINITY
+        else f"address space limited to {limit >> 20} MiB"
+    )
+    yield Finding("ok", "memory", text)
+
+
+def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
+    """A private directory with a path short enough for Unix sockets, and a socket in it."""
+    from rlzmq.net.run_directory import RunDirectory
+
+    with RunDirectory() as directory, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(directory.address("doctor").removeprefix("ipc://"))
+        mode = directory.path.stat().st_mode & 0o777
+        yield Finding(
+            "ok" if mode == 0o700 else "FAIL",
+            "ipc",
+            f"{directory.path.parent}, directories of mode {mode:04o}",
+        )
+
+
+def check_loopback(options: DoctorOptions) -> Iterator[Finding]:
+    """Loopback TCP: learners of one machine meet there."""
+    from rlzmq.learners.distributed import loopback_interface
+
+    start = time.perf_counter()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.sendall(b"x")
+            client.recv(1)
+    yield Finding(
+        "ok",
+        "loopback",
+        f"{loopback_interface()}, a connection in {(time.perf_counter() - start) * 1e3:.1f} ms",
+    )
+
+
+def check_ports(options: DoctorOptions) -> Iterator[Finding]:
+    """The ports that `listen` wants."""
+    if options.listen is None:
+        return
+    from rlzmq.net.addresses import check_bind_address, split_tcp
+
+    check_bind_address(options.listen, has_keys=True)
+    host, port = split_tcp(options.listen)
+    names = {0: "data", 1: "weights", 2: "learners", 3: "learners' store"}
+    for offset, name in names.items() if port else ():
+        try:
+            with socket.create_server((host, port + offset)):
+                yield Finding("ok", f"port {port + offset}", f"free ({name})")
+        except OSError as error:
+            yield Finding("FAIL", f"port {port + offset}", f"{name}: {error.strerror}")
+
+
+def check_threads(options: DoctorOptions) -> Iterator[Finding]:
+    """CPU cores against torch's threads in every process."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    threads, named = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+    level: Level = "ok" if named or cores <= 2 else "warn"
+    hint = "" if named else "; runners set 1 by themselves (torch_num_threads), OMP_NUM_THREADS is not set"
+    yield Finding(level, "torch threads", f"{threads} on {cores} cores{hint}")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    yield Finding("ok", "GPUs", str(gpus) if gpus else "none: learners train on the CPU")
+
+
+def check_network(options: DoctorOptions) -> Iterator[Finding]:
+    """How other machines would see this one; torch.distributed's interface."""
+    name = socket.gethostname()
+    try:
+        own = socket.gethostbyname(name)
+    except OSError:
+        yield Finding("warn", "host name", f"{name} has no address here: name one in config.listen")
+        return
+    is_local = own.startswith("127.")
+    hint = " (loopback: other machines need config.networking(advertise=…))" if is_local else ""
+    yield Finding("ok", "host name", f"{name} is {own}{hint}")
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME")
+    yield Finding(
+        "ok",
+        "learners' link",
+        interface or "chosen by the route to the driver; GLOO_SOCKET_IFNAME is not set",
+    )
+
+
+def check_disk(options: DoctorOptions) -> Iterator[Finding]:
+    """Room for checkpoints and temporary files."""
+    for path in dict.fromkeys((os.getcwd(), tempfile.gettempdir())):
+        free = shutil.disk_usage(path).free
+        yield Finding("ok" if free > 1 << 30 else "warn", "disk", f"{path}: {free / 2**30:.1f} GiB free")
+
+
+CHECKS: tuple[Callable[[Any], Iterator[Finding]], ...] = (
+    check_versions,
+    check_keys,
+    check_files,
+    check_memory,
+    check_run_directory,
+    check_loopback,
+    check_ports,
+    check_threads,
+    check_network,
+    check_disk,
+)

@@ -1,0 +1,143 @@
+"""Nothing that arrives or is read is unpickled, evaluated or executed: by the sources, and in a running system."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from pathlib import Path
+
+from tests.runtime.outside import Command
+
+PACKAGE = Path(__file__).parents[2] / "rlzmq"
+
+# Of any module: names that load code or objects from bytes.
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "marshal.loads",
+    "marshal.load",
+    "shelve.open",
+    "np.load",
+    "numpy.load",
+    "jsonpickle.decode",
+}
+FORBIDDEN_METHODS = {
+    "recv_pyobj", "send_pyobj", "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
+    "send_object_list", "recv_object_list",
+}  # fmt: skip
+# The one module that pickles: from a parent to its own child, over a private pipe.
+BY_VALUE = PACKAGE / "actors" / "by_value.py"
+
+
+def offences(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        found += [f"imports {name}" for name in names if name.partition(".")[0] in
+                  {"pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "joblib", "yaml"}]  # fmt: skip
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in FORBIDDEN_CALLS or called.rpartition(".")[2] in FORBIDDEN_METHODS:
+                found.append(f"line {node.lineno} calls {called}")
+    return found
+
+
+def test_no_module_loads_code_or_objects_from_bytes() -> None:
+    guilty = {
+        str(path): found for path in PACKAGE.rglob("*.py") if path != BY_VALUE and (found := offences(path))
+    }
+    assert guilty == {}
+
+
+def test_the_check_itself_finds_offences(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("import pickle\nimport torch\ntorch.load('x')\neval('1')\nsocket.recv_pyobj()\n")
+    assert len(offences(bad)) == 4
+
+
+# Loaded before anything else in every Python process of the run (sitecustomize).
+TRAP = """
+import builtins, os, sys
+
+def _trap(module, name):
+    original = getattr(module, name)
+    def trapped(*args, **kwargs):
+        frame, chain = sys._getframe(1), []
+        while frame is not None:
+            chain.append(frame.f_code.co_filename)
+            frame = frame.f_back
+        # The fork server's children get their class and arguments by value from their own parent.
+        if not any(path.endswith(os.path.join("actors", "by_value.py")) for path in chain):
+            with open(os.environ["RLZMQ_TRAP"], "a") as log:
+                log.write(f"{module.__name__}.{name} in pid {os.getpid()}: {chain[:6]}\\n")
+            raise AssertionError(f"{module.__name__}.{name} was called")
+        return original(*args, **kwargs)
+    setattr(module, name, trapped)
+
+import pickle, marshal
+for _name in ("loads", "load"):
+    _trap(pickle, _name)
+for _name in ("loads", "load"):
+    pickle.__dict__["_" + _name] = getattr(pickle, _name)
+
+_import = builtins.__import__
+_seen = set()
+def _watching(name, *args, **kwargs):
+    module = _import(name, *args, **kwargs)
+    for package, function in (("torch", "load"), ("yaml", "load"), ("cloudpickle", "loads")):
+        loaded = sys.modules.get(package)
+        if loaded is not None and package not in _seen and hasattr(loaded, function):
+            _seen.add(package)
+            _trap(loaded, function)
+    return module
+builtins.__import__ = _watching
+with open(os.environ["RLZMQ_TRAP"] + ".armed", "a") as log:
+    log.write(f"{os.getpid()}\\n")
+"""
+
+DRIVER = """
+import time
+from tests.runtime.outside import listening
+from pathlib import Path
+
+config = listening(Path.cwd(), num_env_runners=1, batch=120, num_remote_learners=2).learners(num_learners=2)
+with config.build() as algo:
+    while not Path("go").exists():
+        time.sleep(0.05)
+    for _ in range(3):
+        result = algo.train()
+    path = algo.save_to_path(str(Path.cwd() / "checkpoint"))
+    algo.restore_from_path(path)
+    algo.train()
+    print("trained", result["accounting"]["trained"], flush=True)
+"""
+
+
+def test_a_distributed_run_over_tcp_never_unpickles(tmp_path: Path) -> None:
+    """Driver, broker, a local runner, a runner and two learners from outside, a checkpoint and back."""
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "trap" / "sitecustomize.py").write_text(TRAP)
+    (tmp_path / "driver.py").write_text(textwrap.dedent(DRIVER))
+    log = tmp_path / "trap.log"
+    environment = {"PYTHONPATH": f"{tmp_path / 'trap'}:{PACKAGE.parent}", "RLZMQ_TRAP": str(log)}
+    with Command(tmp_path, program=["driver.py"], **environment) as driver:
+        driver.wait_for("waiting for learners")
+        with (
+            Command(tmp_path, "learner", "--join", "join.learner.toml", **environment) as first,
+            Command(tmp_path, "learner", "--join", "join.learner.toml", **environment) as second,
+            Command(tmp_path, "runner", "--join", "join.toml", **environment) as runner,
+        ):
+            runner.wait_for(" joined ")
+            (tmp_path / "go").touch()
+            assert driver.end(100) == 0, driver.output
+            assert "trained 720" in driver.output
+            assert (runner.end(), first.end(), second.end()) == (0, 0, 0)
+    assert not log.exists(), log.read_text()
+    assert len((tmp_path / "trap.log.armed").read_text().splitlines()) >= 4
