@@ -142,9 +142,10 @@ class BrokerPipeline:
         self, handle: Any, name: str, rank: int = 0, num_ranks: int = 1, generation: int = -1
     ) -> None:
         await handle.connect(
-            self._link(
-                name, num_env_steps_before=self.accounting.trained, **self._keys_of("learner")
-            ), rank, num_ranks, generation
+            self._link(name, num_env_steps_before=self.accounting.trained, **self._keys_of("learner")),
+            rank,
+            num_ranks,
+            generation,
         )
 
     def _link(self, name: str, **more: Any) -> dict[str, Any]:
@@ -184,15 +185,21 @@ class BrokerPipeline:
         handle.kill()
 
     def _on_notice(self, notice: Notice) -> None:
-        """The broker misses someone."""
-        role, _, index = notice.name.rpartition("-")
-        if notice.event not in ("lost", "hung") or not index.isdigit():
+        """The broker misses someone, or got unusable data."""
+        event, detail = notice.event, notice.detail
+        if notice.role == "learner" and event == "lost":
+            self._run_task(self._learners.supervisor.suspect(notice.name, detail))
             return
-        if notice.role == "runner" and role == "runner" and int(index) < len(self._runners.handles):
-            hangs = notice.event == "hung"
-            self._run_task(self._runners.supervisor.suspect(int(index), hangs=hangs, why=notice.detail))
-        elif notice.role == "learner":
-            self._run_task(self._learners.supervisor.suspect(notice.name, notice.detail))
+        role, _, number = notice.name.rpartition("-")
+        if notice.role != "runner" or role != "runner" or not number.isdigit():
+            return  # one from outside is not ours to restart
+        runners, index = self._runners.supervisor, int(number)
+        if index >= len(self._runners.handles):
+            return
+        if event in ("lost", "hung"):
+            self._run_task(runners.suspect(index, hangs=event == "hung", why=detail))
+        elif event in ("bad_fragment", "quarantined"):
+            runners.blame(index, detail)
 
     def _send_connector_state(self, state: Any) -> None:
         assert self._driver is not None

@@ -26,6 +26,7 @@ __all__ = ["RunnerSupervisor"]
 _log = logging.getLogger("rlzmq.runtime")
 
 _MAX_DELAY_S = 30.0
+_MAX_BAD_FRAGMENTS = 3
 _BEAT_DEADLINE_S = 30.0
 # A runner that never did anything is not worth the whole budget: its machine or its env is broken.
 _MAX_FAILURES_BEFORE_ANY_WORK = 5
@@ -40,6 +41,7 @@ class _Place:
     machine: Supervision
     up: asyncio.Event = field(default_factory=asyncio.Event)
     has_worked: bool = False
+    num_bad: int = 0
     is_given_up: bool = False
     first_failure: BaseException | None = None
     task: asyncio.Task[None] | None = None
@@ -145,6 +147,20 @@ class RunnerSupervisor:
             place.machine.worked()
             place.has_worked = True
 
+    def blame(self, index: int, why: str) -> None:
+        """A fragment of this runner was unusable; after a few it is replaced: its envs are made anew."""
+        place = self._places[index]
+        place.num_bad += 1
+        if place.num_bad >= _MAX_BAD_FRAGMENTS and not place.handle.exited.done():
+            _log.warning(
+                "%s %d is restarted after %d unusable fragments, the last one: %s",
+                self._what,
+                index,
+                place.num_bad,
+                why,
+            )
+            place.handle.kill()
+
     async def suspect(self, index: int, *, hangs: bool, why: str) -> None:
         """The broker misses this runner: replace it if its process hangs or is stopped.
 
@@ -230,6 +246,7 @@ class RunnerSupervisor:
 
     async def _restart(self, place: _Place) -> None:
         self.num_restarts += 1
+        place.num_bad = 0
         async with asyncio.timeout(self._config.env_runner_restore_timeout_s or None):
             handle = await self._spawn(place.index, place.machine.incarnation)
             try:
