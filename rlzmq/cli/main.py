@@ -30,6 +30,9 @@ _COMMANDS = {
     "broker": ("rlzmq.cli.broker", "a broker on its own: rlzmq broker --listen tcp://HOST:PORT"),
     "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),
     "doctor": ("rlzmq.cli.doctor", "check this machine before a run"),
+    "replay": ("rlzmq.cli.replay", "look at a quarantined fragment: rlzmq replay FILE"),
+    "check-env": ("rlzmq.cli.check_env", "check an environment: rlzmq check-env ENV"),
+    "inspect": ("rlzmq.cli.inspect", "spaces, connectors, batch and outputs: rlzmq inspect ppo --env ENV"),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
 }
 

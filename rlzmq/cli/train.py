@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 __all__ = ["TrainOptions", "run"]
 
@@ -23,6 +23,8 @@ class TrainOptions:
     """Gymnasium id, or 'package.module:Class'."""
     config: Path | None = None
     """TOML file of settings; flags win over it."""
+    preset: Literal["auto", "none"] = "auto"
+    """Begin with the settings shipped for this algorithm and env, if there are some; config and flags win."""
     stop: list[str] = field(default_factory=list)
     """End when met: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number; repeatable."""
     run_dir: Path | None = None
@@ -59,6 +61,7 @@ def _prestart() -> None:
 def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     import tyro
 
+    from rlzmq.algorithms.presets import apply_preset
     from rlzmq.algorithms.registry import get_config_class
     from rlzmq.cli.options import apply_settings, options_type
 
@@ -68,7 +71,12 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     options = tyro.cli(
         marked, args=arguments, prog=f"rlzmq train {algorithm}", description=f"Train {algorithm}."
     )
-    config = config_class() if options.config is None else config_class.from_toml(options.config)
+    config = config_class()
+    given = {} if options.config is None else config_class.from_toml(options.config).diff()
+    env = options.env if options.env is not None else given.get("env")
+    if options.preset == "auto" and apply_preset(config, algorithm, env) and not options.quiet:
+        print(f"settings: the preset for {env} (--preset none: the algorithm's defaults)")
+    config.update_from_dict(given)
     apply_settings(config, options)
     if options.env is not None:
         config.environment(options.env)

@@ -1,0 +1,124 @@
+"""``rlzmq check-env``: whether an environment keeps Gymnasium's contract, and how fast it is."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+__all__ = ["CheckEnvOptions", "run"]
+
+
+@dataclass
+class CheckEnvOptions:
+    """Options of ``rlzmq check-env``."""
+
+    env: tyro.conf.Positional[str]
+    """Gymnasium id, or 'package.module:Class'."""
+    steps: int = 500
+    """Env steps to play at random (default: 500)."""
+    seed: int = 0
+    """Seed of the first reset (default: 0)."""
+    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq check-env``; 0, or 78 where the env breaks the contract."""
+    from rlzmq.cli.joining import import_first
+    from rlzmq.cli.main import EXIT_CONFIG
+    from rlzmq.envs.multi_agent_env import MultiAgentEnv
+    from rlzmq.envs.registry import make_env
+
+    kind: Any = Annotated[CheckEnvOptions, tyro.conf.UseAppendAction]
+    options: CheckEnvOptions = tyro.cli(
+        kind, args=list(arguments), prog="rlzmq check-env", description="Check an environment."
+    )
+    import_first(options.import_)
+    env = make_env(options.env)
+    try:
+        problems = [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
+        problems += _play(env, options)
+    finally:
+        env.close()
+    for problem in problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    print(f"{options.env}: " + (f"{len(problems)} problems" if problems else "ok"))
+    return EXIT_CONFIG if problems else 0
+
+
+def _gymnasium(env: Any) -> list[str]:
+    """What Gymnasium's own checker says."""
+    from gymnasium.utils.env_checker import check_env
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env.unwrapped, skip_render_check=True)
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"]
+    for warning in caught:
+        print(f"note: {str(warning.message).splitlines()[0]}")
+    return []
+
+
+def _play(env: Any, options: CheckEnvOptions) -> list[str]:
+    """Random steps: observations within their space, finite rewards, episodes that end, speed."""
+    import numpy as np
+
+    problems: dict[str, None] = {}
+    is_multi = not hasattr(env, "observation_space") or hasattr(env, "possible_agents")
+    first, _ = env.reset(seed=options.seed)
+    again, _ = env.reset(seed=options.seed)
+    if not _equal(first, again):
+        problems["reset(seed=…) twice with the same seed gives different observations"] = None
+    if is_multi:
+        for agent in env.possible_agents:
+            env.action_spaces[agent].seed(options.seed)
+    else:
+        env.action_space.seed(options.seed)
+    observation, length, lengths = again, 0, []
+    start = time.perf_counter()
+    for _ in range(options.steps):
+        action = (
+            {agent: env.action_spaces[agent].sample() for agent in observation}
+            if is_multi
+            else env.action_space.sample()
+        )
+        observation, reward, terminated, truncated, _ = env.step(action)
+        length += 1
+        items = observation.items() if is_multi else [("", observation)]
+        for agent, item in items:
+            space = env.observation_spaces[agent] if is_multi else env.observation_space
+            if not space.contains(item):
+                problems[f"an observation {f'of {agent!r} ' if is_multi else ''}is outside of {space}"] = None
+        rewards = list(reward.values()) if is_multi else [reward]
+        if not np.isfinite(np.asarray(rewards, dtype=np.float64)).all():
+            problems["a reward is not finite"] = None
+        is_over = (
+            terminated.get("__all__") or truncated.get("__all__") if is_multi else terminated or truncated
+        )
+        if is_over:
+            lengths.append(length)
+            length, (observation, _) = 0, env.reset()
+    seconds = time.perf_counter() - start
+    print(
+        f"{options.steps / seconds:.0f} steps/s  {len(lengths)} episodes"
+        + (f", {min(lengths)}–{max(lengths)} steps" if lengths else " ended; raise --steps to see one")
+    )
+    return list(problems)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    import numpy as np
+
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(np.array_equal(a, b))

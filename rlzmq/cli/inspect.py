@@ -1,0 +1,75 @@
+"""``rlzmq inspect``: what flows from the env to the action, with names, shapes and dtypes, before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+__all__ = ["InspectOptions", "run"]
+
+
+@dataclass
+class InspectOptions:
+    """Options of ``rlzmq inspect``."""
+
+    algorithm: str = "ppo"
+    """Algorithm whose defaults and connectors count (default: ppo)."""
+    env: str | None = None
+    """Gymnasium id, or 'package.module:Class'."""
+    config: Path | None = None
+    """TOML file of settings (default: the algorithm's defaults)."""
+    steps: int = 8
+    """Env steps to sample (default: 8)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq inspect``; the exit code."""
+    import tyro
+
+    from rlzmq.algorithms.registry import get_config_class
+    from rlzmq.runtime.runner import make_env_runner
+
+    kind: Any = Annotated[InspectOptions, tyro.conf.FlagCreatePairsOff]
+    given = list(arguments)
+    if given and not given[0].startswith("-"):
+        given.insert(0, "--algorithm")
+    options: InspectOptions = tyro.cli(
+        kind, args=given, prog="rlzmq inspect [ALGORITHM]", description="Show what flows through a run."
+    )
+    config_class = get_config_class(options.algorithm)
+    config = config_class() if options.config is None else config_class.from_toml(options.config)
+    if options.env is not None:
+        config.environment(options.env)
+    config.env_runners(num_env_runners=0).learners(num_learners=0)
+    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
+    config.validate()
+    runner = make_env_runner(config, 0)
+    try:
+        _show(config, runner, options.steps)
+    finally:
+        runner.stop()
+    return 0
+
+
+def _show(config: Any, runner: Any, num_steps: int) -> None:
+    from rlzmq.connectors.explain import describe_batch
+
+    single = config.single_spaces()
+    spaces = {"__env_single__": single, "__env__": single}
+    print(f"observations  {single[0]}\nactions       {single[1]}")
+    for what, pipeline in (
+        ("env to module", runner.env_to_module),
+        ("module to env", runner.module_to_env),
+        ("learner", config.build_learner_connector(*single)),
+    ):
+        names = ", ".join(type(piece).__name__ for piece in pipeline.connectors)
+        print(f"\n{what}: {names}")
+    batch = runner.sample(num_timesteps=num_steps)
+    print(f"\nsampled: {len(batch)} chunks, {batch.num_env_steps} env steps")
+    print("\n".join(describe_batch(dict(getattr(batch, "columns", {})))))
+    learner = config.build_learner(spaces=spaces)
+    for module_id, module in learner.module.items():
+        num = sum(parameter.numel() for parameter in module.parameters())
+        print(f"\nmodule {module_id}: {type(module).__name__}, {num} parameters\n{module}")

@@ -1,0 +1,119 @@
+"""doctor, check-env, inspect, replay, top: what they print and how they end."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import PPOConfig
+from rlzmq.cli.main import main
+from rlzmq.cli.top import Rates, lines_of
+from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
+from rlzmq.protocol.fragments import encode_fragment, fragment_to_bytes
+from rlzmq.protocol.messages import Fragment
+from rlzmq.runtime.runner import make_env_runner
+
+
+class Broken(gym.Env[np.ndarray, int]):
+    """Observations out of their space, an infinite reward, and no regard for seeds."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.random.default_rng().random(2, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        return np.full(2, 7, np.float32), float("inf"), False, False, {}
+
+
+def test_doctor_finds_this_machine_well_and_a_taken_port_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "FAIL" not in out
+    for what in ("python", "packages", "keys", "open files", "/dev/shm", "ipc", "loopback", "torch threads"):
+        assert what in out
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["doctor", "--listen", f"tcp://127.0.0.1:{port}"]) == 78
+    assert f"FAIL  port {port}" in capsys.readouterr().out
+
+
+def test_check_env_tells_good_from_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env", "CartPole-v1", "--steps", "100"]) == 0
+    assert "CartPole-v1: ok" in capsys.readouterr().out
+    assert main(["check-env", f"{__name__}:Broken", "--steps", "5"]) == 78
+    problems = capsys.readouterr().err
+    assert "same seed" in problems
+    assert "outside of" in problems
+    assert "reward is not finite" in problems
+
+
+def test_inspect_shows_spaces_pieces_columns_and_modules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "ppo", "--env", "CartPole-v1"]) == 0
+    out = capsys.readouterr().out
+    for what in ("observations  Box", "actions       Discrete(2)", "GetActions", "action_logp", "parameters"):
+        assert what in out
+
+
+def _quarantined(tmp_path: Path, *, poisoned: bool) -> Path:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).debugging(seed=1)
+    runner = make_env_runner(config, 0)
+    batch = runner.sample_lease(20)
+    runner.stop()
+    header, arrays = batch.to_wire()
+    if poisoned:
+        arrays = [array.copy() for array in arrays]
+        next(array for array in arrays if array.dtype == np.float32).flat[3] = np.nan
+    fragment = Fragment("uuid", 1, 5, 9, batch.num_env_steps, 0, 3, -1, header)
+    path = tmp_path / "x.fragment"
+    path.write_bytes(fragment_to_bytes(encode_fragment(fragment, arrays)))
+    (tmp_path / "x.json").write_text('{"id": "x", "reason": "death_limit"}')
+    config.to_toml(tmp_path / "config.toml")
+    return path
+
+
+def test_replay_shows_the_poison_and_trains_a_healthy_fragment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(_quarantined(tmp_path, poisoned=True))]) == 0
+    out = capsys.readouterr().out
+    assert "quarantined: death_limit" in out
+    assert "NOT FINITE at 1 places" in out
+    assert main(["replay", str(_quarantined(tmp_path, poisoned=False)), "--run-dir", str(tmp_path)]) == 0
+    assert "trained: " in capsys.readouterr().out
+    torn = tmp_path / "torn.fragment"
+    torn.write_bytes((tmp_path / "x.fragment").read_bytes()[:-3])
+    assert main(["replay", str(torn)]) == 78
+
+
+def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "tcp://127.0.0.1:5555"]) == 78
+    assert "join file" in capsys.readouterr().err
+    assert main(["top", str(tmp_path)]) == 78
+    status = {
+        **BrokerCore(BrokerOptions("run-of-ours", 1)).status(),
+        "loop_lag_s": 0.001, "max_loop_lag_s": 0.01, "num_messages": 3, "num_unsent": 0,
+        "connections": {"opened": 3, "let_in": 1, "refused_keys": {"unknown key": 2}, "failed_handshakes": {}},
+    }  # fmt: skip
+    rates = Rates()
+    assert rates.update(status, 1.0) == {}
+    status["accounting"]["sampled"] += 50
+    text = "\n".join(lines_of(status, rates.update(status, 2.0), "ipc:///x"))
+    assert "50 sampled/s" in text
+    assert "1 let in  2 turned away: unknown key 2" in text
+    assert "driver NO" in text
+
+
+@pytest.mark.parametrize(
+    "command", ["runner", "learner", "broker", "top", "doctor", "replay", "check-env", "inspect", "evaluate"]
+)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"rlzmq {command}" in capsys.readouterr().out
