@@ -299,6 +299,35 @@ def test_nested_distributions_can_be_made_from_explicit_structs() -> None:
     torch.testing.assert_close(dist.logp(value), expected)
 
 
+def test_distributions_can_be_made_from_their_parameters() -> None:
+    loc, log_std = inputs(5, 4, scale=1.0).chunk(2, -1)
+    value = torch.tanh(inputs(5, 2, seed=2))
+    for cls in (TorchDiagGaussian, TorchSquashedGaussian):
+        expected = cls.from_logits(torch.cat([loc, log_std], -1)).logp(value)
+        torch.testing.assert_close(cls(loc, log_std.exp()).logp(value), expected)
+        torch.testing.assert_close(cls(loc=loc, scale=log_std.exp()).logp(value), expected)
+    torch.testing.assert_close(TorchDiagGaussian(loc, 0.5).std, torch.full((5, 2), 0.5))
+    with pytest.raises(ValueError, match="needs scale"):
+        TorchDiagGaussian(loc)
+    choices = [TorchCategorical(logits=inputs(5, n)) for n in (2, 3)]
+    partial = TorchMultiCategorical.get_partial_dist_cls(input_lens=[2, 3])
+    expected_choice = partial.from_logits(torch.cat([choice.logits for choice in choices], -1)).entropy()
+    torch.testing.assert_close(TorchMultiCategorical(choices).entropy(), expected_choice)
+
+
+def test_nested_classes_take_the_space_as_a_setting() -> None:
+    space = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(-1, 1, (1,))})
+    cls = TorchMultiDistribution.get_partial_dist_cls(
+        space=space,
+        child_distribution_cls_struct={"a": TorchCategorical, "b": TorchDiagGaussian},
+        input_lens=[2, 2],
+    )
+    torch.testing.assert_close(
+        cls.from_logits(inputs(5, 4)).entropy(),
+        action_dist_cls_for(space).from_logits(inputs(5, 4)).entropy(),
+    )
+
+
 def test_partial_classes_refuse_settings_they_do_not_have() -> None:
     with pytest.raises(TypeError, match="TorchSquashedGaussian has no setting 'lowest'"):
         TorchSquashedGaussian.get_partial_dist_cls(lowest=0.0)

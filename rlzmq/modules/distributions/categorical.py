@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import gymnasium as gym
@@ -137,17 +138,30 @@ class TorchMultiCategorical(Distribution):
     Settings (:meth:`get_partial_dist_cls`): ``input_lens`` (the K of each of the M choices),
     ``action_shape`` (their layout, ``(M,)`` if None), ``start`` (first action of each choice),
     ``dtype`` (type of the actions).
+
+    Args:
+        categoricals: The choices, each with logits ``[..., K]``.
     """
 
     __slots__ = ("_categorical", "logits")
 
-    input_lens: ClassVar[tuple[int, ...]] = ()
+    input_lens: ClassVar[Sequence[int]] = ()
     action_shape: ClassVar[tuple[int, ...] | None] = None
     start: ClassVar[tuple[int, ...] | None] = None
     dtype: ClassVar[torch.dtype] = torch.int64
 
-    def __init__(self, logits: Tensor, input_lens: tuple[int, ...] | None = None) -> None:
-        lens = tuple(int(n) for n in input_lens) if input_lens is not None else self.input_lens
+    def __init__(self, categoricals: Sequence[TorchCategorical]) -> None:
+        parts = [categorical.logits for categorical in categoricals]
+        self._set_logits(torch.cat(parts, -1), tuple(part.shape[-1] for part in parts))
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, input_lens: Sequence[int] | None = None) -> Self:
+        self = cls.__new__(cls)
+        lens = cls.input_lens if input_lens is None else input_lens
+        self._set_logits(logits, tuple(int(n) for n in lens))
+        return self
+
+    def _set_logits(self, logits: Tensor, lens: tuple[int, ...]) -> None:
         if sum(lens) != logits.shape[-1]:
             raise ValueError(
                 f"TorchMultiCategorical over choices of {list(lens)} needs {sum(lens)} logits per row, "
@@ -162,10 +176,6 @@ class TorchMultiCategorical(Distribution):
             grid = logits.index_select(-1, source).masked_fill(padding, float("-inf"))
             grid = grid.view(*lead, len(lens), width)
         self._categorical = TorchCategorical(grid)
-
-    @classmethod
-    def from_logits(cls, logits: Tensor, input_lens: tuple[int, ...] | None = None) -> Self:
-        return cls(logits, input_lens)
 
     def _to_action(self, index: Tensor) -> Tensor:
         """Indices ``[..., M]`` to actions ``[..., *action_shape]``."""

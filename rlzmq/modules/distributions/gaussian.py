@@ -27,21 +27,28 @@ class TorchDiagGaussian(Distribution):
 
     Settings (:meth:`get_partial_dist_cls`): ``action_shape``, the layout of the D values in an
     action, ``(D,)`` if None.
+
+    Args:
+        loc: Means, ``[..., D]``.
+        scale: Standard deviations, ``[..., D]`` or one number.
+        log_std: Their logarithms, ``[..., D]``, in place of `scale`.
     """
 
     __slots__ = ("_std", "loc", "log_std")
 
     action_shape: ClassVar[tuple[int, ...] | None] = None
 
-    def __init__(self, loc: Tensor, log_std: Tensor) -> None:
+    def __init__(
+        self, loc: Tensor, scale: Tensor | float | None = None, *, log_std: Tensor | None = None
+    ) -> None:
         self.loc = loc
-        self.log_std = log_std
+        self.log_std = _log_of(scale, loc, "TorchDiagGaussian") if log_std is None else log_std
         self._std: Tensor | None = None
 
     @classmethod
     def from_logits(cls, logits: Tensor) -> Self:
         loc, log_std = logits.chunk(2, -1)
-        return cls(loc, log_std)
+        return cls(loc, log_std=log_std)
 
     @property
     def std(self) -> Tensor:
@@ -106,6 +113,10 @@ class TorchSquashedGaussian(Distribution):
 
     Settings (:meth:`get_partial_dist_cls`): ``low`` and ``high`` (floats or tuples of D floats; -1
     and 1 by default, which suits ``normalize_actions``), ``action_shape``.
+
+    Args:
+        loc, scale, log_std: As of :class:`TorchDiagGaussian`, before tanh.
+        low, high: Bounds of this distribution, in place of the settings.
     """
 
     __slots__ = ("_gaussian", "_high", "_low")
@@ -117,11 +128,15 @@ class TorchSquashedGaussian(Distribution):
     def __init__(
         self,
         loc: Tensor,
-        log_std: Tensor,
+        scale: Tensor | float | None = 1.0,
         low: float | tuple[float, ...] | Tensor | None = None,
         high: float | tuple[float, ...] | Tensor | None = None,
+        *,
+        log_std: Tensor | None = None,
     ) -> None:
-        self._gaussian = TorchDiagGaussian(loc, log_std.clamp(*_SQUASHED_LOG_STD))
+        if log_std is None:
+            log_std = _log_of(scale, loc, "TorchSquashedGaussian")
+        self._gaussian = TorchDiagGaussian(loc, log_std=log_std.clamp(*_SQUASHED_LOG_STD))
         self._low = self._bound(self.low if low is None else low)
         self._high = self._bound(self.high if high is None else high)
 
@@ -139,7 +154,7 @@ class TorchSquashedGaussian(Distribution):
         high: float | tuple[float, ...] | Tensor | None = None,
     ) -> Self:
         loc, log_std = logits.chunk(2, -1)
-        return cls(loc, log_std, low, high)
+        return cls(loc, None, low, high, log_std=log_std)
 
     def _squash(self, raw: Tensor) -> Tensor:
         value = self._low + (torch.tanh(raw) + 1.0) * (0.5 * (self._high - self._low))
@@ -196,3 +211,9 @@ class TorchSquashedGaussian(Distribution):
     @staticmethod
     def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
         return TorchDiagGaussian.required_input_dim(space, model_config)
+
+
+def _log_of(scale: Tensor | float | None, loc: Tensor, name: str) -> Tensor:
+    if scale is None:
+        raise ValueError(f"{name} needs scale (standard deviations) or log_std, got neither")
+    return torch.as_tensor(scale, dtype=loc.dtype, device=loc.device).log().expand_as(loc)

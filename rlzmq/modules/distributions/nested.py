@@ -21,13 +21,15 @@ class TorchMultiDistribution(Distribution):
     Actions are trees like the space; ``logp``, ``entropy`` and ``kl`` are sums over the leaves.
 
     Settings (:meth:`get_partial_dist_cls`): ``child_distribution_cls_struct`` (a tree of classes) and
-    ``input_lens`` (a tree, or a flat tuple in leaf order, of each leaf's number of inputs).
+    ``input_lens`` (a tree, or a flat tuple in leaf order, of each leaf's number of inputs), ``space``
+    (the action space; what it says follows from the classes, so None does as well).
     """
 
     __slots__ = ("_children", "_treespec")
 
     child_distribution_cls_struct: ClassVar[Any] = None
     input_lens: ClassVar[Any] = None
+    space: ClassVar[gym.Space[Any] | None] = None
 
     def __init__(self, children: Any) -> None:
         """Args:
