@@ -21,8 +21,7 @@ def main() -> int:
     shutil.rmtree(directory, ignore_errors=True)
     code = run(
         python, "-m", "rlzmq", "train", "ppo", "--env", "CartPole-v1",
-        "--env-runners", "2", "--envs-per-env-runner", "4", "--learners", "2",
-        "--config", ROOT / "scripts" / "cartpole.toml", "--run-dir", directory,
+        "--env-runners", "2", "--learners", "2", "--run-dir", directory,
         "--seed", "1", "--stop", f"return={TARGET}", "--stop", "steps=300000",
     )  # fmt: skip
     if code:

@@ -178,6 +178,10 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         defaults = type(self)()._values
         return {name: value for name, value in self._values.items() if not _same(value, defaults.get(name))}
 
+    def given(self) -> dict[str, Any]:
+        """The settings that were set explicitly, also those set to their default."""
+        return {name: self._values[name] for name in self._given}
+
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """A deep copy; frozen as the original is, unless `copy_frozen` says otherwise."""
         new = type(self)()

@@ -116,19 +116,28 @@ class ConfigIO:
             data = tomllib.loads(str(text))
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"The config is no valid TOML: {error}.") from None
-        config = cls()
-        groups = {field.group for field in cls._fields.values()} | {"callbacks"}
+        return cls().update_from_tables(data)
+
+    def update_from_tables(self, data: Mapping[str, Any]) -> Self:
+        """Set what parsed TOML says: settings flat, or in tables named as the setters.
+
+        Raises:
+            ConfigurationError: A table or setting is unknown, or a value is wrong.
+        """
+        groups = {field.group for field in self._fields.values()} | {"callbacks"}
         for key, value in data.items():
             if key in groups and isinstance(value, dict):
-                names = value.pop(_UNSET, [])
-                config.update_from_dict({**value, **dict.fromkeys(names)})
-            elif key in config._values:
-                config.update_from_dict({key: value})
+                settings = dict(value)
+                names = settings.pop(_UNSET, [])
+                self.update_from_dict({**settings, **dict.fromkeys(names)})
+            elif key in self._values:
+                self.update_from_dict({key: value})
             else:
+                valid = {*groups, *self._values}
                 raise ConfigurationError(
-                    f"The config has no table or setting {key!r}.{did_you_mean(key, {*groups, *config._values})}"
+                    f"The config has no table or setting {key!r}.{did_you_mean(key, valid)}"
                 )
-        return config
+        return self
 
 
 def load_named(name: str) -> Any:

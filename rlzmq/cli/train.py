@@ -72,7 +72,7 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
         marked, args=arguments, prog=f"rlzmq train {algorithm}", description=f"Train {algorithm}."
     )
     config = config_class()
-    given = {} if options.config is None else config_class.from_toml(options.config).diff()
+    given = {} if options.config is None else config_class.from_toml(options.config).given()
     env = options.env if options.env is not None else given.get("env")
     if options.preset == "auto" and apply_preset(config, algorithm, env) and not options.quiet:
         print(f"settings: the preset for {env} (--preset none: the algorithm's defaults)")

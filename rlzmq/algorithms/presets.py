@@ -1,0 +1,33 @@
+"""Presets: settings that are known to work for an algorithm on a well-known environment."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+__all__ = ["apply_preset", "presets_of"]
+
+
+def presets_of(algorithm: str) -> dict[str, dict[str, Any]]:
+    """The algorithm's presets: environment id -> setter -> settings ({} where it ships none)."""
+    file = resources.files("rlzmq.algorithms") / algorithm.lower() / "presets.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def apply_preset(config: Any, algorithm: str, env: object) -> bool:
+    """Set what the algorithm's preset for `env` says, if there is one.
+
+    Args:
+        config: The algorithm's config; settings outside the preset stay as they are.
+        algorithm: Its name, e.g. ``"ppo"``.
+        env: ``config.env``.
+
+    Returns:
+        Whether there is a preset.
+    """
+    preset = presets_of(algorithm).get(env) if isinstance(env, str) else None
+    if preset is None:
+        return False
+    config.update_from_tables(preset)
+    return True
