@@ -121,6 +121,7 @@ class BrokerPipeline:
         )
         self._runners.supervisor.prepare.append(self._connect_runner)
         learners.supervisor.prepare.append(self._connect_learner)
+        learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
 
     async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
@@ -213,23 +214,10 @@ class BrokerPipeline:
             PeerLostError: A process that the update needs died and is not replaced.
             Exception: What the user's code raised in a runner or learner.
         """
-        assert self._driver is not None
-        config, driver = self._config, self._driver
         start = time.perf_counter()
-        await self._learners.supervisor.admit()
-        update_id = driver.core.next_update
-        future = driver.open_update(
-            OpenUpdate(
-                update_id=update_id,
-                steps_per_rank=config.train_batch_size_per_learner,
-                num_ranks=max(config.num_learners, 1),  # the batch stays as it is while a rank is missing
-                weights_version=update_id,
-                connector_version=self._connector_version,
-                fragment_length=config.get_rollout_fragment_length(),
-                lease_timeout_s=max(config.sample_timeout_s or 60.0, 1.0),
-            )
-        )
-        report = await self._first_of(future)
+        report = None
+        while report is None:  # again where all learners died and went back to an earlier state
+            update_id, report = await self._attempt_update()
         fragments = self._take_new(report)
         metas = [unpack_blob(meta) for _, _, meta in fragments]
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
@@ -256,7 +244,26 @@ class BrokerPipeline:
             timers={"update": time.perf_counter() - start},
         )
 
-    async def _first_of(self, future: asyncio.Future[Report]) -> Report:
+    async def _attempt_update(self) -> tuple[int, Report | None]:
+        """Open the next update and wait for its report; None if the learners went back meanwhile."""
+        assert self._driver is not None
+        config, driver = self._config, self._driver
+        await self._learners.supervisor.admit()
+        update_id = driver.core.next_update
+        future = driver.open_update(
+            OpenUpdate(
+                update_id=update_id,
+                steps_per_rank=config.train_batch_size_per_learner,
+                num_ranks=max(config.num_learners, 1),  # the batch stays as it is while a rank is missing
+                weights_version=update_id,
+                connector_version=self._connector_version,
+                fragment_length=config.get_rollout_fragment_length(),
+                lease_timeout_s=max(config.sample_timeout_s or 60.0, 1.0),
+            )
+        )
+        return update_id, await self._first_of(future)
+
+    async def _first_of(self, future: asyncio.Future[Report]) -> Report | None:
         assert self._driver is not None
         assert self._broker is not None
         failures = [
@@ -268,7 +275,7 @@ class BrokerPipeline:
         waited: list[asyncio.Future[Any]] = [future, self._driver.ended, *failures]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
-            return future.result()
+            return None if future.cancelled() else future.result()
         future.cancel()
         for failure in failures:
             if failure.done():
@@ -358,10 +365,10 @@ class BrokerPipeline:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._driver is not None:  # first: that roles leave now is no news any more
+            await self._driver.stop()
         handles = [*self._runners.handles, *self._learners.handles]
         await asyncio.gather(*(handle.disconnect() for handle in handles), return_exceptions=True)
-        if self._driver is not None:
-            await self._driver.stop()
         if self._broker is not None:
             await self._broker.stop()
         self.accounting.drop_pending("stopped")

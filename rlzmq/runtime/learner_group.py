@@ -185,6 +185,7 @@ class AsyncLearnerGroup:
             "num_healthy_learners": len(self.handles) if self.config.num_learners else 0,
             "num_learner_restarts": self.supervisor.num_restarts,
             "num_learner_group_reforms": self.supervisor.num_reforms,
+            "num_learner_rollbacks": self.supervisor.num_rollbacks,
         }
 
     # -- state ----------------------------------------------------------------------------------
@@ -193,11 +194,19 @@ class AsyncLearnerGroup:
         """Rank 0's learner state (all ranks hold the same)."""
         if self.local_learner is not None:
             return self.local_learner.get_state()  # type: ignore[no-any-return]
-        return await self._on_rank_0(lambda handle: handle.get_state())  # type: ignore[no-any-return]
+        state: dict[str, Any] = await self._on_rank_0(lambda handle: handle.get_state())
+        self._remember(state)
+        return state
+
+    def _remember(self, state: Mapping[str, Any]) -> None:
+        """Keep a whole state for the day when no rank is left."""
+        if self.supervisor is not None and "weights_seq_no" in state:
+            self.supervisor.last_resort = dict(state)
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Every rank takes over this state."""
         self.num_changes += 1
+        self._remember(state)
         if self.local_learner is not None:
             self.local_learner.set_state(state)
         await self._on_all(lambda handle: handle.set_state(dict(state)))
@@ -227,6 +236,8 @@ class AsyncLearnerGroup:
         """
         self.num_changes += 1
         self.config, self.module_spec, self.synced_module_ids = config, module_spec, synced_module_ids
+        if self.supervisor is not None:
+            self.supervisor.last_resort = None  # of other modules
         if self.local_learner is not None:
             change(self.local_learner)
 

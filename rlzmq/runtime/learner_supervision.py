@@ -46,8 +46,12 @@ class LearnerSupervisor:
 
     Attributes:
         prepare: ``await prepare(handle, name)`` before a replacement joins, e.g. to connect it.
+        last_resort: The learner state to go back to where no rank is left, e.g. of the last checkpoint; or None.
+        begin_lineage: ``await begin_lineage(handles)`` after going back to it: everybody forgets what was under
+            way; False if a rank died meanwhile.
         failed: Has an exception once the group cannot go on.
         num_restarts: Replacements that joined.
+        num_rollbacks: How often all went back to `last_resort`.
         num_reforms: How often survivors came together anew.
         recovery_times_s: Per reform, from the notice of the loss to the new generation.
     """
@@ -69,12 +73,15 @@ class LearnerSupervisor:
         self._formed = asyncio.Event()
         self._formed.set()
         self._ready: list[Any] = []
-        self._joined = asyncio.Event()
+        self._num_replacing = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.prepare: list[Callable[[Any, str], Awaitable[None]]] = []
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         self.num_reforms = 0
+        self.num_rollbacks = 0
+        self.last_resort: Any = None
+        self.begin_lineage: Callable[[list[Any]], Awaitable[bool]] | None = None
         self.recovery_times_s: list[float] = []
         for handle in handles:
             self._watch(handle)
@@ -212,6 +219,7 @@ class LearnerSupervisor:
 
     async def _reform(self) -> None:
         """One generation after the other until one stands; everybody who lives and is ready is in it."""
+        went_back = False
         while True:
             self._formed.clear()
             self._is_lost.clear()
@@ -219,7 +227,10 @@ class LearnerSupervisor:
             for handle in [handle for handle in self._handles if handle.exited.done()]:
                 self._handles.remove(handle)
                 self._bury(handle)
-            self._check_enough()
+            if not self._handles and self.last_resort is not None and self._config.restart_failed_learners:
+                await self._start_over()
+                went_back = True
+            self._check_enough(len(self._handles) + (len(self._ready) if went_back else 0))
             ready = [handle for handle in self._ready if not handle.exited.done()]
             died = [handle for handle in self._ready if handle.exited.done()]
             self._ready.clear()
@@ -241,9 +252,22 @@ class LearnerSupervisor:
                 self._watch(handle)
                 self._start(self._watch_training(handle), f"failures of {handle.name}")
                 self.num_restarts += 1
+            if went_back and self.begin_lineage is not None and not await self.begin_lineage(members):
+                continue
             if not self._is_lost.is_set():
                 self._formed.set()
                 return
+
+    async def _start_over(self) -> None:
+        """No rank is left: the first replacement takes over `last_resort`, and from it all others."""
+        if not self._ready:
+            _log.warning("All learners have died: going back to the last state that the driver has.")
+            self.num_rollbacks += 1
+        while not self._ready and self._num_replacing:  # noqa: ASYNC110 (two facts, seldom)
+            await asyncio.sleep(0.02)
+        for handle in self._ready:
+            with contextlib.suppress(PeerLostError):
+                await handle.set_state(self.last_resort)
 
     async def _end_hanging(self) -> None:
         """Whoever does not answer although its collective has failed hangs: it is killed."""
@@ -259,10 +283,9 @@ class LearnerSupervisor:
 
         await asyncio.gather(*(probe(handle) for handle in self._handles))
 
-    def _check_enough(self) -> None:
+    def _check_enough(self, num: int) -> None:
         if self.failed.done():
             self.failed.result()
-        num = len(self._handles)
         if num == 0:
             raise PeerLostError(
                 "All learners have died, and with them the weights of the updates since the last checkpoint. "
@@ -275,13 +298,19 @@ class LearnerSupervisor:
 
     def _bury(self, handle: Any) -> None:
         """A rank is gone: its replacement starts, if there is to be one."""
-        error, place = lost_error(handle), _place(handle)
-        _log.warning("%s", error)
+        _log.warning("%s", lost_error(handle))
         if not self._config.restart_failed_learners:
             return
-        self._start(self._replace(place, error), f"replace {handle.name}")
+        self._num_replacing += 1
+        self._start(self._replace(_place(handle)), f"replace {handle.name}")
 
-    async def _replace(self, place: int, error: BaseException) -> None:
+    async def _replace(self, place: int) -> None:
+        try:
+            await self._start_replacement(place)
+        finally:
+            self._num_replacing -= 1
+
+    async def _start_replacement(self, place: int) -> None:
         machine = self._machines[place]
         while True:
             decision = machine.failed(time.monotonic())

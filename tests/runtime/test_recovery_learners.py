@@ -132,17 +132,32 @@ async def test_fewer_than_min_learners_end_the_run() -> None:
             await algo.train()
 
 
-async def test_the_death_of_the_last_learner_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
+async def test_the_death_of_all_learners_without_a_checkpoint_ends_the_run_and_says_why() -> None:
     async with small(1, 1).build_async() as algo:
         await algo.train()
-        path = await algo.save_to_path(tmp_path / "checkpoint")
         await kill(algo.learner_group.handles[0])
-        with pytest.raises(PeerLostError, match="restore_from_path"):
+        with pytest.raises(PeerLostError, match="All learners have died"):
             await algo.train()
-    async with small(1, 1).build_async() as algo:
-        await algo.restore_from_path(path)
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+async def test_the_death_of_all_learners_goes_back_to_the_last_checkpoint(
+    num_learners: int, tmp_path: Path
+) -> None:
+    async with small(1, num_learners).build_async() as algo:
+        await algo.train()
+        await algo.save_to_path(tmp_path / "checkpoint")
+        await algo.train()
+        for handle in algo.learner_group.handles:
+            os.kill(handle.pid, signal.SIGKILL)
         result = await algo.train()
         assert result["learners"]["default_policy"]["weights_seq_no"] == 2
+        for _ in range(3):
+            result = await algo.train()
+    account = result["accounting"]
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    assert result["learners"]["default_policy"]["weights_seq_no"] == 5
+    assert result["fault_tolerance"]["num_learner_rollbacks"] == 1
 
 
 async def test_direct_updates_go_on_with_the_survivors() -> None:
