@@ -101,13 +101,13 @@ def check_versions(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_keys(options: DoctorOptions) -> Iterator[Finding]:
     """CURVE in this libzmq; a join file's mode and its broker."""
-    import zmq
+    from rlzmq.net.keys import curve_support
 
-    has_curve = zmq.has("curve")
+    version, has_curve = curve_support()
     yield Finding(
         "ok" if has_curve else "FAIL",
         "keys",
-        f"libzmq {zmq.zmq_version()} {'with' if has_curve else 'WITHOUT'} CURVE"
+        f"libzmq {version} {'with' if has_curve else 'WITHOUT'} CURVE"
         + ("" if has_curve else ": TCP cannot be used"),
     )
     if options.join is None:

@@ -20,6 +20,7 @@ __all__ = [
     "CurveServer",
     "KeyPair",
     "check_public_key",
+    "curve_support",
     "read_private_file",
     "write_private_file",
 ]
@@ -77,6 +78,11 @@ class CurveClient:
         socket.set(zmq.CURVE_SERVERKEY, check_public_key(self.server_public).encode())
         socket.set(zmq.CURVE_PUBLICKEY, self.keys.public.encode())
         socket.set(zmq.CURVE_SECRETKEY, self.keys.secret.encode())
+
+
+def curve_support() -> tuple[str, bool]:
+    """(libzmq's version, whether it was built with CURVE)."""
+    return zmq.zmq_version(), bool(zmq.has("curve"))
 
 
 def check_public_key(key: str) -> str:
