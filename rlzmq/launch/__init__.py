@@ -1,0 +1,1 @@
+"""Several machines: the cluster file, and how its roles are started."""

@@ -1,0 +1,136 @@
+"""The cluster file: which roles run where."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["Cluster", "Place"]
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9a-fA-F:]+")
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Some processes of one role on one host.
+
+    Attributes:
+        host: Name or address for ssh; ``"local"``: this machine, without ssh.
+        count: Processes.
+        arguments: Further arguments of each, e.g. ``["--envs", "8"]``.
+    """
+
+    host: str
+    count: int = 1
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a cluster file says.
+
+    Attributes:
+        head: Where the driver and its broker run.
+        listen: ``tcp://HOST:PORT`` of the head's interface that the other machines reach.
+        train: Arguments of ``rlzmq train``, e.g. ``["ppo", "--env", "CartPole-v1"]``.
+        learners, runners: The other roles; without learners the head trains.
+        python: Interpreter on every host.
+        workdir: Directory on every host in which roles start; the user's modules are found there.
+        user, port, key: For ssh; the ssh defaults where not given.
+        known_hosts: Only hosts whose keys it has are connected to.
+        restarts: How often one process is started again before the run is given up.
+    """
+
+    head: str
+    listen: str
+    train: tuple[str, ...]
+    learners: tuple[Place, ...] = ()
+    runners: tuple[Place, ...] = ()
+    python: str = "python3"
+    workdir: str = "."
+    user: str = ""
+    port: int = 22
+    key: str = ""
+    known_hosts: str = "~/.ssh/known_hosts"
+    restarts: int = 3
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_learners(self) -> int:
+        """Ranks that come from outside of the head."""
+        return sum(place.count for place in self.learners)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Every host once, the head first."""
+        return list(dict.fromkeys([self.head, *(place.host for place in (*self.learners, *self.runners))]))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Cluster:
+        """The cluster of a TOML file.
+
+        Raises:
+            ConfigurationError: Missing, no TOML, or a key unknown, missing or wrong.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        return cls.parse(text, source=str(path))
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = "cluster file") -> Cluster:
+        """As `read`, from the text."""
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigurationError(f"{source} is not valid TOML: {error}") from error
+        _check_keys(source, data, [f.name for f in fields(cls)], needed=("head", "listen", "train"))
+        for role in ("learners", "runners"):
+            data[role] = tuple(_place(f"{source}: {role}", item) for item in data.get(role, ()))
+        for name, kind in (("port", int), ("restarts", int), ("environment", dict), ("train", list)):
+            if name in data and not isinstance(data[name], kind):
+                raise ConfigurationError(f"{source}: {name} must be a {kind.__name__}, got {data[name]!r}")
+        for name in ("head", "listen", "python", "workdir", "user", "key", "known_hosts"):
+            if not isinstance(data.get(name, ""), str):
+                raise ConfigurationError(f"{source}: {name} must be a string, got {data[name]!r}")
+        data["train"] = tuple(str(argument) for argument in data["train"])
+        cluster = cls(**data)
+        from rlzmq.net.addresses import check_bind_address, split_tcp
+
+        check_bind_address(cluster.listen, has_keys=True)
+        if not split_tcp(cluster.listen)[1]:
+            raise ConfigurationError(
+                f"{source}: listen={cluster.listen!r} needs a port that others can be told"
+            )
+        for host in cluster.hosts:
+            if not _HOST.fullmatch(host):
+                raise ConfigurationError(f"{source}: {host!r} is no host name or address")
+        return cluster
+
+
+def _place(where: str, item: Any) -> Place:
+    if not isinstance(item, dict):
+        raise ConfigurationError(f"{where}: expected [[tables]], got {item!r}")
+    _check_keys(where, item, [f.name for f in fields(Place)], needed=("host",))
+    count = item.get("count", 1)
+    if not isinstance(count, int) or count < 1:
+        raise ConfigurationError(f"{where}: count must be 1 or more, got {count!r}")
+    return Place(str(item["host"]), count, tuple(str(argument) for argument in item.get("arguments", ())))
+
+
+def _check_keys(where: str, data: Mapping[str, Any], known: list[str], needed: tuple[str, ...]) -> None:
+    for key in data:
+        if key not in known:
+            raise ConfigurationError(f"{where}: unknown key {key!r}.{did_you_mean(key, known)}")
+    for key in needed:
+        if key not in data:
+            raise ConfigurationError(f"{where}: {key} is missing")

@@ -1,0 +1,157 @@
+"""A machine on which processes are started: by ssh with strict host keys, or this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from rlzmq.core.errors import AuthenticationError, ConfigurationError, PeerLostError
+from rlzmq.launch.cluster import LOCAL, Cluster
+
+__all__ = ["Host", "Process", "connect"]
+
+_CONNECT_S = 20.0
+_PID_MARK = "rlzmq-pid "
+
+
+class Process:
+    """A command that runs on a host.
+
+    Attributes:
+        pid: There; 0 until its first line came.
+    """
+
+    def __init__(self, raw: Any, host: Host) -> None:
+        self._raw = raw
+        self._host = host
+        self.pid = 0
+
+    async def lines(self) -> AsyncIterator[str]:
+        """What it prints, stdout and stderr together."""
+        async for line in self._raw.stdout:
+            text = (line.decode(errors="replace") if isinstance(line, bytes) else line).rstrip("\n")
+            if not self.pid and text.startswith(_PID_MARK):
+                self.pid = int(text.removeprefix(_PID_MARK))
+            elif text:
+                yield text
+
+    async def wait(self) -> int:
+        """Its exit code; -1 where the connection broke first."""
+        await self._raw.wait()
+        code = self._raw.returncode
+        return -1 if code is None else int(code)
+
+    async def signal(self, name: str) -> None:
+        """Send INT, TERM or KILL; nothing happens where it is gone."""
+        if self.pid:
+            await self._host.run(
+                ["sh", "-c", 'kill -"$1" "$2" 2>/dev/null || true', "sh", name, str(self.pid)]
+            )
+
+
+class Host:
+    """One machine.
+
+    Args:
+        name: As in the cluster file.
+        connection: asyncssh's; None for this machine.
+    """
+
+    def __init__(self, name: str, connection: Any, cluster: Cluster) -> None:
+        self.name = name
+        self._connection = connection
+        self._cluster = cluster
+
+    async def start(self, command: Sequence[str], *, stdin: str = "") -> Process:
+        """Start a command in the working directory.
+
+        Args:
+            command: The argument list; it is quoted, never pasted.
+            stdin: All that it can read there: keys go this way, not by arguments or files.
+        """
+        script = 'echo "' + _PID_MARK + '$$"; cd "$1" && shift && exec env "$@" 2>&1'
+        environment = [f"{name}={value}" for name, value in self._cluster.environment.items()]
+        workdir = self._cluster.workdir
+        argv = ["sh", "-c", script, "sh", workdir, *environment, *command]
+        if self._connection is None:
+            raw: Any = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
+            )
+            raw.stdin.write(stdin.encode())
+            raw.stdin.close()
+        else:
+            raw = await self._connection.create_process(shlex.join(argv))
+            raw.stdin.write(stdin)
+            raw.stdin.write_eof()
+        return Process(raw, self)
+
+    async def run(self, command: Sequence[str], *, timeout_s: float = 30.0) -> str:
+        """Run a command to its end: its output.
+
+        Raises:
+            PeerLostError: It failed, or took longer.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                process = await self.start(command)
+                output = "\n".join([line async for line in process.lines()])
+                code = await process.wait()
+        except (TimeoutError, OSError) as error:
+            raise PeerLostError(
+                f"{self.name}: {command[0]} did not end within {timeout_s:g} s ({error!r})"
+            ) from error
+        if code:
+            raise PeerLostError(
+                f"{self.name}: {shlex.join(command)[:200]} ended with {code}: {output[-500:]}"
+            )
+        return output
+
+    async def close(self) -> None:
+        """Close the connection; what still runs there ends with the run."""
+        if self._connection is not None:
+            self._connection.close()
+            await self._connection.wait_closed()
+
+
+async def connect(name: str, cluster: Cluster) -> Host:
+    """Connect to a host of the cluster.
+
+    Raises:
+        AuthenticationError: Its host key is not in known_hosts, or it refuses our key.
+        PeerLostError: It cannot be reached.
+        ConfigurationError: asyncssh is not installed, or there is no known_hosts file.
+    """
+    if name == LOCAL:
+        return Host(name, None, cluster)
+    try:
+        import asyncssh
+    except ImportError:
+        raise ConfigurationError("launching over ssh needs asyncssh: pip install 'rlzmq[ssh]'") from None
+    known_hosts, keys = _local_files(cluster)
+    if not known_hosts:
+        raise ConfigurationError(
+            f"no known_hosts file at {cluster.known_hosts}: hosts are never trusted unseen"
+        )
+    options: dict[str, Any] = {"known_hosts": known_hosts, "agent_forwarding": False}
+    if cluster.user:
+        options["username"] = cluster.user
+    if keys:
+        options["client_keys"] = keys
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            connection = await asyncssh.connect(name, cluster.port, **options)
+    except (asyncssh.HostKeyNotVerifiable, asyncssh.PermissionDenied) as error:
+        raise AuthenticationError(f"{name}: {error}") from error
+    except (OSError, asyncssh.Error) as error:
+        raise PeerLostError(f"{name}: cannot connect by ssh: {error}") from error
+    return Host(name, connection, cluster)
+
+
+def _local_files(cluster: Cluster) -> tuple[str, list[str]]:
+    """(known_hosts file, "" if missing; our key files)."""
+    known_hosts = os.path.expanduser(cluster.known_hosts)
+    keys = [os.path.expanduser(cluster.key)] if cluster.key else []
+    return (known_hosts if os.path.isfile(known_hosts) else ""), keys

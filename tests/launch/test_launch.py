@@ -1,0 +1,125 @@
+"""A cluster file run over real ssh on loopback: logs, keys by stdin, restarts, one stop for all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlzmq.core.errors import AuthenticationError, ConfigurationError
+from rlzmq.launch.cluster import Cluster
+from rlzmq.launch.launcher import Launcher
+from rlzmq.launch.templates import render
+from tests.runtime.test_standalone_broker import _two_free_ports
+
+asyncssh = pytest.importorskip("asyncssh")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ssh_port(tmp_path: Path) -> Iterator[int]:
+    command = [sys.executable, str(ROOT / "tests" / "launch" / "sshd.py"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sshd:
+        assert sshd.stdout is not None
+        yield int(sshd.stdout.readline())
+        sshd.kill()
+
+
+def cluster_text(tmp_path: Path, ssh_port: int, *train: str) -> str:
+    arguments = [
+        "ppo", "--env", "CartPole-v1", "--env-runners", "0", "--envs-per-env-runner", "4",
+        "--batch-size-per-learner", "200", "--minibatch-size", "50", "--num-epochs", "1",
+        "--run-dir", str(tmp_path / "run"), *train,
+    ]  # fmt: skip
+    return f"""
+head = "127.0.0.1"
+listen = "tcp://127.0.0.1:{_two_free_ports()}"
+train = {arguments!r}
+python = {sys.executable!r}
+workdir = {str(tmp_path)!r}
+user = "{os.environ.get("USER", "root")}"
+port = {ssh_port}
+key = {str(tmp_path / "client_key")!r}
+known_hosts = {str(tmp_path / "known_hosts")!r}
+environment = {{ PYTHONPATH = {str(ROOT)!r}, OMP_NUM_THREADS = "1" }}
+
+[[runners]]
+host = "127.0.0.1"
+count = 2
+"""
+
+
+async def test_head_and_runners_run_over_ssh_and_end_together(tmp_path: Path, ssh_port: int) -> None:
+    lines: list[str] = []
+    cluster = Cluster.parse(cluster_text(tmp_path, ssh_port, "--stop", "iterations=3"))
+    async with asyncio.timeout(110):
+        assert await Launcher(cluster, lines.append).run() == 0
+    text = "\n".join(lines)
+    assert "preflight: 1 hosts" in text
+    assert "[head] iter 3" in text
+    assert "[head] accounting: sampled" in text
+    assert " goodbye: " in text
+    assert "secret" not in text
+    assert (tmp_path / "run" / "checkpoint" / "manifest.json").is_file()
+
+
+async def test_a_killed_runner_is_started_again_and_one_stop_ends_all(tmp_path: Path, ssh_port: int) -> None:
+    lines: list[str] = []
+    launcher = Launcher(Cluster.parse(cluster_text(tmp_path, ssh_port)), lines.append)
+    running = asyncio.create_task(launcher.run())
+    async with asyncio.timeout(110):
+        await _until(running, lambda: any("[head] iter 1" in line for line in lines))
+        await launcher._running["runner-127.0.0.1-0"].signal("KILL")
+        await _until(running, lambda: sum("runner-127.0.0.1-0]" in x and " joined " in x for x in lines) == 2)
+        await launcher.stop()
+        assert await running == 130
+    assert any("restart 1 of 3" in line for line in lines)
+
+
+async def _until(running: asyncio.Task[int], is_true: object) -> None:
+    while not is_true():  # type: ignore[operator]
+        assert not running.done(), running
+        await asyncio.sleep(0.05)
+
+
+async def test_an_unknown_host_key_is_refused(tmp_path: Path, ssh_port: int) -> None:
+    other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{ssh_port} {other}")
+    with pytest.raises(AuthenticationError, match=r"127\.0\.0\.1"):
+        await Launcher(Cluster.parse(cluster_text(tmp_path, ssh_port)), print).run()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('head = "a"\nlisten = "tcp://10.0.0.1:5"\ntrain = []\nrunner = 1', "Did you mean 'runners'"),
+        ('head = "a"\ntrain = []', "listen is missing"),
+        ('head = "a; rm -rf /"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is no host name"),
+        ('head = "-oProxyCommand=x"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is no host name"),
+        ('head = "a"\nlisten = "tcp://0.0.0.0:5"\ntrain = []', "every interface"),
+        ('head = "a"\nlisten = "tcp://10.0.0.1:0"\ntrain = []', "needs a port"),
+    ],
+)
+def test_wrong_cluster_files_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        Cluster.parse(text)
+
+
+def test_job_files_are_rendered_of_the_same_cluster(tmp_path: Path) -> None:
+    text = cluster_text(tmp_path, 22) + '\n[[learners]]\nhost = "gpu1"\ncount = 2\n'
+    cluster = Cluster.parse(text)
+    script = tmp_path / "job.sh"
+    script.write_text(render("slurm", cluster))
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert "#SBATCH --ntasks=5" in script.read_text()
+    assert "scontrol requeue" in script.read_text()
+    job_set = json.loads(render("kubernetes", cluster))
+    assert {job["name"]: job["template"]["spec"]["parallelism"] for job in job_set["spec"]["replicatedJobs"]} == {
+        "head": 1, "learner": 2, "runner": 2,
+    }  # fmt: skip
