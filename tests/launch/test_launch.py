@@ -58,7 +58,7 @@ count = 2
 async def test_head_and_runners_run_over_ssh_and_end_together(tmp_path: Path, ssh_port: int) -> None:
     lines: list[str] = []
     cluster = Cluster.parse(cluster_text(tmp_path, ssh_port, "--stop", "iterations=3"))
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(60):
         assert await Launcher(cluster, lines.append).run() == 0
     text = "\n".join(lines)
     assert "preflight: 1 hosts" in text
@@ -73,7 +73,7 @@ async def test_a_killed_runner_is_started_again_and_one_stop_ends_all(tmp_path: 
     lines: list[str] = []
     launcher = Launcher(Cluster.parse(cluster_text(tmp_path, ssh_port)), lines.append)
     running = asyncio.create_task(launcher.run())
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(60):
         await _until(running, lambda: any("[head] iter 1" in line for line in lines))
         await launcher._running["runner-127.0.0.1-0"].signal("KILL")
         await _until(running, lambda: sum("runner-127.0.0.1-0]" in x and " joined " in x for x in lines) == 2)
