@@ -15,6 +15,7 @@ from rlzmq.episodes import episode_gather, episode_wire
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange, steps_window
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE
+from rlzmq.episodes.handed_out import HandedOutEpisode
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -30,8 +31,10 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
     observation means nothing. Slots before ``start[c]``, ``lookback[c]`` of them, are its lookback part.
     Lookback parts may overlap other chunks' slots; slots of no chunk may lie anywhere between.
 
-    Items, ``batch[a:b]``, `split` and `slice_steps` share the columns. An item can be changed (setters,
-    further steps): it then copies what it changes, and the batch stays as it is.
+    Items, ``batch[a:b]``, `split` and `slice_steps` share the columns. As in a list, ``batch[i]`` is the same
+    episode every time, and it can be changed (setters, further steps, ``custom_data``): it then copies what
+    it changes and leaves the columns alone; `updated`, and with it everything that makes new batches of this
+    one, sends it, or learns from it, goes by the changed episode.
 
     Example:
         >>> batch = EpisodeBatch.from_episodes(episodes)
@@ -66,6 +69,7 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
     """
 
     __slots__ = (
+        "_handed_out",
         "action_space",
         "agent_ids",
         "columns",
@@ -138,6 +142,7 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         self.observation_space = observation_space
         self.action_space = action_space
         self.meta = {} if meta is None else meta
+        self._handed_out: dict[int, HandedOutEpisode] = {}
         for name in (*TABLE, "duration_s", *ID_LISTS):
             values = getattr(self, name)
             if values is not None and len(values) != num_chunks:
@@ -182,6 +187,8 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
 
     def get_returns(self) -> np.ndarray:
         """float64 [C], the sum of each chunk's rewards, lookback parts left out."""
+        if (updated := self.updated()) is not self:
+            return updated.get_returns()
         rewards = self.columns[Columns.REWARDS][self.step_slots()]
         return np.bincount(self.step_chunks(), weights=rewards, minlength=len(self))
 
@@ -242,15 +249,54 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
         position = range(len(self))[index]
-        return self._episode(
-            position, self.extra_names, *(getattr(self, name).item(position) for name in TABLE)
-        )
+        known = self._handed_out.get(position)
+        return self._hand_out(position, self.new_item(position)) if known is None else known.episode
 
     def __iter__(self) -> Iterator[SingleAgentEpisode]:
         extra_names = self.extra_names
         rows = zip(*(getattr(self, name).tolist() for name in TABLE), strict=True)
         for position, row in enumerate(rows):
-            yield self._episode(position, extra_names, *row)
+            known = self._handed_out.get(position)
+            if known is None:
+                yield self._hand_out(position, self._episode(position, extra_names, *row))
+            else:
+                yield known.episode
+
+    def __add__(self, other: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]:
+        """The episodes of both, as a list."""
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]:
+        """The episodes of both, as a list."""
+        return [*other, *self]
+
+    def new_item(self, position: int) -> SingleAgentEpisode:
+        """One chunk as an episode that this batch does not remember, whatever becomes of it."""
+        row = (getattr(self, name).item(position) for name in TABLE)
+        return self._episode(position, self.extra_names, *row)
+
+    def _hand_out(self, position: int, episode: SingleAgentEpisode) -> SingleAgentEpisode:
+        self._handed_out[position] = HandedOutEpisode(episode)
+        return episode
+
+    def updated(self) -> EpisodeBatch:
+        """This batch, or, where an item was changed since it was asked for, a new one with the changes.
+
+        Raises:
+            ValueError: When a changed item does not fit the others, see `from_episodes`.
+        """
+        if not any(item.is_changed() for item in self._handed_out.values()):
+            return self
+        handed_out = self._handed_out
+        batch = EpisodeBatch.from_episodes(
+            handed_out[i].episode if i in handed_out else self.new_item(i) for i in range(len(self))
+        )
+        batch.env_index, batch.meta = self.env_index, self.meta
+        return batch
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        batch = self.updated()
+        return None, {name: {} if name == "_handed_out" else getattr(batch, name) for name in self.__slots__}
 
     def _episode(
         self,
@@ -308,6 +354,8 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         Args:
             chunks: int [K], positions of chunks, or a bool mask [C].
         """
+        if (updated := self.updated()) is not self:
+            return updated.select(chunks)
         chunks = np.asarray(chunks)
         if chunks.dtype == np.bool_:
             chunks = np.flatnonzero(chunks)
@@ -346,6 +394,8 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         Raises:
             ValueError: When there are fewer steps, or ``num_steps`` is negative.
         """
+        if (updated := self.updated()) is not self:
+            return updated.split(num_steps)
         total = self.num_env_steps
         if num_steps == total:
             return self[:], self[len(self) :]
@@ -357,6 +407,8 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         Raises:
             ValueError: Unless ``0 <= begin <= end <= num_env_steps``.
         """
+        if (updated := self.updated()) is not self:
+            return updated.slice_steps(begin, end)
         total = self.num_env_steps
         if not 0 <= begin <= end <= total:
             raise ValueError(f"expected steps within 0…{total}, got {begin}…{end}.")
@@ -395,7 +447,7 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         Raises:
             ValueError: When the batches have different columns.
         """
-        return episode_gather.concat(list(batches))
+        return episode_gather.concat([batch.updated() for batch in batches])
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[SingleAgentEpisode]) -> EpisodeBatch:
@@ -408,7 +460,7 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
 
     def compact(self) -> EpisodeBatch:
         """The same chunks on new columns that hold nothing else."""
-        return episode_gather.compact(self)
+        return episode_gather.compact(self.updated())
 
     # -- the wire -------------------------------------------------------------------------------------
 
@@ -419,7 +471,7 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         sent. Info values and custom data without a plain form are left out and counted in
         ``meta["num_infos_left_out"]`` of the received batch.
         """
-        return episode_wire.to_wire(self)
+        return episode_wire.to_wire(self.updated())
 
     @classmethod
     def from_wire(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlzmq.episodes.agent_rows import AgentRows
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.handed_out import HandedOutMultiAgentEpisode
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.timeline import AgentTrack, Pending, Timeline
 
@@ -24,7 +25,8 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
     """Chunks of multi-agent episodes; a sequence whose episodes are made when someone asks.
 
     The agents' chunks lie on columns: one `EpisodeBatch` per module and kind of data (agents of one
-    module normally share theirs), which is what a Learner trains on.
+    module normally share theirs), which is what a Learner trains on. Items are remembered and may be
+    changed, as those of an `EpisodeBatch`.
 
     Example:
         >>> batch = MultiAgentEpisodeBatch.from_episodes(episodes)
@@ -79,6 +81,7 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         self.action_space = action_space
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self.meta = {} if meta is None else meta
+        self._handed_out: dict[int, HandedOutMultiAgentEpisode] = {}
         for name in EPISODE_TABLE:
             if len(getattr(self, name)) != num:
                 raise ValueError(
@@ -142,6 +145,8 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
 
     def get_returns(self) -> NDArray[np.float64]:
         """float64[E], sum of all agents' rewards of completed steps, lookback left out."""
+        if (updated := self.updated()) is not self:
+            return updated.get_returns()
         returns = np.zeros(len(self), np.float64)
         for rows in self.rows:
             np.add.at(returns, rows.episode, rows.batch.get_returns())
@@ -164,10 +169,40 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
     def __getitem__(self, index: int | slice) -> MultiAgentEpisode | MultiAgentEpisodeBatch:
         if isinstance(index, slice):
             return self.select(np.arange(len(self), dtype=np.int64)[index])
-        return self._episode(range(len(self))[index])
+        e = range(len(self))[index]
+        known = self._handed_out.get(e)
+        if known is None:
+            known = self._handed_out[e] = HandedOutMultiAgentEpisode(self._episode(e))
+        return known.episode
 
     def __iter__(self) -> Iterator[MultiAgentEpisode]:
-        return (self._episode(e) for e in range(len(self)))
+        return (self[e] for e in range(len(self)))
+
+    def __add__(self, other: Iterable[MultiAgentEpisode]) -> list[MultiAgentEpisode]:
+        """The episodes of both, as a list."""
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[MultiAgentEpisode]) -> list[MultiAgentEpisode]:
+        """The episodes of both, as a list."""
+        return [*other, *self]
+
+    def updated(self) -> MultiAgentEpisodeBatch:
+        """This batch, or, where an item was changed since it was asked for, a new one with the changes.
+
+        Raises:
+            ValueError: See `from_episodes`.
+        """
+        handed_out = self._handed_out
+        if not any(item.is_changed() for item in handed_out.values()):
+            return self
+        batch = MultiAgentEpisodeBatch.from_episodes(
+            handed_out[e].episode if e in handed_out else self._episode(e) for e in range(len(self))
+        )
+        batch.env_index, batch.meta = self.env_index, self.meta
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.updated().__dict__, "_handed_out": {}}
 
     def _episode(self, e: int) -> MultiAgentEpisode:
         left = self.leftovers.get(e, {})
@@ -187,7 +222,7 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         for rows in self.rows:
             offsets, counts = rows.offsets, rows.counts
             for c in np.flatnonzero(rows.episode == e).tolist():
-                sae = rows.batch[c]
+                sae = rows.batch.new_item(c)
                 begin = int(offsets[c])
                 times = rows.obs_env_ts[begin : begin + int(counts[c])].tolist()
                 track = AgentTrack(times, terminated=sae.is_terminated, truncated=sae.is_truncated)
@@ -232,6 +267,8 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         Args:
             episodes: int [K], positions, or a bool mask [E].
         """
+        if (updated := self.updated()) is not self:
+            return updated.select(episodes)
         wanted = np.asarray(episodes)
         if wanted.dtype == np.bool_:
             wanted = np.flatnonzero(wanted)
@@ -267,6 +304,8 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         Raises:
             ValueError: There are fewer env steps, or `num_steps` is negative.
         """
+        if (updated := self.updated()) is not self:
+            return updated.split(num_steps)
         total = self.num_env_steps
         if num_steps == total:
             return self[:], self[len(self) :]
@@ -278,6 +317,8 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         Raises:
             ValueError: Unless ``0 <= begin <= end <= num_env_steps``.
         """
+        if (updated := self.updated()) is not self:
+            return updated.slice_steps(begin, end)
         length = self.env_t - self.env_t_started
         total = int(length.sum())
         if not 0 <= begin <= end <= total:
@@ -302,7 +343,7 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
     @classmethod
     def concat(cls, batches: Iterable[MultiAgentEpisodeBatch]) -> MultiAgentEpisodeBatch:
         """All episodes of several batches, in order; the agents' groups stay on their own columns."""
-        listed = list(batches)
+        listed = [batch.updated() for batch in batches]
         if not listed:
             return cls.from_episodes([])
         if len(listed) == 1:
@@ -336,7 +377,7 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         """A small msgpack-able header and the arrays, columns not copied (see `multi_agent_wire`)."""
         from rlzmq.episodes.multi_agent_wire import to_wire
 
-        return to_wire(self)
+        return to_wire(self.updated())
 
     @classmethod
     def from_wire(

@@ -112,6 +112,7 @@ class TrainBatchBuilder:
         columns: dict[str, dict[str, Any]] | None = None
         versions = None
         if isinstance(episodes, _BATCHES):
+            episodes = episodes.updated()
             versions = episodes.meta.get(Columns.WEIGHTS_VERSION)
             num_env_steps = episodes.num_env_steps
             if self.use_fused_path:
@@ -119,6 +120,8 @@ class TrainBatchBuilder:
         else:
             num_env_steps = sum(episode.env_steps() for episode in episodes)
         if columns is None:
+            if isinstance(episodes, _BATCHES):
+                episodes = episodes[:]  # its own items: what pieces write must not pile up over updates
             episodes = [episode for episode in episodes if len(episode)]
             columns = self._by_module(
                 self.learner_connector(

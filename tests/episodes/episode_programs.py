@@ -264,7 +264,7 @@ class Program:
             batch = EpisodeBatch.from_episodes([other, self.episode, other])
             batch.validate()
             self.episode = batch[1] if self.pick(0, 1) else list(batch)[1]
-            self.frozen.append((batch[1], self.model.copy()))
+            self.frozen.append((batch.new_item(1), self.model.copy()))  # its columns are not changed
             assert self.episode.is_numpy
 
     def cut(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -113,6 +115,60 @@ def test_changing_an_item_leaves_the_batch_alone() -> None:
     assert batch.custom_data == {1: {"mine": 4}}
     for left, right in zip(tree_leaves(before), tree_leaves(batch.columns), strict=True):
         assert np.array_equal(left, right)
+
+
+def test_items_are_remembered_and_their_changes_are_kept() -> None:
+    batch = runner_batch()
+    assert batch[0] is batch[0] is next(iter(batch)) is batch[-len(batch)]
+    assert batch.updated() is batch
+    assert batch[:][0] is not batch[0]
+    list(batch)
+    _ = [episode.infos for episode in batch]
+    assert batch.updated() is batch
+    for episode in batch:
+        episode.set_rewards(new_data=np.full(len(episode), 2.0))
+    batch[1].custom_data["more"] = 1
+    batch[2].infos[0]["seen"] = True
+    assert batch.get_returns().tolist() == (2.0 * batch.length).tolist()
+    changed = batch.updated()
+    assert changed is not batch
+    assert changed[1].custom_data == {"mine": 4, "more": 1}
+    assert changed[2].get_infos(0)["seen"] is True
+    assert (changed.meta, changed.env_index.tolist()) == (batch.meta, batch.env_index.tolist())
+    for other in (
+        batch[:],
+        batch.split(3)[0],
+        EpisodeBatch.concat([batch]),
+        pickle.loads(pickle.dumps(batch)),
+    ):
+        assert other[0].get_rewards(0) == 2.0
+    received = EpisodeBatch.from_wire(*batch.to_wire())
+    assert_same_episodes(received, list(batch), drop=("observation_space", "action_space"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda episode: setattr(episode, "id_", "other"),
+        lambda episode: setattr(episode, "is_truncated", True),
+        lambda episode: episode.custom_data.update(key=[1]),
+        lambda episode: episode.set_actions(new_data=0, at_indices=0),
+        lambda episode: episode.set_extra_model_outputs(key="action_logp", new_data=0.5, at_indices=0),
+        lambda episode: episode.infos[0].update(seen=1),
+    ],
+)
+def test_every_kind_of_change_of_an_item_is_noticed(change: Callable[[SingleAgentEpisode], None]) -> None:
+    batch = runner_batch()
+    assert batch.updated() is batch
+    change(batch[1])
+    assert batch.updated() is not batch
+
+
+def test_batches_add_up_to_lists_of_episodes() -> None:
+    left, right = runner_batch(), runner_batch()
+    assert left + right == [*left, *right]
+    assert operator.add([left[0]], right) == [left[0], *right]
+    assert operator.add(left, [right[0]]) == [*left, right[0]]
 
 
 def test_returns_and_step_slots_agree_with_the_episodes() -> None:

@@ -79,6 +79,24 @@ def test_split_puts_every_agent_step_into_exactly_one_part() -> None:
                 episode.validate()
 
 
+def test_items_are_remembered_and_their_changes_are_kept() -> None:
+    batch = MultiAgentEpisodeBatch.from_episodes([episode for episode, _ in random_chunks(3)])
+    batch.meta["runner"] = 1
+    assert batch[0] is batch[0] is next(iter(batch))
+    assert list(batch)
+    assert batch.updated() is batch
+    num_steps = batch.num_agent_steps
+    for episode in batch:
+        episode.custom_data["seen"] = True
+        for agent in episode.agent_episodes.values():
+            agent.set_rewards(new_data=[2.0] * len(agent))
+    assert batch.get_returns().sum() == 2.0 * num_steps
+    for other in (batch.updated(), batch[:], MultiAgentEpisodeBatch.concat([batch]), sent(batch)):
+        assert sum(episode.get_return() for episode in other) == 2.0 * num_steps
+        assert all(episode.custom_data == {"seen": True} for episode in other)
+        assert other.meta == {"runner": 1}
+
+
 def steps_of(batch: MultiAgentEpisodeBatch) -> Any:
     """All agents' steps, sorted."""
     import collections

@@ -215,6 +215,33 @@ def test_the_given_episodes_are_left_as_they_were() -> None:
     assert [one.is_truncated for one in given] == [False, False]
 
 
+def test_changes_to_items_of_a_batch_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = episode_batch(7, 12)
+    for one in data:
+        one.set_rewards(new_data=one.get_rewards() + 5.0)
+    for fused in (True, False):
+        train_batch = built(ppo_learner(), data, fused=fused, monkeypatch=monkeypatch)
+        rewards = train_batch.columns["default_policy"][Columns.REWARDS]
+        assert rewards.tolist() == [reward for one in data for reward in one.get_rewards().astype(np.float32)]
+
+
+def test_what_a_piece_writes_into_a_batchs_items_does_not_pile_up() -> None:
+    class AddOneToRewards(ConnectorV2):
+        def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+            for episode in self.single_agent_episode_iterator(episodes):
+                episode.set_rewards(new_data=episode.get_rewards() + 1.0)
+            return batch
+
+    data = episode_batch(7, 12)
+    returns = data.get_returns()
+    learner = ppo_learner(ppo_config().learners(learner_connector=lambda obs, act: AddOneToRewards()))
+    first, second = (
+        learner._builder.build(episodes=data).columns["default_policy"][Columns.REWARDS] for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert data.get_returns().tolist() == returns.tolist()
+
+
 def test_the_weights_version_is_taken_from_the_batchs_facts_where_there_is_no_column() -> None:
     data = episode_batch(7, 12)
     data.meta[Columns.WEIGHTS_VERSION] = 3

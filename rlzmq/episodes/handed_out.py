@@ -1,0 +1,95 @@
+"""Episodes that a batch on columns has handed out: has anyone changed one of them since?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+__all__ = ["HandedOutEpisode", "HandedOutMultiAgentEpisode"]
+
+
+class HandedOutEpisode:
+    """An item of an `EpisodeBatch`, and how it was when it was made."""
+
+    __slots__ = ("_buffers", "_facts", "_infos_source", "episode")
+
+    def __init__(self, episode: SingleAgentEpisode) -> None:
+        self.episode = episode
+        self._facts = _facts(episode)
+        self._buffers = list(_buffers(episode))
+        self._infos_source = episode._infos_source
+
+    def is_changed(self) -> bool:
+        """Whether the episode differs from the batch's columns and tables."""
+        episode = self.episode
+        if _facts(episode) != self._facts:
+            return True
+        buffers = list(_buffers(episode))
+        if len(buffers) != len(self._buffers):
+            return True
+        for name, buffer in buffers:
+            # An untouched buffer is still a view: it owns nothing and has as many items as the episode.
+            num = episode.rewards.lookback + len(episode) + (name == "observations")
+            if buffer._owned or buffer._items is not None or buffer._num != num:
+                return True
+        if any(left[1] is not right[1] for left, right in zip(buffers, self._buffers, strict=True)):
+            return True
+        if episode._infos is None:
+            return False
+        before = self._infos_source() if self._infos_source is not None else []
+        after = episode._infos.data
+        return len(before) != len(after) or any(
+            info is not old and bool(info or old) for info, old in zip(after, before, strict=True)
+        )
+
+
+class HandedOutMultiAgentEpisode:
+    """An item of a `MultiAgentEpisodeBatch`, and how it was when it was made."""
+
+    __slots__ = ("_agents", "_facts", "episode")
+
+    def __init__(self, episode: MultiAgentEpisode) -> None:
+        self.episode = episode
+        self._facts = _multi_agent_facts(episode)
+        self._agents = [HandedOutEpisode(agent) for agent in episode.agent_episodes.values()]
+
+    def is_changed(self) -> bool:
+        """Whether the episode, or one of its agents', differs from the batch's columns and tables."""
+        return _multi_agent_facts(self.episode) != self._facts or any(
+            agent.is_changed() for agent in self._agents
+        )
+
+
+def _facts(episode: SingleAgentEpisode) -> tuple[Any, ...]:
+    return (
+        episode.id_,
+        episode.t_started,
+        episode.t,
+        episode.is_terminated,
+        episode.is_truncated,
+        episode.rewards.lookback,
+        id(episode.initial_state),
+        *((key, id(value)) for key, value in episode.custom_data.items()),
+    )
+
+
+def _multi_agent_facts(episode: MultiAgentEpisode) -> tuple[Any, ...]:
+    return (
+        episode.id_,
+        episode.env_t_started,
+        episode.env_t,
+        episode.is_terminated,
+        episode.is_truncated,
+        *((agent_id, id(agent)) for agent_id, agent in episode.agent_episodes.items()),
+        *((key, id(value)) for key, value in episode.custom_data.items()),
+    )
+
+
+def _buffers(episode: SingleAgentEpisode) -> Any:
+    yield "observations", episode.observations
+    yield "actions", episode.actions
+    yield "rewards", episode.rewards
+    yield from episode.extra_model_outputs.items()
