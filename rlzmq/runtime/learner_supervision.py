@@ -254,6 +254,7 @@ class LearnerSupervisor:
                 self.num_restarts += 1
             if went_back and self.begin_lineage is not None and not await self.begin_lineage(members):
                 continue
+            went_back = False
             if not self._is_lost.is_set():
                 self._formed.set()
                 return
