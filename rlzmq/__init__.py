@@ -55,9 +55,7 @@ _EXPORTS: dict[str, str] = {
         "modules.multi_rl_module": "MultiRLModule MultiRLModuleSpec",
         "modules.spec": "RLModuleSpec",
         "modules.model_config": "DefaultModelConfig",
-        "modules.apis": (
-            "InferenceOnlyAPI QNetAPI SelfSupervisedLossAPI TargetNetworkAPI ValueFunctionAPI"
-        ),
+        "modules.apis": ("InferenceOnlyAPI QNetAPI SelfSupervisedLossAPI TargetNetworkAPI ValueFunctionAPI"),
         "modules.distributions": (
             "TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
             "TorchMultiDistribution TorchSquashedGaussian"

@@ -1,4 +1,4 @@
-"""Seconds from process start to the first result of ``rlzmq train ppo --env CartPole-v1``, and what is left after its end.
+"""Seconds from process start to the first result of ``rlzmq train ppo --env CartPole-v1``, and what it leaves.
 
 ``python scripts/bench_start.py [--runs 5] [further options of rlzmq train]``. The target is 5 s on two cores, torch's
 import included.
@@ -48,7 +48,8 @@ def main() -> None:
             first, end, left = first_result(arguments, folder)
         firsts.append(first)
         ends.append(end)
-        print(f"first result after {first:.2f} s, ended after {end:.2f} s, left behind: {left or 'nothing'}", flush=True)
+        text = f"first result after {first:.2f} s, ended after {end:.2f} s"
+        print(f"{text}, left behind: {left or 'nothing'}", flush=True)
     print(f"median: first result {statistics.median(firsts):.2f} s, end {statistics.median(ends):.2f} s")
 
 

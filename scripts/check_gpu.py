@@ -91,7 +91,8 @@ def update_times() -> str:
                 learner.update(episodes=batch)
                 seconds.append(time.perf_counter() - start)
             medians.append(float(np.median(seconds[1:])))
-        texts.append(f"2×{hiddens}: CPU {medians[0]:.3f} s, GPU {medians[1]:.3f} s, ratio {medians[0] / medians[1]:.1f}")
+        cpu_s, gpu_s = medians
+        texts.append(f"2×{hiddens}: CPU {cpu_s:.3f} s, GPU {gpu_s:.3f} s, ratio {cpu_s / gpu_s:.1f}")
     return "; ".join(texts)
 
 

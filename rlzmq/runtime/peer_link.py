@@ -74,7 +74,7 @@ class PeerLink(abc.ABC):
     def act(self, instruction: Instruction) -> None:
         """Do what is not a message to send."""
 
-    def open_sockets(self, context: Context) -> None:
+    def open_sockets(self, context: Context) -> None:  # noqa: B027
         """Open further sockets; subclasses extend it."""
 
     async def start(self) -> None:

@@ -84,9 +84,9 @@ def test_a_wrong_env_is_refused_with_the_way_out(env: Any, expected: str) -> Non
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="takes no arguments, but config.env_config has 'a'"):
+    with pytest.raises(ConfigurationError, match=r"takes no arguments, but config\.env_config has 'a'"):
         make_env(TakesNothing, {"a": 1})
-    with pytest.raises(ConfigurationError, match="no parameter 'siz'.*Did you mean 'size'"):
+    with pytest.raises(ConfigurationError, match=r"no parameter 'siz'.*Did you mean 'size'"):
         make_env(TakesKeywords, {"siz": 1})
     with pytest.raises(ConfigurationError, match="does not take the settings"):
         make_env("CartPole-v1", {"no_such_setting": 1})

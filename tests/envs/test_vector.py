@@ -198,7 +198,7 @@ def test_unsupported_spaces_are_named_with_the_way_out() -> None:
         make_vec(RandomEnv, context=EnvContext({"observation_space": text}))
     assert "TransformObservation" in str(caught.value)
     graph = spaces.Graph(spaces.Box(-1, 1, (2,)), None)
-    with pytest.raises(UnsupportedSpaceError, match="action_space of .* is Graph"):
+    with pytest.raises(UnsupportedSpaceError, match=r"action_space of .* is Graph"):
         make_vec(RandomEnv, context=EnvContext({"action_space": graph}))
 
 

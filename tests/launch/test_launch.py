@@ -55,6 +55,7 @@ count = 2
 """
 
 
+@pytest.mark.slow
 async def test_head_and_runners_run_over_ssh_and_end_together(tmp_path: Path, ssh_port: int) -> None:
     lines: list[str] = []
     cluster = Cluster.parse(cluster_text(tmp_path, ssh_port, "--stop", "iterations=3"))
@@ -69,6 +70,7 @@ async def test_head_and_runners_run_over_ssh_and_end_together(tmp_path: Path, ss
     assert (tmp_path / "run" / "checkpoint" / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 async def test_a_killed_runner_is_started_again_and_one_stop_ends_all(tmp_path: Path, ssh_port: int) -> None:
     lines: list[str] = []
     launcher = Launcher(Cluster.parse(cluster_text(tmp_path, ssh_port)), lines.append)

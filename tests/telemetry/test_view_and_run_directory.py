@@ -68,7 +68,9 @@ def test_metrics_are_json_lines_whatever_they_hold(tmp_path: Path) -> None:
     directory.log({"nan": math.nan, "numpy": np.float32(1.5), "array": np.arange(2), 3: {"x": (1, 2)}})
     directory.log({"object": object})
     directory.close()
-    first, second = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    first, second = (
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    )
     assert first == {"nan": None, "numpy": 1.5, "array": [0, 1], "3": {"x": [1, 2]}}
     assert isinstance(second["object"], str)
 
