@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,22 +13,21 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import tree_map
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode, default_agent_to_module_mapping_fn
+from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModule
-from rlzmq.runners.env_runner import EnvRunner, sample_limits
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.multi_agent_fused import FusedMultiAgentSampler
 from rlzmq.runners.multi_agent_sampler import MultiAgentSampler
-from rlzmq.runners.request import SampleRequest
+from rlzmq.runners.sampling_runner import EPISODE_HOOKS, SamplingRunner
 
 __all__ = ["MultiAgentEnvRunner"]
 
-_EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
-
-class MultiAgentEnvRunner(EnvRunner):
+class MultiAgentEnvRunner(SamplingRunner):
     """Samples episodes of several agents, whose modules ``config.policy_mapping_fn`` names.
+
+    `sample` returns a `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without the agents that made
+    no step in their chunk. Its ``num_timesteps`` are agent steps if ``config.count_steps_by`` says so.
 
     Example:
         >>> config = (
@@ -50,94 +47,18 @@ class MultiAgentEnvRunner(EnvRunner):
     env: SyncVectorMultiAgentEnv
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
-        self.use_fused = True
-        self.shared_data: dict[str, Any] = {}
         self.counts_agent_steps = getattr(config, "count_steps_by", "env_steps") == "agent_steps"
-        self._sampler: Any = None
-        self._chosen_for: tuple[Any, ...] = ()
-        self._needs_seed = True
-        self._id_prefix = uuid.uuid4().hex[:20]
-        self._num_episode_ids = 0
         super().__init__(config=config, **kwargs)
 
-    # -- sampling ------------------------------------------------------------------------------
-
-    def sample(
-        self,
-        *,
-        num_timesteps: int | None = None,
-        num_episodes: int | None = None,
-        explore: bool | None = None,
-        random_actions: bool = False,
-        force_reset: bool = False,
-    ) -> Sequence[MultiAgentEpisode]:
-        """See `EnvRunner.sample`; ``num_timesteps`` are agent steps if ``config.count_steps_by`` says so.
-
-        Returns:
-            A `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without the agents that made no
-            step in their chunk.
-        """
-        self._assert_running()
-        num_timesteps, num_episodes = sample_limits(
-            self.config, self.num_envs, self.worker_index, num_timesteps, num_episodes
-        )
-        if not (num_timesteps or num_episodes):
-            return []
-        request = SampleRequest(
-            explore=self.config.explore if explore is None else explore,
-            random_actions=random_actions,
-            num_timesteps=num_timesteps,
-            num_episodes=num_episodes,
-        )
-        return self._run(request, force_reset=force_reset or num_episodes is not None)
-
-    def sample_lease(
-        self, num_vector_steps: int, *, max_env_steps: int | None = None, explore: bool | None = None
-    ) -> MultiAgentEpisodeBatch:
-        """See `EnvRunner.sample_lease`; the batch is a `MultiAgentEpisodeBatch`."""
-        self._assert_running()
-        if num_vector_steps < 1:
-            raise ValueError(f"sample_lease: expected num_vector_steps >= 1, got {num_vector_steps}.")
-        request = SampleRequest(
-            explore=self.config.explore if explore is None else explore,
-            num_vector_steps=num_vector_steps,
-            max_env_steps=max_env_steps,
-        )
-        return self._run(request, force_reset=False)
-
-    def _run(self, request: SampleRequest, *, force_reset: bool) -> MultiAgentEpisodeBatch:
-        start_s = time.perf_counter()
-        sampler = self._choose_sampler()
-        if force_reset or not sampler.has_episodes:
-            self.shared_data.clear()
-            self.shared_data["generator"] = self.generator
-            sampler.reset()
-        try:
-            batch, finished, num_vector_steps = sampler.run(request)
-        except BaseException:
-            sampler.forget()  # half a step was made: nothing can be continued
-            raise
-        num_env_steps = batch.num_env_steps
+    def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
         agent_steps, module_steps = batch.agent_steps_by("agent_ids"), batch.agent_steps_by("module_ids")
-        self._count_steps(num_env_steps, agent_steps, module_steps)
-        self.episode_metrics.add_episodes(finished.returns, finished.lengths, finished.durations_s)
+        self._count_steps(batch.num_env_steps, agent_steps, module_steps)
         self.episode_metrics.add_split_returns(finished.agent_returns, finished.module_returns)
-        batch.meta = {
-            "worker_index": self.worker_index,
-            "incarnation": self.incarnation,
-            "num_env_steps": num_env_steps,
+        return {
             "num_agent_steps": batch.num_agent_steps,
             "agent_steps": agent_steps,
             "module_steps": module_steps,
-            "num_vector_steps": num_vector_steps,
-            "weights_version": self.weights_seq_no,
-            "weights_generation": self.weights_generation,
-            "episode_metrics": finished.to_dict(),
         }
-        if self.callbacks.has("on_sample_end"):
-            self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
-        self._time_sample(start_s)
-        return batch  # type: ignore[no-any-return]
 
     def _choose_sampler(self) -> Any:
         """The sampler for the env, modules and pipelines as they are now."""
@@ -157,7 +78,7 @@ class MultiAgentEnvRunner(EnvRunner):
         self._chosen_for = key
         env_plan = self.env_to_module.columnar_plan() if self.use_fused else None
         module_plan = self.module_to_env.columnar_plan() if self.use_fused else None
-        has_hooks = any(self.callbacks.has(hook) for hook in _EPISODE_HOOKS)
+        has_hooks = any(self.callbacks.has(hook) for hook in EPISODE_HOOKS)
         if (
             env_plan is not None
             and module_plan is not None
@@ -170,18 +91,6 @@ class MultiAgentEnvRunner(EnvRunner):
         return self._sampler
 
     # -- what samplers ask for -----------------------------------------------------------------
-
-    def take_reset_seed(self) -> int | None:
-        """The seed of the coming reset: only a vector env's first reset is seeded."""
-        if not self._needs_seed:
-            return None
-        self._needs_seed = False
-        return self.env_seed()
-
-    def new_episode_id(self) -> str:
-        """An id that no other episode has, in this process or another."""
-        self._num_episode_ids += 1
-        return f"{self._id_prefix}{self._num_episode_ids:012x}"
 
     def mapping_fn(self, agent_id: Any, episode: Any) -> str:
         """``config.policy_mapping_fn``, its answer checked.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,16 @@ from rlzmq.core.tree import tree_map
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.vector import make_vec
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
-from rlzmq.runners.env_runner import EnvRunner, sample_limits
 from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.fused_sampler import FusedSampler
 from rlzmq.runners.module_step import ModuleStep
-from rlzmq.runners.request import SampleRequest
+from rlzmq.runners.sampling_runner import EPISODE_HOOKS, SamplingRunner
 from rlzmq.runners.vector_io import VectorStepper
 
 __all__ = ["SingleAgentEnvRunner"]
 
-_EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
-
-class SingleAgentEnvRunner(EnvRunner):
+class SingleAgentEnvRunner(SamplingRunner):
     """Samples episodes of one agent with one RLModule in ``num_envs_per_env_runner`` environments.
 
     Two samplers give identical results: the fused one, on whole columns, is used while all connector
@@ -45,86 +41,15 @@ class SingleAgentEnvRunner(EnvRunner):
         use_fused: Set to False to always build real episodes.
     """
 
-    def __init__(self, *, config: Any, **kwargs: Any) -> None:
-        self.use_fused = True
-        self.shared_data: dict[str, Any] = {}
-        self.stepper: VectorStepper
-        self.module_step: ModuleStep
-        self._sampler: FusedSampler | EpisodeSampler | None = None
-        self._chosen_for: tuple[Any, ...] = ()
-        self._needs_seed = True
-        self._id_prefix = uuid.uuid4().hex[:20]
-        self._num_episode_ids = 0
-        super().__init__(config=config, **kwargs)
+    stepper: VectorStepper
+    module_step: ModuleStep
 
-    # -- sampling ------------------------------------------------------------------------------
-
-    def sample(
-        self,
-        *,
-        num_timesteps: int | None = None,
-        num_episodes: int | None = None,
-        explore: bool | None = None,
-        random_actions: bool = False,
-        force_reset: bool = False,
-    ) -> Any:
-        self._assert_running()
-        num_timesteps, num_episodes = sample_limits(
-            self.config, self.num_envs, self.worker_index, num_timesteps, num_episodes
-        )
-        if not (num_timesteps or num_episodes):
-            return []
-        request = SampleRequest(
-            explore=self.config.explore if explore is None else explore,
-            random_actions=random_actions,
-            num_timesteps=num_timesteps,
-            num_episodes=num_episodes,
-        )
-        return self._run(request, force_reset=force_reset or num_episodes is not None)
-
-    def sample_lease(
-        self, num_vector_steps: int, *, max_env_steps: int | None = None, explore: bool | None = None
-    ) -> Any:
-        self._assert_running()
-        if num_vector_steps < 1:
-            raise ValueError(f"sample_lease: expected num_vector_steps >= 1, got {num_vector_steps}.")
-        request = SampleRequest(
-            explore=self.config.explore if explore is None else explore,
-            num_vector_steps=num_vector_steps,
-            max_env_steps=max_env_steps,
-        )
-        return self._run(request, force_reset=False)
-
-    def _run(self, request: SampleRequest, *, force_reset: bool) -> Any:
-        start_s = time.perf_counter()
-        sampler = self._choose_sampler()
-        if force_reset or not sampler.has_episodes:
-            self.shared_data.clear()
-            self.shared_data["generator"] = self.generator
-            sampler.reset()
-        try:
-            batch, finished, num_vector_steps = sampler.run(request)
-        except BaseException:
-            sampler.forget()  # half a step was made: nothing can be continued
-            raise
+    def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
         num_env_steps = batch.num_env_steps
         self._count_steps(num_env_steps, {"default_agent": num_env_steps}, {DEFAULT_MODULE_ID: num_env_steps})
-        self.episode_metrics.add_episodes(finished.returns, finished.lengths, finished.durations_s)
-        batch.meta = {
-            "worker_index": self.worker_index,
-            "incarnation": self.incarnation,
-            "num_env_steps": num_env_steps,
-            "num_vector_steps": num_vector_steps,
-            "weights_version": self.weights_seq_no,
-            "weights_generation": self.weights_generation,
-            "episode_metrics": finished.to_dict(),
-        }
-        if self.callbacks.has("on_sample_end"):
-            self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
-        self._time_sample(start_s)
-        return batch
+        return {}
 
-    def _choose_sampler(self) -> FusedSampler | EpisodeSampler:
+    def _choose_sampler(self) -> Any:
         """The sampler for the env, module and pipelines as they are now."""
         watched = any(
             pipeline.time_pieces or pipeline.after_piece is not None
@@ -151,7 +76,7 @@ class SingleAgentEnvRunner(EnvRunner):
         env_plan = self.env_to_module.columnar_plan() if wants_fused else None
         module_plan = self.module_to_env.columnar_plan() if wants_fused else None
         self.module_step = ModuleStep(self.module, self.generator, getattr(env_plan, "device", None))
-        wants_episodes = any(self.callbacks.has(hook) for hook in _EPISODE_HOOKS)
+        wants_episodes = any(self.callbacks.has(hook) for hook in EPISODE_HOOKS)
         if env_plan is not None and module_plan is not None and not wants_episodes:
             self._sampler = FusedSampler(self, env_plan, module_plan)
         else:
@@ -159,18 +84,6 @@ class SingleAgentEnvRunner(EnvRunner):
         return self._sampler
 
     # -- what samplers ask for -----------------------------------------------------------------
-
-    def take_reset_seed(self) -> int | None:
-        """The seed of the coming reset: only a vector env's first reset is seeded."""
-        if not self._needs_seed:
-            return None
-        self._needs_seed = False
-        return self.env_seed()
-
-    def new_episode_id(self) -> str:
-        """An id that no other episode has, in this process or another."""
-        self._num_episode_ids += 1
-        return f"{self._id_prefix}{self._num_episode_ids:012x}"
 
     def sample_random_actions(self) -> Any:
         """One random action per environment, from the seeded action space."""

@@ -1,0 +1,121 @@
+"""What single- and multi-agent runners do alike: requests in, one sampler's batch out, counted and described."""
+
+from __future__ import annotations
+
+import abc
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from rlzmq.runners.env_runner import EnvRunner, sample_limits
+from rlzmq.runners.request import SampleRequest
+
+__all__ = ["EPISODE_HOOKS", "SamplingRunner"]
+
+EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+class SamplingRunner(EnvRunner):
+    """An EnvRunner whose work is done by one of several samplers, chosen at each call.
+
+    Attributes:
+        use_fused: Set to False to always build real episodes.
+        shared_data: Shared by the pieces of both pipelines between two full resets.
+    """
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        self.use_fused = True
+        self.shared_data: dict[str, Any] = {}
+        self._sampler: Any = None
+        self._chosen_for: tuple[Any, ...] = ()
+        self._needs_seed = True
+        self._id_prefix = uuid.uuid4().hex[:20]
+        self._num_episode_ids = 0
+        super().__init__(config=config, **kwargs)
+
+    @abc.abstractmethod
+    def _choose_sampler(self) -> Any:
+        """The sampler for the env, module and pipelines as they are now."""
+
+    @abc.abstractmethod
+    def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
+        """Count what was sampled; what the batch's meta says beyond what all runners' say."""
+
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> Any:
+        self._assert_running()
+        num_timesteps, num_episodes = sample_limits(
+            self.config, self.num_envs, self.worker_index, num_timesteps, num_episodes
+        )
+        if not (num_timesteps or num_episodes):
+            return []
+        request = SampleRequest(
+            explore=self.config.explore if explore is None else explore,
+            random_actions=random_actions,
+            num_timesteps=num_timesteps,
+            num_episodes=num_episodes,
+        )
+        return self._run(request, force_reset=force_reset or num_episodes is not None)
+
+    def sample_lease(
+        self, num_vector_steps: int, *, max_env_steps: int | None = None, explore: bool | None = None
+    ) -> Any:
+        self._assert_running()
+        if num_vector_steps < 1:
+            raise ValueError(f"sample_lease: expected num_vector_steps >= 1, got {num_vector_steps}.")
+        request = SampleRequest(
+            explore=self.config.explore if explore is None else explore,
+            num_vector_steps=num_vector_steps,
+            max_env_steps=max_env_steps,
+        )
+        return self._run(request, force_reset=False)
+
+    def _run(self, request: SampleRequest, *, force_reset: bool) -> Any:
+        start_s = time.perf_counter()
+        sampler = self._choose_sampler()
+        if force_reset or not sampler.has_episodes:
+            self.shared_data.clear()
+            self.shared_data["generator"] = self.generator
+            sampler.reset()
+        try:
+            batch, finished, num_vector_steps = sampler.run(request)
+        except BaseException:
+            sampler.forget()  # half a step was made: nothing can be continued
+            raise
+        self.episode_metrics.add_episodes(finished.returns, finished.lengths, finished.durations_s)
+        batch.meta = {
+            "worker_index": self.worker_index,
+            "incarnation": self.incarnation,
+            "num_env_steps": batch.num_env_steps,
+            **self._count(batch, finished),
+            "num_vector_steps": num_vector_steps,
+            "weights_version": self.weights_seq_no,
+            "weights_generation": self.weights_generation,
+            "episode_metrics": finished.to_dict(),
+        }
+        if self.callbacks.has("on_sample_end"):
+            self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
+        self._time_sample(start_s)
+        return batch
+
+    # -- what samplers ask for -----------------------------------------------------------------
+
+    def take_reset_seed(self) -> int | None:
+        """The seed of the coming reset: only a vector env's first reset is seeded."""
+        if not self._needs_seed:
+            return None
+        self._needs_seed = False
+        return self.env_seed()
+
+    def new_episode_id(self) -> str:
+        """An id that no other episode has, in this process or another."""
+        self._num_episode_ids += 1
+        return f"{self._id_prefix}{self._num_episode_ids:012x}"
