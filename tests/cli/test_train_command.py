@@ -14,7 +14,7 @@ import pytest
 
 TRAIN = [
     "train", "ppo", "--env", "CartPole-v1", "--envs-per-env-runner", "4", "--batch-size-per-learner", "200",
-    "--minibatch-size", "50", "--num-epochs", "1", "--seed", "3",
+    "--minibatch-size", "50", "--num-epochs", "1", "--seed", "3", "--preset", "none",
 ]  # fmt: skip
 
 
