@@ -171,6 +171,7 @@ def add_fragment_metas(
             meta.get("agent_steps", default_agent),
             meta.get("module_steps", {"default_policy": num_steps}),
         )
+        episodes.timers.merge(meta.get("timers") or {})
         finished = meta.get("episode_metrics") or {}
         if finished.get("returns"):
             episodes.add_episodes(finished["returns"], finished["lengths"], finished["durations_s"])

@@ -38,10 +38,8 @@ class ConnectorPipelineV2(PiecesByName):
 
     Attributes:
         connectors: The pieces, in order. Edit through the methods, which also update the spaces.
-        time_pieces: Whether `piece_timers` (and the metrics, under ``timers/connectors/<name>``, in
-            seconds) are filled; off by default: it costs sampling speed, also because no piece can
-            then be left out in favour of the fused path.
-        piece_timers: Piece name -> [number of calls, total seconds].
+        time_pieces: Whether every piece must really be called, to be timed; off by default: it costs
+            sampling speed, since no piece can then be left out in favour of the fused path.
         after_piece: Called with each piece's name and the batch it returned, for debugging; None: off.
     """
 
@@ -54,7 +52,7 @@ class ConnectorPipelineV2(PiecesByName):
     ) -> None:
         self.connectors: list[ConnectorV2] = [_checked(piece) for piece in connectors or ()]
         self.time_pieces = False
-        self.piece_timers: dict[str, list[float]] = {}
+        self._timers: dict[int, list[float]] = {}  # by the piece's id: its name would have to be found
         self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
         super().__init__(input_observation_space, input_action_space)
 
@@ -105,10 +103,9 @@ class ConnectorPipelineV2(PiecesByName):
         """Runs the batch through pieces ``begin … end - 1`` only; otherwise as calling the pipeline."""
         batch = {} if batch is None else batch
         shared_data = {} if shared_data is None else shared_data
-        timed = self.time_pieces
         for index in range(begin, end):
             piece = self.connectors[index]
-            start = time.perf_counter() if timed else 0.0
+            start_s = time.perf_counter()
             try:
                 batch = piece(
                     rl_module=rl_module,
@@ -127,8 +124,9 @@ class ConnectorPipelineV2(PiecesByName):
                     f"{self._where(index)} must return the batch, a dict, but returned "
                     f"{type(batch).__name__}. Does its __call__ end with `return batch`?"
                 )
-            if timed:
-                self._count_time(index, time.perf_counter() - start, metrics)
+            timer = self._timers.setdefault(id(piece), [0, 0.0])
+            timer[0] += 1
+            timer[1] += time.perf_counter() - start_s
             if self.after_piece is not None:
                 self.after_piece(self.piece_names[index], batch)
         return batch
@@ -139,13 +137,22 @@ class ConnectorPipelineV2(PiecesByName):
             f"in {type(self).__name__})"
         )
 
-    def _count_time(self, index: int, seconds: float, metrics: Any) -> None:
-        name = self.piece_names[index]
-        timer = self.piece_timers.setdefault(name, [0, 0.0])
-        timer[0] += 1
-        timer[1] += seconds
-        if metrics is not None:
-            metrics.log_value(("timers", "connectors", name), seconds)
+    @property
+    def piece_timers(self) -> dict[str, list[float]]:
+        """Piece name -> [number of calls, total seconds], of the pieces that were called.
+
+        Fused paths call none. Runners and learners take these timers into their results.
+        """
+        named = zip(self.piece_names, self.connectors, strict=True)
+        return {name: list(self._timers[id(piece)]) for name, piece in named if id(piece) in self._timers}
+
+    def take_piece_timers(self) -> dict[str, list[float]]:
+        """`piece_timers`, which start anew."""
+        if not self._timers:
+            return {}
+        timers = self.piece_timers
+        self._timers.clear()
+        return timers
 
     @property
     def _watches_pieces(self) -> bool:

@@ -28,6 +28,7 @@ from torch import nn
 
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.seeding import derive_seed
+from rlzmq.core.stage_timers import StageTimers
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.optimizers import ALL_MODULES
@@ -295,11 +296,18 @@ class Learner(LearnerHooks):
             num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
             num_nonfinite_gradients_skipped=sum(self._num_skipped.values()),
             weights_seq_no=self.weights_seq_no,
-            learner_connector={"connector_pipeline_timer": connector_s},
+            learner_connector=self._connector_timers(connector_s),
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
             learner_connector_sum_episodes_length_out=train_batch.num_env_steps,
         )
         return results
+
+    def _connector_timers(self, connector_s: float) -> dict[str, Any]:
+        timers = StageTimers()
+        timers.add("connector_pipeline_timer", connector_s)
+        if self._learner_connector is not None:
+            timers.add_pieces(self._learner_connector)
+        return timers.reduce()
 
     def _num_parameters(self, module_id: str, *, trainable: bool) -> int:
         if not isinstance(self.module[module_id].unwrapped(), nn.Module):

@@ -18,6 +18,7 @@ from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError, EnvironmentError_, StepFailedRecreateEnvError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.seeding import derive_seed
+from rlzmq.core.stage_timers import StageTimers
 from rlzmq.envs.registry import EnvContext
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runners.runner_state import RunnerState
@@ -41,6 +42,7 @@ class EnvRunner(RunnerState, abc.ABC):
         module: The module that acts (single-agent: an RLModule, multi-agent: a MultiRLModule).
         env_to_module, module_to_env: The connector pipelines.
         metrics: A MetricsLogger for callbacks and connector pieces.
+        timers: Seconds per stage of the sample call at work.
         weights_seq_no: The version of the weights in use, stored with each step.
         generator: The torch generator of all action sampling.
     """
@@ -66,6 +68,7 @@ class EnvRunner(RunnerState, abc.ABC):
         self.callbacks = CallbackList(config)
         self.metrics = MetricsLogger()
         self.episode_metrics = EpisodeMetrics(getattr(config, "metrics_num_episodes_for_smoothing", 100))
+        self.timers = StageTimers()
         self.env: Any = None
         self.module: Any = None
         self.multi_rl_module: Any = None
@@ -85,8 +88,6 @@ class EnvRunner(RunnerState, abc.ABC):
         self._num_envs_made = 0
         self._weights_layout: Any = None
         self._synced_module_ids: list[str] | None = None
-        self._sample_time_s = 0.0
-        self._num_sample_calls = 0
         self._last_sample_end: float | None = None
         self._is_stopped = False
         self.make_env()
@@ -341,11 +342,8 @@ class EnvRunner(RunnerState, abc.ABC):
         """The metrics since the last call, under RLlib's keys, and what callbacks logged."""
         result = self.episode_metrics.reduce()
         result["weights_seq_no"] = self.weights_seq_no
-        if self._num_sample_calls:
-            result["sample"] = self._sample_time_s / self._num_sample_calls
         if self.num_env_failures:
             result["num_env_failures_lifetime"] = self.num_env_failures
-        self._sample_time_s, self._num_sample_calls = 0.0, 0
         result.update(self.metrics.reduce())
         return result
 
@@ -355,10 +353,19 @@ class EnvRunner(RunnerState, abc.ABC):
         self._num_env_steps_since_base += num_env_steps
         self.episode_metrics.add_steps(num_env_steps, agent_steps, module_steps)
 
-    def _time_sample(self, start: float) -> None:
-        end = time.perf_counter()
-        self._sample_time_s += end - start
-        self._num_sample_calls += 1
+    def _time_sample(self, start_s: float) -> dict[str, list[float]]:
+        """A sample call that began at ``start_s`` ends: what was timed since the one before."""
+        timers = self.timers
+        if self._last_sample_end is not None:
+            timers.add("time_between_sampling", start_s - self._last_sample_end)
+        self._last_sample_end = time.perf_counter()
+        timers.add("sample", self._last_sample_end - start_s)
+        for name, pipeline in self._pipelines().items():
+            if pipeline is not None:
+                timers.add_pieces(pipeline, f"{name}/")
+        sums = timers.take()
+        self.episode_metrics.timers.merge(sums)
+        return sums
 
     # -- life ----------------------------------------------------------------------------------
 

@@ -6,11 +6,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlzmq.core.stage_timers import StageTimers
+
 __all__ = ["EpisodeMetrics"]
+
+_COUNTS = ("num_episodes", "num_env_steps", "num_episodes_lifetime", "num_env_steps_lifetime")
+_COUNTS_BY_NAME = ("agent_steps", "module_steps", "agent_steps_lifetime", "module_steps_lifetime")
+_WINDOWS = ("returns", "lengths", "durations_s")
+_WINDOWS_BY_NAME = ("agent_returns", "module_returns")
 
 
 class EpisodeMetrics:
-    """Returns, lengths and durations of finished episodes, and step counts.
+    """Returns, lengths and durations of finished episodes, step counts, and timers.
 
     Args:
         num_smoothed: Means, minima and maxima are over the newest so many episodes.
@@ -22,6 +29,7 @@ class EpisodeMetrics:
         self.durations_s: deque[float] = deque(maxlen=num_smoothed)
         self.agent_returns: dict[str, deque[float]] = {}
         self.module_returns: dict[str, deque[float]] = {}
+        self.timers = StageTimers()
         self._num_smoothed = num_smoothed
         self.num_episodes = 0
         self.num_env_steps = 0
@@ -78,8 +86,37 @@ class EpisodeMetrics:
                 counts[name] = counts.get(name, 0) + num
                 lifetime[name] = lifetime.get(name, 0) + num
 
+    def get_state(self) -> dict[str, Any]:
+        """Windows and counts as plain values; timers are left out."""
+        state: dict[str, Any] = {name: dict(getattr(self, name)) for name in _COUNTS_BY_NAME}
+        state |= {name: getattr(self, name) for name in _COUNTS}
+        state |= {
+            name: [value.item() if hasattr(value, "item") else value for value in getattr(self, name)]
+            for name in _WINDOWS
+        }
+        for name in _WINDOWS_BY_NAME:
+            state[name] = {
+                key: [float(value) for value in values] for key, values in getattr(self, name).items()
+            }
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Become what `get_state` described; what is missing in it stays as it is."""
+        for name in _COUNTS:
+            setattr(self, name, int(state.get(name, getattr(self, name))))
+        for name in _COUNTS_BY_NAME:
+            setattr(self, name, dict(state.get(name, getattr(self, name))))
+        for name in _WINDOWS:
+            if name in state:
+                setattr(self, name, deque(state[name], maxlen=self._num_smoothed))
+        for name in _WINDOWS_BY_NAME:
+            windows = state.get(name, getattr(self, name))
+            setattr(
+                self, name, {key: deque(values, maxlen=self._num_smoothed) for key, values in windows.items()}
+            )
+
     def reduce(self) -> dict[str, Any]:
-        """The results under RLlib's keys; counts start anew, means keep their window."""
+        """The results under RLlib's keys; counts start anew, means keep their window, timers are means per call."""
         result: dict[str, Any] = {
             "num_episodes": self.num_episodes,
             "num_episodes_lifetime": self.num_episodes_lifetime,
@@ -106,6 +143,7 @@ class EpisodeMetrics:
         ):
             if by_name:
                 result[key] = {name: sum(values) / len(values) for name, values in by_name.items() if values}
+        result.update(self.timers.reduce())
         self.num_episodes = self.num_env_steps = 0
         self.agent_steps = {}
         self.module_steps = {}

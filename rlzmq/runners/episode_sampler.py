@@ -8,7 +8,7 @@ those of the FusedSampler, number by number.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,11 +21,18 @@ from rlzmq.connectors.common import (
     BatchIndividualItems,
     NumpyToTensor,
 )
+from rlzmq.core.stage_timers import (
+    ENV_STEP_TIMER,
+    ENV_TO_MODULE_TIMER,
+    INFERENCE_TIMER,
+    MODULE_TO_ENV_TIMER,
+)
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.runners.carried import get_episode_sampler, set_episode_sampler
 from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.ongoing import FinishedEpisodes
@@ -119,6 +126,14 @@ class EpisodeSampler:
                 **more,
             )
 
+    def get_state(self) -> dict[str, Any]:
+        """What the next fragment needs of those before, as plain values and arrays (see `carried`)."""
+        return get_episode_sampler(self)
+
+    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
+        """Goes on from `get_state`'s output; see `carried.set_fused_sampler`."""
+        set_episode_sampler(self, state, lost)
+
     # -- one fragment --------------------------------------------------------------------------
 
     def run(self, request: SampleRequest) -> tuple[EpisodeBatch, FinishedEpisodes, int]:
@@ -145,7 +160,9 @@ class EpisodeSampler:
             actions, actions_for_env, extras = (
                 self._random_actions() if request.random_actions else self._act(t)
             )
+            step_s = time.perf_counter()
             result = runner.stepper.source.step_sparse(actions_for_env)
+            runner.timers.add(ENV_STEP_TIMER, time.perf_counter() - step_s)
             num_env_steps += self._add_step(result, actions, extras)
             self._after_step()
             self._step += 1
@@ -154,15 +171,21 @@ class EpisodeSampler:
     def _act(self, t: int) -> tuple[list[Any], Any, list[dict[str, Any]]]:
         """One act of the module: per env, actions and extra outputs; and the vector env's actions."""
         runner = self.runner
+        start_s = time.perf_counter()
         if self._to_module is None:
             outputs, _ = runner.module_step(self._module_observations, self._states(), t)
+            acted_s = time.perf_counter()
             columns = {name: tree_unstack(values) for name, values in outputs.items()}
             for_env = outputs.get(Columns.ACTIONS_FOR_ENV, outputs[Columns.ACTIONS])
             if Columns.ACTIONS_FOR_ENV not in outputs and self._normalize is not None:
                 for_env = self._normalize.apply_vectorized(for_env)
         else:
-            columns = self._run_module_to_env(runner.module_step.forward(self._to_module, t))
+            module_outputs = runner.module_step.forward(self._to_module, t)
+            acted_s = time.perf_counter()
+            columns = self._run_module_to_env(module_outputs)
             for_env = self._for_vector_env(columns.get(Columns.ACTIONS_FOR_ENV, columns[Columns.ACTIONS]))
+        runner.timers.add(INFERENCE_TIMER, acted_s - start_s)
+        runner.timers.add(MODULE_TO_ENV_TIMER, time.perf_counter() - acted_s)
         names = tuple(name for name in columns if name not in _NOT_EXTRA)
         version = runner.weights_seq_no
         rows = zip(*(columns[name] for name in names), strict=True) if names else [()] * self.num_envs
@@ -296,6 +319,10 @@ class EpisodeSampler:
         if episode.t:
             episode.is_truncated = True
             self._finish_episode(index, episode, self._step - 1)
+        self._begin_anew(index)
+
+    def _begin_anew(self, index: int) -> None:
+        """Env ``index`` goes on with a new episode, which its reset will begin."""
         self._episodes[index] = self._new_episode(index)
         self._prev_chunks[index] = []
         self._chunk_states[index] = None
@@ -314,9 +341,7 @@ class EpisodeSampler:
                 self._finish_episode(index, episode, self._step)
                 if self._request.num_episodes is not None and self._num_done >= self._request.num_episodes:
                     break
-                self._episodes[index] = self._new_episode(index)
-                self._prev_chunks[index] = []
-                self._chunk_states[index] = None
+                self._begin_anew(index)
 
     def _finish_episode(self, index: int, episode: SingleAgentEpisode, last_step: int) -> None:
         self._call("on_episode_end", episode, index, prev_episode_chunks=self._prev_chunks[index])
@@ -329,8 +354,16 @@ class EpisodeSampler:
     def _observe(self) -> None:
         """Runs the env-to-module pipeline over all episodes; what it gives is acted on next."""
         runner = self.runner
-        pipeline = runner.env_to_module
+        pipeline, timers = runner.env_to_module, runner.timers
         self._acting = list(self._episodes)
+        timers.add_lengths("env_to_module_sum_episodes_length_in", self._acting)
+        start_s = time.perf_counter()
+        self._run_env_to_module(pipeline)
+        timers.add(ENV_TO_MODULE_TIMER, time.perf_counter() - start_s)
+        timers.add_lengths("env_to_module_sum_episodes_length_out", self._acting)
+
+    def _run_env_to_module(self, pipeline: EnvToModulePipeline) -> None:
+        runner = self.runner
         arguments = {
             "rl_module": runner.module,
             "episodes": self._acting,

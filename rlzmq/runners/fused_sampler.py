@@ -7,6 +7,7 @@ is made per environment or per episode; the episodes are found in the flags when
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,16 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.errors import EnvironmentError_
+from rlzmq.core.stage_timers import (
+    ENV_STEP_TIMER,
+    ENV_TO_MODULE_TIMER,
+    INFERENCE_TIMER,
+    MODULE_TO_ENV_TIMER,
+)
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.runners.carried import get_fused_sampler, set_fused_sampler
 from rlzmq.runners.fragment import ChunkTable, ColumnBlock, Writer, find_chunks
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.ongoing import FinishedEpisodes, OngoingEpisodes
@@ -32,6 +40,10 @@ WEIGHTS_SEQ_NO = "weights_seq_no"
 
 # Vector steps between two looks at whether enough episodes are done.
 _BLOCK_STEPS = 64
+
+# Reading the clock at every step would cost native vector envs 1 % of their speed: of so many vector
+# steps (a power of two) one is timed.
+_STEPS_PER_TIMED = 8
 
 BoolArray = NDArray[np.bool_]
 
@@ -56,6 +68,7 @@ class FusedSampler:
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
         self._normalize = module_to_env.normalize
         self._module_observations: Any = None
+        self._num_steps_untimed = 0
 
     # -- between fragments ---------------------------------------------------------------------
 
@@ -80,6 +93,14 @@ class FusedSampler:
         self._observe(block, observations, lookback, np.ones(num_envs, np.bool_))
         self._carried = block.copy_slots(0, lookback + 1)
         self.has_episodes = True
+
+    def get_state(self) -> dict[str, Any]:
+        """What the next fragment needs of those before, as plain values and arrays (see `carried`)."""
+        return get_fused_sampler(self)
+
+    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
+        """Goes on from `get_state`'s output; see `carried.set_fused_sampler`."""
+        set_fused_sampler(self, state, lost)
 
     # -- one fragment --------------------------------------------------------------------------
 
@@ -142,8 +163,13 @@ class FusedSampler:
         global_steps = runner.global_env_steps
         num_episodes, max_env_steps = request.num_episodes, request.max_env_steps
         first = self._num_steps
+        clock, timers = time.perf_counter, runner.timers
+        phase = self._num_steps_untimed - first
         for step in range(first, first + num_steps):
             slot = self.lookback + step
+            timed = not (step + phase) & (_STEPS_PER_TIMED - 1)
+            if timed:
+                act_s = acted_s = clock()
             if random_actions:
                 actions_for_env = runner.sample_random_actions()
                 outputs = {Columns.ACTIONS: actions_for_env}
@@ -151,6 +177,8 @@ class FusedSampler:
                     outputs[Columns.STATE_OUT] = tree_map(to_numpy, state)  # it stays as it was
             else:
                 outputs, state = module_step(observations, state, global_steps + num_env_steps * num_workers)
+                if timed:
+                    acted_s = clock()
                 if Columns.ACTIONS_FOR_ENV in outputs:
                     actions_for_env = outputs.pop(Columns.ACTIONS_FOR_ENV)
                 elif normalize is None:
@@ -164,7 +192,11 @@ class FusedSampler:
             for name, values in outputs.items():
                 writers[name](slot, values)
 
+            if timed:
+                step_s = clock()
             raw, rewards, terminated, truncated, infos = source.step_sparse(actions_for_env)
+            if timed:
+                stepped_s = clock()
 
             write_reward(slot, rewards)
             terminated_row, truncated_row = terminated_rows[step], truncated_rows[step]
@@ -183,6 +215,11 @@ class FusedSampler:
             else:
                 write_obs(slot + 1, raw)
                 observations = raw
+            if timed:
+                timers.add(INFERENCE_TIMER, acted_s - act_s)
+                timers.add(MODULE_TO_ENV_TIMER, step_s - acted_s)
+                timers.add(ENV_STEP_TIMER, stepped_s - step_s)
+                timers.add(ENV_TO_MODULE_TIMER, clock() - stepped_s)
             if num_resetting and state is not None:
                 state = module_step.reset_rows(state, np.flatnonzero(needs_reset))
             needs_reset = terminated_row | truncated_row
@@ -194,6 +231,7 @@ class FusedSampler:
                     break
             if max_env_steps is not None and num_env_steps >= max_env_steps:
                 break
+        self._num_steps_untimed = (step + 1 + phase) & (_STEPS_PER_TIMED - 1)
         self._num_steps = step + 1
         self._num_env_steps = num_env_steps
         self._state, self._needs_reset, self._module_observations = state, needs_reset, observations

@@ -1,4 +1,4 @@
-"""FusedMultiAgentSampler: the multi-agent sampling loop for default connector pieces.
+"""FusedMultiAgentSampler: the multi-agent sampling loop for default and columnar connector pieces.
 
 Per vector step and module, one stacked block of observations goes through the module, and one block of
 acts comes out; agents keep row numbers only. Columns are gathered when the fragment is complete. Its
@@ -7,10 +7,13 @@ results are those of the MultiAgentSampler, number by number.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 
+from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER, ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
@@ -19,11 +22,12 @@ from rlzmq.runners.module_step import ModuleStep, to_numpy
 from rlzmq.runners.multi_agent_collect import collect_batch
 from rlzmq.runners.multi_agent_finished import EpisodeTotals, MultiAgentFinished
 from rlzmq.runners.multi_agent_live import AgentRecord, LiveEpisode
+from rlzmq.runners.multi_agent_observe import Observer
 from rlzmq.runners.multi_agent_request import StepCount
 from rlzmq.runners.multi_agent_store import ModuleStore, gather_states
 
 if TYPE_CHECKING:
-    from rlzmq.connectors.plans import ModuleToEnvPlan
+    from rlzmq.connectors.plans import EnvToModulePlan, ModuleToEnvPlan
     from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner
     from rlzmq.runners.request import SampleRequest
 
@@ -31,24 +35,34 @@ __all__ = ["FusedMultiAgentSampler"]
 
 
 class FusedMultiAgentSampler:
-    """Samples fragments for a multi-agent runner whose pipelines have default pieces only.
+    """Samples fragments for a multi-agent runner whose pipelines run on whole columns.
 
     Args:
         runner: Gives env, modules and counters.
+        env_to_module: The env-to-module pipeline's plan.
         module_to_env: The module-to-env pipeline's plan.
-        device: Where the modules are; None: CPU.
     """
 
-    def __init__(self, runner: MultiAgentEnvRunner, module_to_env: ModuleToEnvPlan, device: Any) -> None:
+    def __init__(
+        self, runner: MultiAgentEnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
+    ) -> None:
         self.runner = runner
         self.num_envs = runner.num_envs
         self.lookback = runner.config.episode_lookback_horizon
         self.has_episodes = False
+        self._own_lookback = env_to_module.required_lookback
         self._normalize = module_to_env.normalize
-        spaces = list(runner.env.single_action_spaces.spaces.values())
+        action_spaces = runner.env.single_action_spaces
+        spaces = list(action_spaces.spaces.values())
         self._one_action_space = all(space == spaces[0] for space in spaces)
-        self._spaces = (runner.env.single_observation_spaces, runner.env.single_action_spaces)
-        self._device = device
+        self._spaces = (runner.env.single_observation_spaces, action_spaces)
+        stored = env_to_module.stored_observation_space
+        self._stored_spaces = (
+            stored if isinstance(stored, gym.spaces.Dict) else self._spaces[0],
+            action_spaces,
+        )
+        self._observer = Observer(env_to_module, action_spaces)
+        self._device = env_to_module.device
         self._stores: dict[str, ModuleStore] = {}
         self._find_modules()
 
@@ -64,10 +78,12 @@ class FusedMultiAgentSampler:
             store.clear()
             store.templates = {}
         self._live = [self._new_episode() for _ in range(self.num_envs)]
+        start_s = time.perf_counter()
         observations, infos = self.runner.env.reset(seed=self.runner.take_reset_seed())
+        self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
         for live, own_observations, own_infos in zip(self._live, observations, infos, strict=True):
             live.begin(own_observations, own_infos)
-        self._observe()
+        self._acting = self._observer.observe(self._live)
         self.has_episodes = True
 
     def _find_modules(self) -> None:
@@ -100,13 +116,17 @@ class FusedMultiAgentSampler:
         for store in self._stores.values():
             store.module_step.begin(explore=request.explore)
         count = StepCount(request, runner.counts_agent_steps)
+        clock, timers = time.perf_counter, runner.timers
         env, num_workers, global_steps = runner.env, max(runner.num_workers, 1), runner.global_env_steps
         while not count.is_fulfilled(len(self._done)):
+            start_s = clock()
             if request.random_actions:
                 actions = self._random_actions()
             else:
                 actions = self._act(global_steps + count.num_env_steps * num_workers)
+            acted_s = clock()
             observations, rewards, terminateds, truncateds, infos = env.step(actions)
+            stepped_s = clock()
             count.num_vector_steps += 1
             for index in env.failed:
                 self._restart_failed(index)
@@ -120,39 +140,13 @@ class FusedMultiAgentSampler:
                 count.num_env_steps += 1
                 if live.is_done:
                     env.needs_reset[index] = True
-            self._observe()
+            self._acting = self._observer.observe(self._live)
+            timers.add(INFERENCE_TIMER, acted_s - start_s)
+            timers.add(ENV_STEP_TIMER, stepped_s - acted_s)
+            timers.add(ENV_TO_MODULE_TIMER, clock() - stepped_s)
             if env.needs_reset.any():
                 self._replace_done(request)
         return self._collect(request), self._finished, count.num_vector_steps
-
-    def _observe(self) -> None:
-        """Gives the latest observations their rows, and finds out who acts next, by module."""
-        new: dict[str, list[Any]] = {}
-        acting: dict[str, list[tuple[int, AgentRecord, int]]] = {}
-        for index, live in enumerate(self._live):
-            is_over = live.is_done
-            for record, observation in live.observed:
-                store = record.store
-                items = new.get(store.module_id)
-                if items is None:
-                    items = new[store.module_id] = []
-                record.observation_rows.append(store.num_observations + len(items))
-                if not is_over and not record.track.is_done:
-                    acting.setdefault(store.module_id, []).append((index, record, len(items)))
-                items.append(observation)
-            live.observed = []
-        blocks = {
-            module_id: self._stores[module_id].add_observations(items) for module_id, items in new.items()
-        }
-        self._acting = []
-        for module_id, rows in acting.items():
-            block = blocks[module_id]
-            if len(rows) != len(new[module_id]):
-                places = np.array([place for _, _, place in rows], np.int64)
-                block = tree_map(lambda leaf, places=places: leaf[places], block)
-            self._acting.append(
-                (self._stores[module_id], block, [(index, record) for index, record, _ in rows])
-            )
 
     def _act(self, t: int) -> list[dict[Any, Any]]:
         """All modules act; the env's actions, by agent, per env."""
@@ -273,15 +267,16 @@ class FusedMultiAgentSampler:
         """Finished episodes, then ongoing chunks; the episodes go on in new chunks."""
         if request.num_episodes is not None:
             chunks = self._done[: request.num_episodes]
-            batch = collect_batch(chunks, self._spaces, self.runner.mapping_fn)
+            batch = collect_batch(chunks, self._stored_spaces, self.runner.mapping_fn)
             self.forget()
             return batch
         ongoing = [(index, live) for index, live in enumerate(self._live) if live.num_env_steps]
-        batch = collect_batch(self._done + ongoing, self._spaces, self.runner.mapping_fn)
+        batch = collect_batch(self._done + ongoing, self._stored_spaces, self.runner.mapping_fn)
         records: dict[int, AgentRecord] = {}
         for index, live in ongoing:
             live.add_totals()
-            self._live[index] = chunk = live.cut(self.lookback)
+            lookback = max(self.lookback, live.timeline.env_steps_back(self._own_lookback))
+            self._live[index] = chunk = live.cut(lookback)
             records.update((id(live.records[agent_id]), record) for agent_id, record in chunk.records.items())
         self._set_initial_states([record for _, live in ongoing for record in live.records.values()], records)
         self._acting = [

@@ -6,10 +6,18 @@ all episodes -> callbacks. Works with any connector piece and callback.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlzmq.core.stage_timers import (
+    ENV_RESET_TIMER,
+    ENV_STEP_TIMER,
+    ENV_TO_MODULE_TIMER,
+    INFERENCE_TIMER,
+    MODULE_TO_ENV_TIMER,
+)
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
@@ -39,7 +47,7 @@ class MultiAgentSampler:
     def __init__(self, runner: MultiAgentEnvRunner) -> None:
         self.runner = runner
         self.num_envs = runner.num_envs
-        self.lookback = max(runner.config.episode_lookback_horizon, runner.env_to_module.required_lookback)
+        self.lookback = runner.config.episode_lookback_horizon
         self.has_episodes = False
         self._has_step_hooks = any(runner.callbacks.has(f"on_episode_{when}") for when in ("step", "start"))
 
@@ -55,7 +63,9 @@ class MultiAgentSampler:
         self._episodes = [self._new_episode(index) for index in range(num_envs)]
         self._prev_chunks: list[list[MultiAgentEpisode]] = [[] for _ in range(num_envs)]
         self._totals = [EpisodeTotals() for _ in range(num_envs)]
+        start_s = time.perf_counter()
         observations, infos = self.runner.env.reset(seed=self.runner.take_reset_seed())
+        self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
         for index, episode in enumerate(self._episodes):
             episode.add_env_reset(observations=_copied(observations[index]), infos=infos[index])
         self._acting = list(self._episodes)
@@ -111,7 +121,9 @@ class MultiAgentSampler:
             actions, actions_for_env, outputs = (
                 self._random_actions() if request.random_actions else self._act(t)
             )
+            step_s = time.perf_counter()
             result = runner.env.step(actions_for_env)
+            runner.timers.add(ENV_STEP_TIMER, time.perf_counter() - step_s)
             self._add_step(result, actions, outputs, count)
             count.num_vector_steps += 1
             self._after_step()
@@ -127,7 +139,9 @@ class MultiAgentSampler:
         if not self._to_module:  # no agent acts: all environments are at an episode's end
             nobody: list[dict[Any, Any]] = [{} for _ in range(self.num_envs)]
             return nobody, nobody, nobody
+        start_s = time.perf_counter()
         outputs = runner.forward(self._to_module, explore, t)
+        acted_s = time.perf_counter()
         columns = runner.module_to_env(
             rl_module=runner.module,
             batch=dict(outputs),
@@ -136,6 +150,8 @@ class MultiAgentSampler:
             shared_data=runner.shared_data,
             metrics=runner.metrics,
         )
+        runner.timers.add(INFERENCE_TIMER, acted_s - start_s)
+        runner.timers.add(MODULE_TO_ENV_TIMER, time.perf_counter() - acted_s)
         if Columns.ACTIONS not in columns:
             raise ValueError(
                 f"The module-to-env pipeline returned no 'actions', only {sorted(columns)}. Each piece must "
@@ -304,6 +320,9 @@ class MultiAgentSampler:
         """Runs the env-to-module pipeline over all episodes; what it returns is acted on next."""
         runner = self.runner
         self._acting = list(self._episodes)
+        timers = runner.timers
+        timers.add_lengths("env_to_module_sum_episodes_length_in", self._acting)
+        start_s = time.perf_counter()
         self._to_module = runner.env_to_module(
             rl_module=runner.module,
             batch={},
@@ -312,6 +331,8 @@ class MultiAgentSampler:
             shared_data=runner.shared_data,
             metrics=runner.metrics,
         )
+        timers.add(ENV_TO_MODULE_TIMER, time.perf_counter() - start_s)
+        timers.add_lengths("env_to_module_sum_episodes_length_out", self._acting)
 
     # -- the result ----------------------------------------------------------------------------
 
@@ -326,7 +347,8 @@ class MultiAgentSampler:
             chunks = self._done + ongoing
             for index, episode in ongoing:
                 self._add_totals(index, episode)
-                self._episodes[index] = chunk = episode.cut(self.lookback)
+                back = episode._timeline.env_steps_back(self.runner.env_to_module.required_lookback)
+                self._episodes[index] = chunk = episode.cut(max(self.lookback, back))
                 if self.runner.callbacks.has("on_episode_end"):
                     self._prev_chunks[index].append(episode)
                 self._acting = [chunk if acting is episode else acting for acting in self._acting]

@@ -30,6 +30,7 @@ class SamplingRunner(EnvRunner):
         self._sampler: Any = None
         self._chosen_for: tuple[Any, ...] = ()
         self._needs_seed = True
+        self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; (): of the run's begin
         self._id_prefix = uuid.uuid4().hex[:20]
         self._num_episode_ids = 0
         super().__init__(config=config, **kwargs)
@@ -103,7 +104,7 @@ class SamplingRunner(EnvRunner):
         }
         if self.callbacks.has("on_sample_end"):
             self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
-        self._time_sample(start_s)
+        batch.meta["timers"] = self._time_sample(start_s)
         return batch
 
     # -- what samplers ask for -----------------------------------------------------------------
@@ -113,7 +114,7 @@ class SamplingRunner(EnvRunner):
         if not self._needs_seed:
             return None
         self._needs_seed = False
-        return self.env_seed()
+        return self.env_seed(*self._seed_coordinates)
 
     def new_episode_id(self) -> str:
         """An id that no other episode has, in this process or another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlzmq.core.errors import ConfigurationError, EnvironmentError_
+from rlzmq.core.stage_timers import ENV_RESET_TIMER
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
 from rlzmq.envs.vector import sparse_infos
 
@@ -55,6 +57,7 @@ class VectorStepper:
                 observation does not fit its space.
         """
         self.failed = []
+        start_s = time.perf_counter()
         if self._lean is not None:
             seeds = None if seed is None else [seed + index for index in range(self.num_envs)]
             observations, infos = self._lean.reset_sparse(seeds)
@@ -67,6 +70,7 @@ class VectorStepper:
                     self._remake(error, "reset")
             infos = sparse_infos(dense, self.num_envs) if dense else {}
             observations = cast_to_space(self.env.single_observation_space, observations)
+        self._runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
         if not self._was_checked:
             self._check(observations)
             self._was_checked = True

@@ -20,7 +20,6 @@ from rlzmq.connectors.pipelines import (
     LearnerConnectorPipeline,
     ModuleToEnvPipeline,
 )
-from rlzmq.core.metrics import MetricsLogger
 
 
 class Tag(ConnectorV2):
@@ -206,17 +205,14 @@ def test_reset_state_reaches_every_piece() -> None:
     assert pipeline.get_state() == {}
 
 
-def test_pieces_are_timed_only_on_request() -> None:
+def test_pieces_that_are_called_are_timed() -> None:
     pipeline = ConnectorPipelineV2(connectors=[Tag("a"), Tag("b")])
-    metrics = MetricsLogger()
-    call(pipeline, [], metrics=metrics)
     assert pipeline.piece_timers == {}
-    assert len(metrics) == 0
-    pipeline.time_pieces = True
-    call(pipeline, [], metrics=metrics)
-    call(pipeline, [], metrics=metrics)
+    call(pipeline, [])
+    call(pipeline, [])
     assert {name: timer[0] for name, timer in pipeline.piece_timers.items()} == {"Tag": 2, "Tag_2": 2}
-    assert set(metrics.reduce()["timers"]["connectors"]) == {"Tag", "Tag_2"}
+    assert pipeline.take_piece_timers().keys() == {"Tag", "Tag_2"}
+    assert pipeline.take_piece_timers() == {}
 
 
 def test_explain_shows_the_batch_after_each_piece_and_changes_nothing(capsys: Any) -> None:

@@ -221,6 +221,35 @@ def test_an_episodes_custom_data_is_returned() -> None:
 
 def test_timed_pieces_are_timed() -> None:
     runner = SingleAgentEnvRunner(config=make_config().reporting(connector_timers=True))
-    runner.sample_lease(5)
-    assert runner.env_to_module.piece_timers["NumpyToTensor"][0] >= 5
-    assert runner.get_metrics()["timers"]["connectors"]["NumpyToTensor"] > 0
+    batch = runner.sample_lease(5)
+    num_calls, seconds = batch.meta["timers"]["env_to_module_connector/timers/connectors/numpy_to_tensor"]
+    assert num_calls == 6  # at the reset, too
+    pieces = runner.get_metrics()["env_to_module_connector"]["timers"]["connectors"]
+    assert pieces["numpy_to_tensor"] == seconds / num_calls > 0
+    assert "numpy_to_tensor" not in runner.get_metrics().get("env_to_module_connector", {})
+
+
+@pytest.mark.parametrize("use_fused", [True, False])
+def test_where_the_time_went_is_in_meta_and_metrics(use_fused: bool) -> None:
+    runner = SingleAgentEnvRunner(config=make_config())
+    runner.use_fused = use_fused
+    first, second = runner.sample_lease(12), runner.sample_lease(5)
+    timers = first.meta["timers"]
+    stages = ["rlmodule_inference_timer", "env_step_timer"]
+    stages += [f"{name}_connector/connector_pipeline_timer" for name in ("env_to_module", "module_to_env")]
+    expected = {"sample", "env_reset_timer", *stages}
+    if not use_fused:
+        expected |= {f"env_to_module_sum_episodes_length_{way}" for way in ("in", "out")}
+    assert timers.keys() == expected
+    # of the fused path, each eighth vector step is timed, over the borders of leases
+    assert [timers[name][0] for name in stages] == ([2, 2, 2, 2] if use_fused else [12, 12, 13, 12])
+    assert second.meta["timers"]["env_step_timer"][0] == (1 if use_fused else 5)
+    assert "env_reset_timer" not in second.meta["timers"]
+    assert second.meta["timers"]["time_between_sampling"][0] == 1
+    measured = sum(timers[name][1] for name in [*stages, "env_reset_timer"])
+    assert 0 < measured < timers["sample"][1]
+    metrics = runner.get_metrics()
+    assert metrics["sample"] == (timers["sample"][1] + second.meta["timers"]["sample"][1]) / 2
+    assert metrics["module_to_env_connector"]["connector_pipeline_timer"] > 0
+    if not use_fused:
+        assert metrics["env_to_module_sum_episodes_length_in"] > 1

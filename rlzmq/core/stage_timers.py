@@ -1,0 +1,79 @@
+"""Where time goes: calls and seconds per stage, summed up while working, means in results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "ENV_RESET_TIMER",
+    "ENV_STEP_TIMER",
+    "ENV_TO_MODULE_TIMER",
+    "INFERENCE_TIMER",
+    "MODULE_TO_ENV_TIMER",
+    "StageTimers",
+]
+
+# Keys below `env_runners` in a result, with slashes between levels; RLlib's names.
+ENV_RESET_TIMER = "env_reset_timer"
+ENV_STEP_TIMER = "env_step_timer"
+INFERENCE_TIMER = "rlmodule_inference_timer"
+ENV_TO_MODULE_TIMER = "env_to_module_connector/connector_pipeline_timer"
+MODULE_TO_ENV_TIMER = "module_to_env_connector/connector_pipeline_timer"
+
+
+class StageTimers:
+    """Sums by name: [number of calls, total]. Totals are seconds, or whatever else is averaged per call.
+
+    Sums of several runners, or of several fragments, add up: `take` one's and `merge` it into another's.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, name: str, total: float, num_calls: int = 1) -> None:
+        """So many calls took so long together."""
+        sums = self._sums.get(name)
+        if sums is None:
+            self._sums[name] = [num_calls, total]
+        else:
+            sums[0] += num_calls
+            sums[1] += total
+
+    def add_pieces(self, pipeline: Any, prefix: str = "") -> None:
+        """Take over a connector pipeline's `take_piece_timers`, under ``<prefix>timers/connectors/<piece>``.
+
+        RLlib's form of piece names: ``NumpyToTensor`` is ``numpy_to_tensor``.
+        """
+        for piece, (num_calls, seconds) in pipeline.take_piece_timers().items():
+            self.add(f"{prefix}timers/connectors/{_snake_case(piece)}", seconds, int(num_calls))
+
+    def take(self) -> dict[str, list[float]]:
+        """All sums, plain values; they start anew."""
+        sums, self._sums = self._sums, {}
+        return sums
+
+    def merge(self, sums: Mapping[str, Sequence[float]]) -> None:
+        """Add what another's `take` gave."""
+        for name, (num_calls, total) in sums.items():
+            self.add(name, total, int(num_calls))
+
+    def reduce(self) -> dict[str, Any]:
+        """Means per call, nested as the names say; the sums start anew."""
+        result: dict[str, Any] = {}
+        for name, (num_calls, total) in self.take().items():
+            *groups, last = name.split("/")
+            place = result
+            for group in groups:
+                place = place.setdefault(group, {})
+            place[last] = total / num_calls if num_calls else 0.0
+        return result
+
+    def add_lengths(self, name: str, episodes: Iterable[Any]) -> None:
+        """One call of a pipeline saw these episodes: their lengths together."""
+        self.add(name, sum(map(len, episodes)))
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
