@@ -10,6 +10,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from numpy.typing import NDArray
 
 from rlzmq.envs.multi_agent_env import make_multi_agent
+from rlzmq.envs.positions import set_space_random_state, space_random_state
 from rlzmq.envs.registry import EnvContext
 
 __all__ = ["MultiAgentCartPole", "RandomEnv", "StatelessCartPole"]
@@ -96,6 +97,15 @@ class RandomEnv(gym.Env[Any, Any]):
         truncated = not terminated and self._num_steps >= self._max_episode_steps
         reward = float(self.np_random.normal())
         return self._observe(), reward, terminated, truncated, {}
+
+    def get_state(self) -> dict[str, Any]:
+        """All but ``np_random``: a restored runner goes on with this in place of replaying the episode."""
+        return {"num_steps": self._num_steps, "random": space_random_state(self.observation_space)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave."""
+        self._num_steps = state["num_steps"]
+        set_space_random_state(self.observation_space, state["random"])
 
     def _observe(self) -> Any:
         if self._pool:

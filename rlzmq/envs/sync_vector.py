@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import EnvironmentError_
+from rlzmq.envs.positions import Replay, StepHistory, env_position
 
 __all__ = ["LeanSyncVectorEnv", "SparseStep"]
 
@@ -56,6 +57,8 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         self._reward_buffer = np.zeros(num_envs, dtype=np.float64)
         self._terminated_buffer = np.zeros(num_envs, dtype=np.bool_)
         self._truncated_buffer = np.zeros(num_envs, dtype=np.bool_)
+        self._history = StepHistory(num_envs)
+        self._is_new = True
 
     # -- what runners call ---------------------------------------------------------------------
 
@@ -75,7 +78,9 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             seeds = [None] * self.num_envs
         infos: SparseInfos = {}
         self.failed = []
+        self._is_new = False
         for index, env in enumerate(self.envs):
+            self._begin(index, env, seeds[index], options)
             try:
                 self._latest_obs[index], info = env.reset(seed=seeds[index], options=options)
             except Exception as error:
@@ -103,6 +108,10 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         items: Iterable[Any] = actions if self._iterates_as_array else iterate(self.action_space, actions)
         if self._iterates_as_array and len(actions) != self.num_envs:
             raise ValueError(f"step: expected {self.num_envs} actions, got {len(actions)}.")
+        history = self._history
+        history.actions.append(actions)
+        if len(history.actions) >= history.limit:
+            history.trim()
         latest = self._latest_obs
         rewards, terminated, truncated = (
             self._reward_buffer,
@@ -120,6 +129,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 for env, action in steps:
                     index += 1
                     if needs_reset[index]:
+                        history.begin(index, env, None)
                         latest[index], info = env.reset()
                         needs_reset[index] = terminated[index] = truncated[index] = False
                         rewards[index] = 0.0
@@ -145,6 +155,46 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def needs_reset(self, index: int) -> bool:
         """Whether environment ``index`` is done, so that its next step is a reset."""
         return self._needs_reset[index]
+
+    # -- positions -----------------------------------------------------------------------------
+
+    def get_positions(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
+        """Where each environment is, as plain values and arrays (see `rlzmq.envs.positions`).
+
+        Args:
+            has_episodes: Whether their episodes go on; else only their random states matter.
+        """
+        over = [not has_episodes or needs_reset for needs_reset in self._needs_reset]
+        return [
+            env_position(env, self._latest_obs[i], over[i], self._history, i, is_new=self._is_new)
+            for i, env in enumerate(self.envs)
+        ]
+
+    def set_positions(self, positions: Sequence[Mapping[str, Any]]) -> Replay:
+        """Takes each environment to where `get_positions` found it.
+
+        Those that do not arrive, or whose episodes were over, are reset in the next step: see `needs_reset`.
+        """
+        replay = Replay()
+        for index, (env, position) in enumerate(zip(self.envs, positions, strict=True)):
+            arrived = replay.bring_back(env, position)
+            self._needs_reset[index] = arrived is None
+            if arrived is not None and arrived[0] is not None:
+                self._latest_obs[index] = arrived[0]
+            self._history.resume(index, None if arrived is None else arrived[1])
+            self._is_new = self._is_new and "state" not in position and arrived is None
+        self._terminated_buffer[:] = False
+        self._truncated_buffer[:] = False
+        self.failed = []
+        return replay
+
+    def _begin(
+        self, index: int, env: gym.Env[Any, Any], seed: int | None, options: dict[str, Any] | None
+    ) -> None:
+        """An episode begins; how it goes with `options` is not kept."""
+        self._history.begin(index, env, seed)
+        if options:
+            self._history.resume(index, None)
 
     # -- Gymnasium's own interface -------------------------------------------------------------
 
@@ -199,6 +249,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
             ) from error
         observation, info = self.recover(index, error)
+        self._history.resume(index, None)
         self.failed.append(index)
         return observation, info
 
@@ -212,6 +263,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             )
         infos: SparseInfos = {}
         for index in np.flatnonzero(mask).tolist():
+            self._begin(index, self.envs[index], seeds[index], options)
             self._latest_obs[index], info = self.envs[index].reset(seed=seeds[index], options=options)
             self._needs_reset[index] = False
             self._terminated_buffer[index] = self._truncated_buffer[index] = False

@@ -43,7 +43,7 @@ _BLOCK_STEPS = 64
 
 # Reading the clock at every step would cost native vector envs 1 % of their speed: of so many vector
 # steps (a power of two) one is timed.
-_STEPS_PER_TIMED = 8
+_STEPS_PER_TIMED = 16
 
 BoolArray = NDArray[np.bool_]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,31 @@ class OngoingEpisodes:
         self.steps = np.zeros(num_envs, np.int64)
         self.returns = np.zeros(num_envs, np.float64)
         self.started_s = np.full(num_envs, time.perf_counter())
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], new_id: Callable[[], str]) -> OngoingEpisodes:
+        """What `get_state` was called on; time that has passed since then is not counted."""
+        ongoing = cls(0, new_id)
+        ongoing.ids = [str(episode_id) for episode_id in state["ids"]]
+        ongoing.steps = np.array(state["steps"], np.int64)
+        ongoing.returns = np.array(state["returns"], np.float64)
+        ongoing.started_s = time.perf_counter() - np.array(state["ages_s"], np.float64)
+        return ongoing
+
+    def get_state(self) -> dict[str, Any]:
+        """As plain values and arrays."""
+        return {
+            "ids": list(self.ids),
+            "steps": self.steps.copy(),
+            "returns": self.returns.copy(),
+            "ages_s": time.perf_counter() - self.started_s,
+        }
+
+    def begin_anew(self, index: int) -> None:
+        """The episode of env ``index`` is given up: it ends without a trace, and another begins."""
+        self.ids[index] = self._new_id()
+        self.steps[index] = 0
+        self.returns[index] = 0.0
 
     def close(self, index: int, finished: FinishedEpisodes) -> None:
         """The episode of env ``index`` ended at a fragment's border, all its chunks were returned before."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.runners.sampling_state import get_sampling_state, set_sampling_state
 
 __all__ = ["STATE_COMPONENTS", "RunnerState"]
 
@@ -94,6 +95,29 @@ class RunnerState:
             "env_to_module_connector": self.env_to_module,
             "module_to_env_connector": self.module_to_env,
         }
+
+    # -- how it samples ------------------------------------------------------------------------
+
+    def get_sampling_state(self) -> dict[str, Any]:
+        """All that another runner needs to go on sampling just as this one would, beside the weights.
+
+        Random streams, counters, connector states, where each environment is in its episode, and what is
+        carried to the next fragment; plain values and arrays. To be called between two sample calls.
+        """
+        return get_sampling_state(self)
+
+    def set_sampling_state(self, state: Mapping[str, Any]) -> int:
+        """Goes on from what `get_sampling_state` gave.
+
+        Environments with ``get_state()`` and ``set_state(state)`` are put back by them. Others are reset with the
+        random state that they had before their episode, and the episode's actions are replayed. Where the
+        last observation then differs, with more than 10,000 actions, and for environments that are
+        not stepped one by one in this process, new episodes begin.
+
+        Returns:
+            The number of environments that begin new episodes.
+        """
+        return set_sampling_state(self, state)
 
     # -- state ---------------------------------------------------------------------------------
 

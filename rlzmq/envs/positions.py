@@ -1,0 +1,379 @@
+"""Where environments are in their episodes, and the way back there: a saved state, or their actions replayed.
+
+No environment's state can be saved in general. What can be kept is the state of its random numbers before the
+ongoing episode's reset, and every action since: a new environment that is reset with the one and stepped with
+the others arrives at the same place, and the last observation tells whether it did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
+from numpy.typing import NDArray
+
+from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.core.tree import tree_leaves, tree_map
+
+__all__ = [
+    "MAX_REPLAYED_STEPS",
+    "Begin",
+    "Replay",
+    "StepHistory",
+    "env_position",
+    "random_state",
+    "set_random_state",
+    "set_space_random_state",
+    "space_random_state",
+]
+
+# A longer episode is begun anew: its actions are not kept for ever.
+MAX_REPLAYED_STEPS = 10_000
+_TRIM_FROM = 1024
+# All of a runner's replays together; environments whose turn comes later begin new episodes.
+_REPLAY_S = 60.0
+
+# Gymnasium's wrappers that keep nothing that `reset` does not put right.
+_STATELESS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
+
+
+@dataclass(slots=True)
+class Begin:
+    """How an episode began.
+
+    Attributes:
+        vector_step: Number of the first vector step after its reset (`StepHistory` counts them).
+        random: The state of the environment's bit generator before the reset; None: it has none.
+        seed: That the reset was given, or None.
+        actions: Those before `vector_step`, of an episode that was itself brought back; leaves ``[T, ...]``.
+    """
+
+    vector_step: int
+    random: dict[str, Any] | None
+    seed: int | None
+    actions: Any = None
+
+
+class StepHistory:
+    """The actions of the vector steps since the oldest ongoing episode's reset.
+
+    Args:
+        num_envs: Environments.
+
+    Attributes:
+        actions: Batched actions, one entry per vector step; the vector env appends them.
+        limit: The length of `actions` at which `trim` is due.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.actions: list[Any] = []
+        self.limit = _TRIM_FROM
+        self._num_dropped = 0
+        self._begins: list[Begin | None] = [None] * num_envs
+
+    def begin(self, index: int, env: Any, seed: int | None) -> None:
+        """Environment `index` is about to be reset: an episode begins with the next vector step."""
+        generator = getattr(env.unwrapped, "_np_random", None)
+        random = None if generator is None else generator.bit_generator.state
+        self._begins[index] = Begin(self._num_dropped + len(self.actions), random, seed)
+
+    def resume(self, index: int, begin: Begin | None) -> None:
+        """Environment `index` was brought back into an episode that began like this; None: nobody knows how."""
+        if begin is not None:
+            begin = Begin(self._num_dropped + len(self.actions), begin.random, begin.seed, begin.actions)
+        self._begins[index] = begin
+
+    def since_begin(self, index: int, space: Any) -> tuple[Begin, Any] | None:
+        """How the episode of environment `index` began, and its actions since, leaves ``[T, ...]`` (None: T = 0).
+
+        None where that is not known, or is too long.
+
+        Args:
+            space: The action space of one environment.
+        """
+        begin = self._begins[index]
+        if begin is None or begin.vector_step < self._num_dropped:
+            return None
+        steps = self.actions[begin.vector_step - self._num_dropped :]
+        rows = _rows_of(steps, index)
+        if begin.actions is not None:
+            rows = begin.actions if rows is None else tree_map(_join, begin.actions, rows)
+        if rows is not None and len(tree_leaves(rows)[0]) > MAX_REPLAYED_STEPS:
+            return None
+        return begin, rows
+
+    def trim(self) -> None:
+        """Forgets actions that no ongoing episode needs, or whose episodes are too long."""
+        now = self._num_dropped + len(self.actions)
+        oldest = now - MAX_REPLAYED_STEPS
+        needed = [begin.vector_step for begin in self._begins if begin is not None]
+        first = min([step for step in needed if step >= oldest], default=now)
+        del self.actions[: first - self._num_dropped]
+        self._num_dropped = first
+        self.limit = max(_TRIM_FROM, 2 * len(self.actions))
+
+
+def _rows_of(steps: Sequence[Any], index: int) -> Any:
+    if not steps:
+        return None
+    return tree_map(lambda *leaves: np.stack([np.asarray(leaf[index]) for leaf in leaves]), *steps)
+
+
+def _join(before: Any, after: Any) -> Any:
+    return np.concatenate([before, after])
+
+
+# -- one environment's position -----------------------------------------------------------------------
+
+
+def env_position(
+    env: Any, observation: Any, needs_reset: bool, history: StepHistory, index: int, *, is_new: bool
+) -> dict[str, Any]:
+    """Where an environment is, as plain values and arrays.
+
+    Args:
+        env: The environment.
+        observation: Its last one.
+        needs_reset: Whether its episode is over.
+        history: Of the vector env that it is number `index` of.
+        is_new: It was never reset.
+    """
+    own = None if is_new else _own_state(env)
+    position: dict[str, Any] = {"random": random_state(env), **(own or {})}
+    if needs_reset:
+        return {"kind": "reset", **position}
+    if own is not None:
+        return {"kind": "own", **position}
+    known = history.since_begin(index, env.action_space)
+    if known is None:
+        return {"kind": "unknown", **position}
+    begin, actions = known
+    return {
+        "kind": "replay",
+        **position,
+        "seed": begin.seed,
+        "random_before": _without_arrays(begin.random),
+        "actions": None if actions is None else tree_map(np.asarray, actions),
+        "digest": _digest(observation, position["random"]),
+    }
+
+
+class Replay:
+    """Brings environments back to their positions, within a time limit over all of them.
+
+    Attributes:
+        num_lost: Environments that did not arrive, and begin a new episode.
+        why: What was the matter with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self.num_lost = 0
+        self.why = ""
+        self._deadline = time.perf_counter() + _REPLAY_S
+
+    def bring_back(self, env: Any, position: Mapping[str, Any]) -> tuple[Any, Begin | None] | None:
+        """Takes one environment to its position.
+
+        Returns:
+            Its last observation (None where it is not known) and how its episode began; or None: it did not
+            arrive, and must be reset.
+        """
+        kind, observation, begin = position["kind"], None, None
+        why = "its episode is too long, or it is not known how it began" if kind == "unknown" else ""
+        try:
+            if "state" in position:
+                _set_own_state(env, position)
+            elif kind == "replay":
+                observation, begin, why = self._replay(env, position)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        try:
+            set_random_state(env, position["random"])
+        except Exception as error:
+            why = why or f"its random state cannot be set ({type(error).__name__}: {error})"
+        if kind == "reset":
+            return None
+        if why:
+            self.num_lost += 1
+            self.why = why
+            return None
+        return observation, begin
+
+    def _replay(self, env: Any, position: Mapping[str, Any]) -> tuple[Any, Begin, str]:
+        actions, seed, before = position["actions"], position["seed"], position["random_before"]
+        begin = Begin(0, before, seed, actions)
+        set_random_state(env, before)
+        observation, _ = env.reset(seed=seed)
+        for number, action in enumerate(_single_actions(env.action_space, actions)):
+            if number % 64 == 0 and time.perf_counter() > self._deadline:
+                return observation, begin, f"the replays took more than {_REPLAY_S:g} s"
+            observation, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                return observation, begin, f"its episode ended in the replay's step {number}"
+        if _digest(observation, random_state(env)) != position["digest"]:
+            return observation, begin, "the replay of its actions led to another observation"
+        return observation, begin, ""
+
+
+def _single_actions(space: Any, actions: Any) -> Iterable[Any]:
+    if actions is None:
+        return ()
+    if isinstance(actions, np.ndarray):
+        return actions
+    return iterate(batch_space(space, len(tree_leaves(actions)[0])), actions)
+
+
+def _digest(observation: Any, random: Any) -> str:
+    """Tells apart two observations, and the random states after them."""
+    digest = hashlib.sha256(json.dumps(random, sort_keys=True).encode())
+    for leaf in _leaves(observation):
+        array = np.asarray(leaf)
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(repr(leaf).encode() if array.dtype.kind == "O" else array.tobytes())
+    return digest.hexdigest()
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield str(key)
+            yield from _leaves(value[key])
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+# -- environments that can save their state -----------------------------------------------------------
+
+
+def _layer_with_state(env: Any) -> tuple[Any, list[gym.wrappers.TimeLimit]] | None:
+    """The environment that has ``get_state()`` and ``set_state(state)``, and the time limits around it.
+
+    None where there is none, or another wrapper around it may keep something.
+    """
+    limits: list[gym.wrappers.TimeLimit] = []
+    layer = env
+    while True:
+        if _takes(layer, "get_state", 0) and _takes(layer, "set_state", 1):
+            return layer, limits
+        if type(layer) is gym.wrappers.TimeLimit:
+            limits.append(layer)
+        elif type(layer) not in _STATELESS:
+            return None
+        layer = layer.env
+
+
+def _takes(env: Any, name: str, num_arguments: int) -> bool:
+    method = getattr(type(env), name, None)
+    if method is None:
+        return False
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(needed) == num_arguments + 1  # and self
+
+
+def _own_state(env: Any) -> dict[str, Any] | None:
+    found = _layer_with_state(env)
+    if found is None:
+        return None
+    layer, limits = found
+    try:
+        state = to_plain(layer.get_state())
+    except (NotPlainError, NotImplementedError):
+        return None
+    return {"state": state, "elapsed": [int(limit._elapsed_steps or 0) for limit in limits]}
+
+
+def _set_own_state(env: Any, position: Mapping[str, Any]) -> None:
+    found = _layer_with_state(env)
+    if found is None or len(found[1]) != len(position["elapsed"]):
+        raise ValueError("it has no get_state() and set_state(state) any more, or other wrappers")
+    env.reset()
+    layer, limits = found
+    layer.set_state(from_plain(position["state"]))
+    for limit, elapsed in zip(limits, position["elapsed"], strict=True):
+        limit._elapsed_steps = elapsed
+
+
+# -- random states ------------------------------------------------------------------------------------
+
+
+def random_state(env: Any) -> dict[str, Any] | None:
+    """The state of an environment's ``np_random``, if it has used or was given one."""
+    generator = getattr(getattr(env, "unwrapped", env), "_np_random", None)
+    return None if generator is None else _plain_state(generator)
+
+
+def set_random_state(env: Any, state: Mapping[str, Any] | None) -> None:
+    """Give an environment's ``np_random`` this state.
+
+    Raises:
+        ValueError: The environment has another kind of generator.
+    """
+    if state is not None:
+        env.unwrapped.np_random.bit_generator.state = _numpy_state(state)
+
+
+def space_random_state(space: Any) -> list[Any]:
+    """The random states of a space and its parts."""
+    generator = getattr(space, "_np_random", None)
+    state = None if generator is None else _plain_state(generator)
+    return [state, *(space_random_state(part) for part in _parts(space))]
+
+
+def set_space_random_state(space: Any, state: Sequence[Any]) -> None:
+    """Give a space and its parts what `space_random_state` returned; another kind of space is left alone."""
+    parts = _parts(space)
+    if len(parts) != len(state) - 1:
+        return
+    if state[0] is not None:
+        space.np_random.bit_generator.state = _numpy_state(state[0])
+    for part, of_part in zip(parts, state[1:], strict=True):
+        set_space_random_state(part, of_part)
+
+
+def _parts(space: Any) -> list[Any]:
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.values())
+    return list(space.spaces) if isinstance(space, spaces.Tuple) else []
+
+
+def _plain_state(generator: Any) -> dict[str, Any]:
+    """A bit generator's state, arrays as lists, so that it compares and prints in one way."""
+    plain: dict[str, Any] = _without_arrays(generator.bit_generator.state)
+    return plain
+
+
+def _without_arrays(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_arrays(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.str, "values": value.tolist()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _numpy_state(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if value.keys() == {"dtype", "values"}:
+            array: NDArray[Any] = np.array(value["values"], value["dtype"])
+            return array
+        return {key: _numpy_state(item) for key, item in value.items()}
+    return value

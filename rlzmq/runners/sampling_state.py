@@ -1,0 +1,134 @@
+"""The state in which an env runner samples: all that it needs to go on exactly as if it had never stopped.
+
+Beside weights and connectors (`RunnerState`) these are its random streams, its counters, where its environments
+are (`rlzmq.envs.positions`), and what its sampler carries from one fragment to the next. Plain values and arrays
+only. What has no such form, e.g. what a user's piece keeps in ``shared_data``, is left out, and new episodes begin.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlzmq.core.plain import NotPlainError
+from rlzmq.envs.positions import set_space_random_state, space_random_state
+from rlzmq.envs.sync_vector import LeanSyncVectorEnv
+from rlzmq.runners.frozen import freeze, thaw
+
+__all__ = ["get_sampling_state", "set_sampling_state"]
+
+_log = logging.getLogger("rlzmq.runners")
+_COUNTERS = (
+    "_needs_seed",
+    "_num_env_steps_lifetime_base",
+    "_num_env_steps_since_base",
+    "_num_envs_made",
+    "num_env_failures",
+    "_num_failures_in_a_row",
+    "_id_prefix",
+    "_num_episode_ids",
+)
+
+
+def get_sampling_state(runner: Any) -> dict[str, Any]:
+    """See `RunnerState.get_sampling_state`."""
+    sampler = getattr(runner, "_sampler", None)
+    sampler_state, shared_data = None, None
+    if sampler is not None and sampler.has_episodes and hasattr(sampler, "get_state"):
+        try:
+            sampler_state = sampler.get_state()
+            shared = {key: value for key, value in runner.shared_data.items() if key != "generator"}
+            shared_data = freeze(shared, "shared_data")
+        except NotPlainError as error:
+            sampler_state = None
+            _log.warning("Env runner %d: its episodes cannot be saved: %s", runner.worker_index, error)
+    positions = None
+    if type(runner.env) is LeanSyncVectorEnv:
+        positions = runner.env.get_positions(has_episodes=sampler_state is not None)
+    return {
+        "num_envs": runner.num_envs,
+        "counters": {name: getattr(runner, name) for name in _COUNTERS if hasattr(runner, name)},
+        "generator": runner.generator.get_state().numpy().copy(),
+        "action_space": space_random_state(_action_space(runner)),
+        "episode_metrics": runner.episode_metrics.get_state(),
+        "metrics": _plain_part(runner, "its metrics", lambda: runner.metrics.get_state()),
+        "connectors": {
+            name: _plain_part(runner, f"the state of its {name}", pipeline.get_state)
+            for name, pipeline in runner._pipelines().items()
+            if pipeline is not None
+        },
+        "envs": positions,
+        "sampler": sampler_state,
+        "shared_data": shared_data,
+    }
+
+
+def set_sampling_state(runner: Any, state: Mapping[str, Any]) -> int:
+    """See `RunnerState.set_sampling_state`."""
+    counters = state["counters"]
+    for name, value in counters.items():
+        if hasattr(runner, name):
+            setattr(runner, name, value)
+    runner.generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
+    set_space_random_state(_action_space(runner), state["action_space"])
+    runner.episode_metrics.set_state(state["episode_metrics"])
+    if state["metrics"] is not None:
+        runner.metrics.set_state(thaw(state["metrics"]))
+    for name, pipeline in runner._pipelines().items():
+        if pipeline is not None and state["connectors"].get(name) is not None:
+            pipeline.set_state(thaw(state["connectors"][name]))
+    runner._drop_unfinished_episodes()
+    return _set_episodes(runner, state)
+
+
+def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
+    """Environments and sampler; how many of the environments begin new episodes."""
+    positions, num_envs = state["envs"], int(runner.num_envs)
+    if positions is None or type(runner.env) is not LeanSyncVectorEnv or len(positions) != num_envs:
+        if runner._needs_seed:  # they were never reset before
+            return 0
+        # Other numbers than at the run's begin, and the same for all who restore this state.
+        runner._needs_seed = True
+        runner._seed_coordinates = (int(runner.num_env_steps_sampled) & 0x7FFFFFFF, 1, 0)
+        _log.info("Env runner %d: its %d environments begin new episodes.", runner.worker_index, num_envs)
+        return num_envs
+    replay = runner.env.set_positions(positions)
+    why, num_lost = replay.why, replay.num_lost
+    if state["sampler"] is not None:
+        sampler = runner._choose_sampler()
+        lost = [i for i in range(num_envs) if runner.env.needs_reset(i) and positions[i]["kind"] != "reset"]
+        try:
+            sampler.set_state(state["sampler"], lost)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            sampler.forget()
+            why, num_lost = f"what the sampler held does not fit this config ({error})", num_envs
+        else:
+            runner.shared_data.clear()
+            runner.shared_data.update(thaw(state["shared_data"]))
+            runner.shared_data["generator"] = runner.generator
+    if num_lost:
+        _log.warning(
+            "Env runner %d: %d of %d environments begin new episodes after the restore: %s.",
+            runner.worker_index,
+            num_lost,
+            num_envs,
+            why,
+        )
+    return num_lost
+
+
+def _action_space(runner: Any) -> Any:
+    single = getattr(runner.env, "single_action_spaces", None)  # multi-agent: that is what is sampled from
+    return runner.env.action_space if single is None else single
+
+
+def _plain_part(runner: Any, what: str, get: Any) -> Any:
+    try:
+        return freeze(get(), what)
+    except NotPlainError as error:
+        _log.warning("Env runner %d: %s cannot be saved: %s", runner.worker_index, what, error)
+        return None
