@@ -26,7 +26,7 @@ class BatchItemMethods:
 
         Args:
             episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, also mixed.
-            agents_that_stepped_only: Of MultiAgentEpisodes, only agents that have an observation at
+            agents_that_stepped_only: Of MultiAgentEpisodes, only agents that have a new observation at
                 the last env step. Learner pipelines pass False.
             zip_with_batch_column: A batch column in phase 2. If given, yields pairs (episode, item),
                 the k-th item of a key going to the k-th episode of that key.
@@ -183,10 +183,10 @@ def _iterate(episodes: Sequence[Any], agents_that_stepped_only: bool) -> Iterato
         if type(episode) is SingleAgentEpisode:
             yield episode
         elif hasattr(episode, "agent_episodes"):
-            stepped = episode.get_agents_that_stepped() if agents_that_stepped_only else None
+            observed = episode.get_agents_that_observed() if agents_that_stepped_only else None
             # In the order of agent_episodes: sets of ids have no order that other processes share.
             for agent_id, agent_episode in episode.agent_episodes.items():
-                if stepped is None or agent_id in stepped:
+                if observed is None or agent_id in observed:
                     yield agent_episode
         elif isinstance(episode, Sequence):
             yield from _iterate(episode, agents_that_stepped_only)

@@ -374,6 +374,14 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             agent_id for agent_id, track in self._timeline.tracks.items() if track.obs_env_ts[-1] == env_t
         }
 
+    def get_agents_that_observed(self) -> set[Any]:
+        """Agents with a new observation at the latest env step.
+
+        Those that stepped, but for the ones that terminated without a last observation: theirs is the
+        previous one once more, which connector pieces have processed already.
+        """
+        return self.get_agents_that_stepped() - self._timeline.repeated
+
     def get_agents_to_act(self) -> set[Any]:
         """Agents with an observation at the latest env step that are not done."""
         if self.is_done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.tree import tree_leaves
@@ -74,10 +75,27 @@ def from_episodes(episodes: list[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
         terminated=[episode.is_terminated for episode in episodes],
         truncated=[episode.is_truncated for episode in episodes],
         leftovers={e: data for e, data in left.items() if data},
-        observation_space=first.observation_space if first else None,
+        observation_space=_observation_spaces(episodes),
         action_space=first.action_space if first else None,
         agent_to_module_mapping_fn=first.agent_to_module_mapping_fn if first else None,
     )
+
+
+def _observation_spaces(episodes: list[MultiAgentEpisode]) -> Any:
+    """The spaces by agent id of what the agents' chunks hold, which may be what connector pieces made."""
+    if not episodes:
+        return None
+    spaces = episodes[0].observation_space
+    own = {
+        agent_id: sae.observation_space
+        for episode in episodes
+        for agent_id, sae in episode.agent_episodes.items()
+        if sae.observation_space is not None and sae.observation_space is not spaces.get(agent_id)
+    }
+    if not own:
+        return spaces
+    merged = {**dict(spaces), **own}
+    return gym.spaces.Dict(merged) if isinstance(spaces, gym.spaces.Dict) else merged
 
 
 def _structure(buffer: Any) -> Any:

@@ -111,6 +111,8 @@ class Timeline:
         tracks: Agent id -> track, in order of appearance.
         departed: Agents that were done before the stored part: (terminated, truncated).
         early_rewards: Rewards of agents that have not appeared yet.
+        repeated: Agents that terminated at `env_t` without a last observation, so that it is their previous
+            one once more.
         is_terminated, is_truncated: The whole episode is done.
     """
 
@@ -122,6 +124,7 @@ class Timeline:
         "is_terminated",
         "is_truncated",
         "lookback",
+        "repeated",
         "tracks",
     )
 
@@ -132,6 +135,7 @@ class Timeline:
         self.tracks: dict[Any, AgentTrack] = {}
         self.departed: dict[Any, tuple[bool, bool]] = {}
         self.early_rewards: dict[Any, Any] = {}
+        self.repeated: set[Any] = set()
         self.is_terminated = False
         self.is_truncated = False
 
@@ -295,6 +299,7 @@ class Timeline:
         for agent_id, reward in early:
             self.early_rewards[agent_id] = self.early_rewards.get(agent_id, 0) + reward
         self.departed.update(stillborn)
+        self.repeated = {event.agent_id for event in events if event.observation is LAST_OBSERVATION}
         for agent_id, _ in stillborn:
             self.early_rewards.pop(agent_id, None)
         for event in events:
@@ -317,6 +322,18 @@ class Timeline:
         self.is_terminated = all_terminated or (knows_agents and not any_alive and not all_truncated)
         self.is_truncated = all_truncated
         return events
+
+    def env_steps_back(self, num_steps: int) -> int:
+        """Env steps to look back at so that no agent that is not done loses one of its last steps.
+
+        Args:
+            num_steps: How many of its own steps each agent needs.
+        """
+        first = self.env_t
+        for track in self.tracks.values() if num_steps else ():
+            if not track.is_done:
+                first = min(first, track.obs_env_ts[max(-1 - num_steps, -len(track.obs_env_ts))])
+        return self.env_t - first
 
     def done_flags(self) -> tuple[dict[Any, bool], dict[Any, bool]]:
         """(terminated, truncated) by agent, ``"__all__"`` included."""

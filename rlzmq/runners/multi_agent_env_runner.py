@@ -82,10 +82,10 @@ class MultiAgentEnvRunner(SamplingRunner):
         if (
             env_plan is not None
             and module_plan is not None
-            and not (env_plan.writers or env_plan.readers or has_hooks)
+            and not has_hooks
             and type(self.multi_rl_module) is MultiRLModule
         ):
-            self._sampler = FusedMultiAgentSampler(self, module_plan, env_plan.device)
+            self._sampler = FusedMultiAgentSampler(self, env_plan, module_plan)
         else:
             self._sampler = MultiAgentSampler(self)
         return self._sampler

@@ -205,6 +205,14 @@ class MultiAgentSampler:
             track.pending = Pending(track.pending.action, {**track.pending.extra_model_outputs, **zeros})
         track.output_keys = (track.output_keys or frozenset()) | frozenset(new)
 
+    def _complete_outputs(self) -> None:
+        """Agents whose module first acted for others in this fragment have its outputs as well."""
+        for episode in {id(e): e for e in (*(e for _, e in self._done), *self._episodes)}.values():
+            for agent_id, track in episode._timeline.tracks.items():
+                outputs = self._templates.get(episode.module_for(agent_id))
+                if outputs and track.output_keys is not None and not outputs.keys() <= track.output_keys:
+                    self._begin_outputs(episode, agent_id, outputs)
+
     def _random_actions(
         self,
     ) -> tuple[list[dict[Any, Any]], list[dict[Any, Any]], list[dict[Any, dict[str, Any]]]]:
@@ -339,6 +347,7 @@ class MultiAgentSampler:
     def _collect(self) -> MultiAgentEpisodeBatch:
         """Finished episodes, then ongoing chunks; the episodes go on in new chunks."""
         request = self._request
+        self._complete_outputs()
         if request.num_episodes is not None:
             chunks = self._done[: request.num_episodes]
             self.forget()

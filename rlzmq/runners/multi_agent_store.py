@@ -1,6 +1,6 @@
 """ModuleStore: all observations and acts of one module's agents in one fragment, row by row.
 
-Rows are kept in the blocks in which they came (one per vector step). Agents remember only row numbers;
+Rows are appended in the blocks in which they come (one per vector step). Agents remember only row numbers;
 columns are gathered once, when the fragment is complete.
 """
 
@@ -11,12 +11,71 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
+from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
 
-__all__ = ["ModuleStore", "gather_states"]
+__all__ = ["GrowingColumn", "ModuleStore", "gather_states"]
+
+# Rows that a column has room for at first.
+_FEWEST_ROWS = 64
+
+
+class GrowingColumn:
+    """A tree of arrays ``[rows, ...]`` with room to spare, which grow by doubling.
+
+    Args:
+        example: A block, leaves ``[B, ...]``: the first one's shapes and dtypes. Blocks of another dtype
+            give the column the common dtype.
+        capacity: Rows to make room for.
+    """
+
+    __slots__ = ("_arrays", "_capacity", "num_rows")
+
+    def __init__(self, example: Any, capacity: int = 0) -> None:
+        self._capacity = max(capacity, _FEWEST_ROWS)
+        self._arrays = tree_map(lambda leaf: np.empty((self._capacity, *leaf.shape[1:]), leaf.dtype), example)
+        self.num_rows = 0
+
+    def append(self, block: Any, num_rows: int) -> None:
+        """Adds a block of so many rows.
+
+        Raises:
+            ValueError: Its structure or shapes are not the column's.
+        """
+        begin, end = self.num_rows, self.num_rows + num_rows
+        if end > self._capacity:
+            self._capacity = max(end, 2 * self._capacity)
+            self._arrays = tree_map(self._grown, self._arrays)
+        arrays = self._arrays
+        if type(arrays) is np.ndarray:
+            if arrays.dtype != block.dtype or block.shape[1:] != arrays.shape[1:]:
+                arrays = self._arrays = _adapted(arrays, block)
+            arrays[begin:end] = block
+        else:
+            self._arrays = arrays = tree_map(_adapted, arrays, block)
+            tree_map(lambda array, leaf: array[begin:end].__setitem__(..., leaf), arrays, block)
+        self.num_rows = end
+
+    def take(self, rows: NDArray[np.int64]) -> Any:
+        """The given rows, leaves ``[*rows.shape, ...]``."""
+        return tree_map(lambda array: array.take(rows, axis=0), self._arrays)
+
+    def _grown(self, array: NDArray[Any]) -> NDArray[Any]:
+        larger = np.empty((self._capacity, *array.shape[1:]), array.dtype)
+        larger[: self.num_rows] = array[: self.num_rows]
+        return larger
+
+
+def _adapted(array: NDArray[Any], block: NDArray[Any]) -> NDArray[Any]:
+    """The array with a dtype that holds the block's values too."""
+    if block.shape[1:] != array.shape[1:]:
+        raise ValueError(
+            f"expected items of shape {array.shape[1:]} as in the steps before, got {block.shape[1:]}."
+        )
+    return array.astype(np.result_type(array.dtype, block.dtype), copy=False)
 
 
 class ModuleStore:
@@ -45,56 +104,44 @@ class ModuleStore:
 
     def clear(self) -> None:
         """Forgets all rows."""
-        self._observations: list[Any] = []
-        self._acts: list[tuple[int, dict[str, Any]]] = []
+        self._observations: GrowingColumn | None = None
+        self._acts: dict[str, GrowingColumn] = {}
         self.num_observations = 0
         self.num_acts = 0
 
-    def add_observations(self, items: Sequence[Any]) -> Any:
-        """Stores one block of observations; returns it as a tree of arrays ``[B, ...]``."""
-        block = tree_stack(items)
-        self._observations.append(block)
-        self.num_observations += len(items)
-        return block
+    def add_observations(self, block: Any, num_rows: int) -> None:
+        """Appends a block of observations, leaves ``[num_rows, ...]``."""
+        if self._observations is None:
+            self._observations = GrowingColumn(block)
+        try:
+            self._observations.append(block, num_rows)
+        except ValueError as error:
+            raise ValueError(f"Observations for module {self.module_id!r}: {error}") from error
+        self.num_observations += num_rows
 
     def add_acts(self, num_rows: int, columns: dict[str, Any]) -> int:
-        """Stores one block of acts, leaves ``[B, ...]``; returns the number of its first row."""
-        first = self.num_acts
-        self._acts.append((num_rows, columns))
-        self.num_acts += num_rows
-        return first
+        """Appends a block of acts, leaves ``[num_rows, ...]``; returns the number of its first row.
 
-    def remember_outputs(self, outputs: dict[str, Any]) -> None:
-        """Keeps the form of the module's outputs (leaves ``[B, ...]``), for steps in which it does not "
-        "act."""
-        if outputs.keys() - {Columns.ACTIONS} != self.templates.keys():
-            for name, value in outputs.items():
-                if name != Columns.ACTIONS:
-                    self.templates.setdefault(name, tree_map(lambda leaf: np.zeros_like(leaf[0]), value))
-
-    def observations(self, rows: Any) -> Any:
-        """The observations in the given rows, leaves ``[len(rows), ...]``."""
-        index = np.asarray(rows, np.int64)
-        return tree_map(lambda leaf: leaf.take(index, axis=0), _concatenated(self._observations))
-
-    def acts(self, rows: Any) -> dict[str, Any]:
-        """All columns of the acts in the given rows, leaves ``[len(rows), ...]``.
-
-        Blocks that lack a column (random actions before the module's first act) have zeros there, and the
-        module's initial state for a state.
+        Columns that are missing in some blocks (random actions before the module's first act) have zeros
+        there, and the module's initial state for a state.
         """
-        index = np.asarray(rows, np.int64)
-        names: dict[str, Any] = {}
-        for _, columns in self._acts:
-            names.update(columns)
-        gathered = {}
-        for name, example in names.items():
-            blocks = [
-                columns[name] if name in columns else self._missing(name, example, num_rows)
-                for num_rows, columns in self._acts
-            ]
-            gathered[name] = tree_map(lambda leaf: leaf.take(index, axis=0), _concatenated(blocks))
-        return gathered
+        acts, first = self._acts, self.num_acts
+        for name, block in columns.items():
+            column = acts.get(name)
+            if column is None:
+                column = acts[name] = GrowingColumn(block, first + num_rows)
+                if first:
+                    column.append(self._missing(name, block, first), first)
+            try:
+                column.append(block, num_rows)
+            except ValueError as error:
+                raise ValueError(f"Column {name!r} of module {self.module_id!r}: {error}") from error
+        if len(columns) != len(acts):
+            for name in acts.keys() - columns.keys():
+                example = acts[name].take(np.zeros(1, np.int64))
+                acts[name].append(self._missing(name, example, num_rows), num_rows)
+        self.num_acts = first + num_rows
+        return first
 
     def _missing(self, name: str, example: Any, num_rows: int) -> Any:
         if name == Columns.STATE_OUT and self.module_step.is_stateful:
@@ -102,14 +149,35 @@ class ModuleStore:
             return tree_map(lambda leaf: np.broadcast_to(leaf, (num_rows, *leaf.shape)), row)
         return tree_map(lambda leaf: np.zeros((num_rows, *leaf.shape[1:]), leaf.dtype), example)
 
+    def remember_outputs(self, outputs: dict[str, Any]) -> None:
+        """Keeps the form of the module's outputs (leaves ``[B, ...]``), for steps in which it does not act."""
+        if outputs.keys() - {Columns.ACTIONS} != self.templates.keys():
+            for name, value in outputs.items():
+                if name != Columns.ACTIONS:
+                    self.templates.setdefault(name, tree_map(lambda leaf: np.zeros_like(leaf[0]), value))
+
+    def observations(self, rows: Any) -> Any:
+        """The observations in the given rows, leaves ``[*rows.shape, ...]``."""
+        assert self._observations is not None
+        return self._observations.take(np.asarray(rows, np.int64))
+
+    def acts(self, rows: Any) -> dict[str, Any]:
+        """All columns of the acts in the given rows, leaves ``[*rows.shape, ...]``."""
+        index = np.asarray(rows, np.int64)
+        return {name: column.take(index) for name, column in self._acts.items()}
+
+    def act_column(self, name: str, rows: NDArray[np.int64]) -> Any:
+        """One column of the acts in the given rows, leaves ``[*rows.shape, ...]``; None if there is none."""
+        column = self._acts.get(name)
+        return None if column is None else column.take(rows)
+
     def keep(self, observation_rows: Any, act_rows: Any) -> None:
         """Forgets all rows but these, which are numbered anew from 0 in the given order."""
         observations = self.observations(observation_rows) if len(observation_rows) else None
         acts = self.acts(act_rows) if len(act_rows) else None
         self.clear()
         if observations is not None:
-            self._observations.append(observations)
-            self.num_observations = len(observation_rows)
+            self.add_observations(observations, len(observation_rows))
         if acts is not None:
             self.add_acts(len(act_rows), acts)
 
@@ -136,11 +204,3 @@ def gather_states(places: Sequence[tuple[Any, int]]) -> Any:
             return joined
         rows = torch.tensor(index)
         return tree_map(lambda leaf: leaf[rows], joined)
-
-
-def _concatenated(blocks: list[Any]) -> Any:
-    if len(blocks) == 1:
-        return blocks[0]
-    if isinstance(blocks[0], np.ndarray):
-        return np.concatenate(blocks)
-    return tree_map(lambda *leaves: np.concatenate(leaves), *blocks)
