@@ -72,6 +72,7 @@ _EXPORTS: dict[str, str] = {
         "core.callbacks": "Callback RLlibCallback",
         "algorithms.algorithm": "Algorithm",
         "algorithms.async_algorithm": "AsyncAlgorithm",
+        "algorithms.checkpoints": "latest_checkpoint",
         "algorithms.ppo": "PPO PPOConfig",
         "algorithms.policy": "Policy",
     }.items()

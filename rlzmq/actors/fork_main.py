@@ -46,7 +46,8 @@ def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[s
         driver_pid: The process that this one serves.
         preload: Modules to import before the first fork; the missing ones are skipped.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole job: the driver ends it in order
     # While imports keep this process busy, the kernel ends it (SIGIO) as soon as the driver is gone.
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
@@ -171,7 +172,8 @@ class _Server:
             if os.getppid() != self._pid:  # it died before the line above
                 os._exit(code)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
             status.close()
             self._close_inherited()
             tail.become_stderr()

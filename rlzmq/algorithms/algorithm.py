@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
-from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+from rlzmq.algorithms.checkpoints import latest_checkpoint, load_config, read_algorithm
 from rlzmq.algorithms.module_changes import with_stored_modules
 from rlzmq.algorithms.policy import Policy
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.runtime.env_runner_group import EnvRunnerGroup
 from rlzmq.runtime.learner_group import LearnerGroup
+from rlzmq.runtime.reports import Accounting
 from rlzmq.runtime.run import runner_for
 
 __all__ = ["Algorithm"]
@@ -94,6 +95,11 @@ class Algorithm:
     def metrics(self) -> Any:
         """The MetricsLogger whose values join each result."""
         return self._async.metrics
+
+    @property
+    def accounting(self) -> Accounting:
+        """Every env step of the run: sampled = trained + dropped (by reason) + pending."""
+        return self._async.accounting
 
     @property
     def callbacks(self) -> Any:
@@ -204,6 +210,48 @@ class Algorithm:
             algorithm.stop()
             raise
         return algorithm
+
+    def keep_checkpoints(
+        self, directory: str | Path, *, every_s: float | None = None, num: int | None = None
+    ) -> None:
+        """From now on `train` writes checkpoints by itself (see AsyncAlgorithm.keep_checkpoints)."""
+        self._async.keep_checkpoints(directory, every_s=every_s, num=num)
+
+    def save_checkpoint(self) -> Path:
+        """Write one where `keep_checkpoints` says, now (see AsyncAlgorithm.save_checkpoint)."""
+        return self._run(self._async.save_checkpoint())  # type: ignore[no-any-return]
+
+    @classmethod
+    def resume(cls, directory: str | Path, *, config: Any = None, trust_code: bool = False) -> Self:
+        """An algorithm that goes on in a run directory, and keeps its checkpoints there.
+
+        It begins with the newest whole checkpoint in it, or anew where there is none.
+
+        Example::
+
+            algo = Algorithm.resume("runs/mine", config=config)  # the same line, however often it is killed
+
+        Args:
+            directory: Of the run; checkpoints are in ``checkpoints/`` below it.
+            config: For a run that begins anew, and in place of the stored one.
+            trust_code: Whether functions and classes that the stored config names are imported.
+
+        Raises:
+            CheckpointError: There is no checkpoint, and `config` is None.
+        """
+        newest = latest_checkpoint(directory)
+        if newest is not None:
+            algorithm = cls.from_checkpoint(newest, config=config, trust_code=trust_code)
+        elif config is None:
+            raise CheckpointError(f"{directory} holds no whole checkpoint. Pass config=… to begin anew.")
+        else:
+            algorithm = (cls if cls is not Algorithm else config._algorithm_class())(config)
+        algorithm.keep_checkpoints(Path(directory) / "checkpoints")
+        return algorithm
+
+    def cut_iteration_short(self) -> None:
+        """The running iteration ends with the update at hand. May be called by a signal handler."""
+        self._async.cut_iteration_short()
 
     # -- life -----------------------------------------------------------------------------------
 

@@ -81,12 +81,12 @@ _DEFAULTS: dict[str, Any] = {
     "env_runner_health_probe_timeout_s": 30.0, "env_runner_restore_timeout_s": 1800.0,
     "restart_failed_learners": True, "min_learners": 1, "restart_failed_broker": True,
     "env_step_timeout_s": None, "env_reset_timeout_s": 300.0, "quarantine_dir": None, "durability": "memory",
-    "learner_timeout_s": 60.0,
+    "journal_dir": None, "learner_timeout_s": 60.0, "learner_snapshot_every_s": 60.0,
     # networking
     "listen": None, "advertise": None, "join_file": None, "broker": None,
     "num_remote_learners": 0,
     # checkpointing
-    "export_native_model_files": False, "checkpoint_every_s": None, "checkpoint_keep": 3,
+    "export_native_model_files": False, "checkpoint_every_s": 60.0, "checkpoint_keep": 3,
     # debugging
     "seed": None, "log_level": "WARNING", "log_sys_usage": False,
     # framework
@@ -510,7 +510,9 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         env_reset_timeout_s: NonNegative = NotProvided,
         quarantine_dir: str | None = NotProvided,
         durability: Literal["memory", "journal"] = NotProvided,
+        journal_dir: str | None = NotProvided,
         learner_timeout_s: NonNegative = NotProvided,
+        learner_snapshot_every_s: NonNegative | None = NotProvided,
     ) -> Self:
         """What happens when something dies or hangs.
 
@@ -532,7 +534,11 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             quarantine_dir: Where fragments go that poison or kill (None: in the run directory).
             durability: Where accepted fragments live until trained: in two processes' memory, or
                 in a journal on disk too.
+            journal_dir: Where that journal is (`rlzmq train`: in the run directory).
             learner_timeout_s: Seconds after which a silent collective of the learners fails.
+            learner_snapshot_every_s: Seconds between copies of the learners' state in the driver's memory,
+                to go back to should all learners die at once; each costs the transfer of weights and
+                optimizer state from rank 0, between two iterations. None: only what checkpoints leave.
         """
         return self
 
@@ -574,8 +580,9 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
 
         Args:
             export_native_model_files: Also write each module as a plain safetensors file.
-            checkpoint_every_s: Seconds between checkpoints of `rlzmq train`; None: only at the end.
-            checkpoint_keep: How many are kept.
+            checkpoint_every_s: Seconds between checkpoints of `rlzmq train` and `Algorithm.keep_checkpoints`;
+                None: only at the end.
+            checkpoint_keep: How many of the newest are kept; the best by mean return is kept beside them.
         """
         return self
 

@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlzmq.actors.loop_thread import in_calling_thread
-from rlzmq.algorithms.checkpoints import load_config, read_algorithm, write_algorithm
+from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
+from rlzmq.algorithms.checkpoints import latest_checkpoint, load_config, read_algorithm, write_algorithm
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import (
     ModuleChanges,
@@ -26,11 +27,12 @@ from rlzmq.algorithms.module_changes import (
 from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.results import ResultBuilder
 from rlzmq.core.callbacks import CallbackList
-from rlzmq.core.errors import ClosedError
+from rlzmq.core.errors import CheckpointError, ClosedError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runtime.module_configs import ModuleConfigs
+from rlzmq.runtime.reports import Accounting
 from rlzmq.runtime.session import Session
 
 __all__ = ["AsyncAlgorithm"]
@@ -70,6 +72,8 @@ class AsyncAlgorithm:
         self._is_stopped = False
         self._modules = ModuleChanges(config)
         self._policies: dict[Any, tuple[int, Policy]] = {}
+        self._keeper = CheckpointKeeper(self)
+        self._is_cut_short = False
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -96,6 +100,7 @@ class AsyncAlgorithm:
             await self._evaluation.stop()
         finally:
             await self.session.stop()
+            self._keeper.wait()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -161,14 +166,18 @@ class AsyncAlgorithm:
         self._results.add_training_step(seconds)
 
     def iteration_is_complete(self) -> bool:
-        """Whether the minima of `config.reporting()` are met."""
+        """Whether the minima of `config.reporting()` are met, or `cut_iteration_short` was called."""
         config, results = self.config, self._results
-        return (
+        return self._is_cut_short or (
             results.time_this_iter_s >= (config.min_time_s_per_iteration or 0.0)
             and results.num_env_steps_this_iter >= (config.min_sample_timesteps_per_iteration or 0)
             and results.num_training_step_calls * config.total_train_batch_size
             >= (config.min_train_timesteps_per_iteration or 0)
         )
+
+    def cut_iteration_short(self) -> None:
+        """The running iteration ends with the update at hand. May be called by a signal handler."""
+        self._is_cut_short = True
 
     async def finish_iteration(self) -> dict[str, Any]:
         """The last part of `train`: evaluation when it is due, the result, callbacks."""
@@ -183,13 +192,16 @@ class AsyncAlgorithm:
                 is_evaluation=False,
             )
         interval = self.config.evaluation_interval
-        due = interval is not None and self.iteration % interval == 0
+        due = interval is not None and self.iteration % interval == 0 and not self._is_cut_short
+        self._is_cut_short = False
         evaluation = await self.evaluate() if due else None
-        result = self._results.build(self.iteration, self.session.accounting, self.session.fault_tolerance())
+        fault_tolerance = {**self.session.fault_tolerance(), **self._keeper.counters()}
+        result = self._results.build(self.iteration, self.session.accounting, fault_tolerance)
         result["config_seed"] = self.config.seed
         if evaluation is not None:
             result["evaluation"] = evaluation
         await self._call("on_train_result", metrics_logger=self.metrics, result=result)
+        await self._keeper.after_iteration(result)
         return result
 
     async def evaluate(self) -> dict[str, Any]:
@@ -225,6 +237,11 @@ class AsyncAlgorithm:
     def learner_group(self) -> Any:
         """The AsyncLearnerGroup."""
         return self.session.learner_group
+
+    @property
+    def accounting(self) -> Accounting:
+        """Every env step of the run: sampled = trained + dropped (by reason) + pending."""
+        return self.session.accounting
 
     async def get_module(self, module_id: str = "default_policy") -> Any:
         """An RLModule with the current weights, in this process.
@@ -448,6 +465,9 @@ class AsyncAlgorithm:
     async def restore_from_path(self, path: str | Path) -> None:
         """Take over a checkpoint's state; the config stays this algorithm's own.
 
+        Args:
+            path: A checkpoint, or a run directory: its newest whole one.
+
         Raises:
             CheckpointError: No whole checkpoint of a known version lies there; nothing has changed.
         """
@@ -475,6 +495,63 @@ class AsyncAlgorithm:
         except BaseException:
             await algorithm.stop()
             raise
+        return algorithm
+
+    def keep_checkpoints(
+        self, directory: str | Path, *, every_s: float | None = None, num: int | None = None
+    ) -> None:
+        """From now on `train` writes checkpoints by itself, as ``directory/000123`` (by iteration).
+
+        Each is taken between two updates and written on a thread while training goes on. A write that
+        fails is logged and counted (``num_failed_checkpoints``); the others stay as they are.
+
+        Args:
+            directory: Of the checkpoints, e.g. ``"runs/mine/checkpoints"``.
+            every_s: Seconds between two of them; None: ``config.checkpoint_every_s``.
+            num: How many of the newest stay, the best by mean return beside them; None:
+                ``config.checkpoint_keep``.
+        """
+        config = self.config
+        self._keeper.keep(
+            directory,
+            every_s=config.checkpoint_every_s if every_s is None else every_s,
+            num=config.checkpoint_keep if num is None else num,
+        )
+
+    async def save_checkpoint(self) -> Path:
+        """Write one where `keep_checkpoints` says, now; its path.
+
+        Raises:
+            CheckpointError: It could not be written; former ones are untouched.
+        """
+        self._check_running()
+        return await self._keeper.write()
+
+    @classmethod
+    async def resume(
+        cls, directory: str | Path, *, config: Any = None, trust_code: bool = False
+    ) -> AsyncAlgorithm:
+        """A started algorithm that goes on in a run directory, and keeps its checkpoints there.
+
+        It begins with the newest whole checkpoint in it, or anew where there is none.
+
+        Args:
+            directory: Of the run; checkpoints are in ``checkpoints/`` below it.
+            config: For a run that begins anew, and in place of the stored one.
+            trust_code: Whether functions and classes that the stored config names are imported.
+
+        Raises:
+            CheckpointError: There is no checkpoint, and `config` is None.
+        """
+        newest = latest_checkpoint(directory)
+        if newest is not None:
+            algorithm = await cls.from_checkpoint(newest, config=config, trust_code=trust_code)
+        elif config is None:
+            raise CheckpointError(f"{directory} holds no whole checkpoint. Pass config=… to begin anew.")
+        else:
+            algorithm = cls(config._for_build(None, True))
+            await algorithm.start()
+        algorithm.keep_checkpoints(Path(directory) / "checkpoints")
         return algorithm
 
     def _check_running(self) -> None:

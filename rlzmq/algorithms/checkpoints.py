@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 from rlzmq.algorithms.config_io import _plain
 from rlzmq.algorithms.registry import config_class_named, name_of_config
 from rlzmq.core.checkpoint import read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 
-__all__ = ["load_config", "read_algorithm", "write_algorithm"]
+__all__ = ["latest_checkpoint", "load_config", "read_algorithm", "to_components", "write_algorithm"]
+
+_log = logging.getLogger("rlzmq.checkpoints")
 
 _CONFIG = "config"
+# Where a run keeps its data on its machine: a run that goes on from a checkpoint says so anew.
+_PLACES = ("durability", "journal_dir")
 _NEEDED = ("algorithm", "learner_group/learner")
 
 
@@ -23,23 +29,58 @@ def write_algorithm(path: str | Path | None, algorithm: Any, config: Any, state:
     target = (
         Path(path) if path is not None else Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
     )
+    components, about = to_components(algorithm, config, state)
+    return str(write_checkpoint(target, components, about=about))
+
+
+def to_components(
+    algorithm: Any, config: Any, state: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `write_checkpoint` takes: the components (state and config), and what the manifest says of them."""
     values, left_out = {}, []
     for name, value in config.diff().items():
+        if name in _PLACES:
+            continue
         try:
             values[name] = _plain(name, value)
         except ConfigurationError:
             left_out.append(name)
     about = {"algorithm": type(algorithm).__name__, "config": name_of_config(type(config))}
-    components = {**state, _CONFIG: {"values": values, "left_out": left_out}}
-    return str(write_checkpoint(target, components, about=about))
+    return {**state, _CONFIG: {"values": values, "left_out": left_out}}, about
+
+
+def latest_checkpoint(path: str | Path) -> Path | None:
+    """The newest whole checkpoint of a run; None if there is none.
+
+    What is torn or altered is skipped, and each said so in the log.
+
+    Args:
+        path: A run directory, a directory of checkpoints, or a checkpoint.
+    """
+    found = find_checkpoint(path)
+    for skipped, why in found.skipped:
+        _log.warning("skipped the checkpoint %s: %s", skipped, why)
+    return found.path
+
+
+def _resolve(path: str | Path) -> Path:
+    """The checkpoint that is meant: the newest whole one if `path` is a run directory."""
+    place = Path(path).expanduser().absolute()
+    if (place / "manifest.json").exists() or not place.is_dir():
+        return place
+    return latest_checkpoint(place) or place
 
 
 def read_algorithm(path: str | Path) -> dict[str, Any]:
     """The state that `write_algorithm` wrote, every byte checked.
 
+    Args:
+        path: A checkpoint, or a run directory: its newest whole one.
+
     Raises:
         CheckpointError: It is torn, altered, of an unknown version, or no algorithm's.
     """
+    path = _resolve(path)
     state = read_checkpoint(path)
     for name in _NEEDED:
         if name not in state:
@@ -52,13 +93,14 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> Any:
     """The config that a checkpoint was written with.
 
     Args:
-        path: The checkpoint's directory.
+        path: The checkpoint's directory, or a run directory.
         trust_code: Whether functions and classes that the config names are imported. A checkpoint
             from a stranger could name any code on this machine, so this is asked for.
 
     Raises:
         CheckpointError: The config holds code and `trust_code` is False, or held what cannot be stored.
     """
+    path = _resolve(path)
     about = read_manifest(path)["about"]
     stored = read_checkpoint(path, _CONFIG)[_CONFIG]
     config_class = config_class_named(str(about.get("config")))

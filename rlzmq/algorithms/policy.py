@@ -41,7 +41,7 @@ class Policy:
 
     Example::
 
-        policy = Policy.load("runs/…/checkpoint")
+        policy = Policy.load("runs/…")
         observation, _ = env.reset()
         policy.reset()
         while not done:

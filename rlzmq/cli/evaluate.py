@@ -35,8 +35,7 @@ def run(arguments: Sequence[str]) -> int:
 
     positional = Annotated[EvaluateOptions, tyro.conf.PositionalRequiredArgs]
     options: Any = tyro.cli(positional, args=list(arguments), prog="rlzmq evaluate")
-    nested = options.checkpoint / "checkpoint"
-    returns = evaluate(nested if nested.is_dir() else options.checkpoint, options)
+    returns = evaluate(options.checkpoint, options)
     mean, half = mean_and_half_width(returns)
     print(f"episodes {len(returns)}  return mean {mean:.2f} ± {half:.2f} (95 % CI)  IQM {iqm(returns):.2f}")
     print(f"min {min(returns):.2f}  max {max(returns):.2f}")

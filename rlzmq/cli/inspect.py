@@ -1,4 +1,7 @@
-"""``rlzmq inspect``: what flows from the env to the action, with names, shapes and dtypes, before any training."""
+"""``rlzmq inspect``: what flows from the env to the action, before any training; or a run's checkpoints.
+
+The first is shown for an algorithm and env, with names, shapes and dtypes; the second for a path.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,17 @@ def run(arguments: Sequence[str]) -> int:
 
     kind: Any = Annotated[InspectOptions, tyro.conf.FlagCreatePairsOff]
     given = list(arguments)
+    if given and Path(given[0]).is_dir():
+        from rlzmq.cli.inspect_checkpoints import show_checkpoints
+
+        return show_checkpoints(Path(given[0]))
     if given and not given[0].startswith("-"):
         given.insert(0, "--algorithm")
     options: InspectOptions = tyro.cli(
-        kind, args=given, prog="rlzmq inspect [ALGORITHM]", description="Show what flows through a run."
+        kind,
+        args=given,
+        prog="rlzmq inspect [ALGORITHM | PATH]",
+        description="Show what flows through a run; of a run directory or checkpoint: check every byte.",
     )
     config_class = get_config_class(options.algorithm)
     config = config_class() if options.config is None else config_class.from_toml(options.config)

@@ -1,38 +1,56 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly end, the second (or a long wait) ends at once."""
+"""Ctrl-C, SIGTERM and SIGUSR1: the first asks for an orderly end, the second (or a long wait) ends at once."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 __all__ = ["Interrupt"]
 
+_EXIT_RESUMABLE, _EXIT_INTERRUPTED = 75, 130
+
 
 class Interrupt:
-    """While the block runs, the first SIGINT or SIGTERM only sets `is_set`.
+    """While the block runs, the first SIGINT, SIGTERM or SIGUSR1 only sets `is_set` and calls `on_first`.
 
-    A second one, or `drain_s` seconds after the first, raises KeyboardInterrupt.
+    SIGUSR1 is what Slurm sends before a time limit (``--signal=USR1@60``); it counts as SIGTERM. A second
+    signal, or `drain_s` seconds after the first, raises KeyboardInterrupt; a third ends the process on the
+    spot, and its children with it.
 
     Args:
-        drain_s: How long the work at hand may take to end by itself.
+        drain_s: By signal: how long the work at hand may take to end by itself.
 
     Attributes:
         is_set: Whether a signal came.
         signal_number: Which; 0 before.
+        num_signals: How many came.
+        on_first: Called in the main thread when the first comes, between two bytecodes: quick, no locks.
     """
 
-    def __init__(self, *, drain_s: float) -> None:
+    def __init__(self, *, drain_s: Mapping[int, float]) -> None:
         self.is_set = False
         self.signal_number = 0
-        self._drain_s = drain_s
+        self.num_signals = 0
+        self.on_first: Callable[[], None] | None = None
+        self._drain_s = dict(drain_s)
+        self._deadline_exits = False
         self._former: dict[int, Any] = {}
 
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends for this: 130 after Ctrl-C, 75 (resumable) after the others, 0 if none came."""
+        if not self.is_set:
+            return 0
+        return _EXIT_INTERRUPTED if self.signal_number == signal.SIGINT else _EXIT_RESUMABLE
+
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._former[number] = signal.signal(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)):
+            self._former.setdefault(number, signal.signal(number, self._on_signal))
         if hasattr(signal, "SIGALRM"):
             self._former[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
         return self
@@ -45,20 +63,42 @@ class Interrupt:
             signal.signal(number, handler)
 
     @contextmanager
-    def shielded(self) -> Iterator[None]:
-        """The block is the orderly end itself: the drain's alarm is off, only a further signal raises."""
-        self._set_alarm(0)
-        yield
+    def shielded(self, limit_s: float = 0.0) -> Iterator[None]:
+        """The block is the orderly end itself: the drain's alarm is off, only a further signal raises.
+
+        Args:
+            limit_s: If a signal came, the process ends on the spot should the block take longer; 0: it may.
+        """
+        self._deadline_exits = True
+        self._set_alarm(limit_s if self.is_set else 0)
+        try:
+            yield
+        finally:
+            self._set_alarm(0)
+            self._deadline_exits = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.num_signals += 1
+        if self.num_signals > 2:
+            self._exit_now()
         if self.is_set:
             raise KeyboardInterrupt
         self.is_set = True
         self.signal_number = number
-        self._set_alarm(self._drain_s)
+        if not self._deadline_exits:
+            self._set_alarm(self._drain_s.get(number, 0.0))
+        if self.on_first is not None:
+            self.on_first()
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
+        if self._deadline_exits:
+            self._exit_now()
         raise KeyboardInterrupt
+
+    def _exit_now(self) -> NoReturn:
+        # No lock, no clean-up: the children die with this process, and their directories go with them.
+        sys.stdout.flush()
+        os._exit(self.exit_code)
 
     def _set_alarm(self, seconds: float) -> None:
         if hasattr(signal, "setitimer"):

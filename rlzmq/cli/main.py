@@ -32,7 +32,10 @@ _COMMANDS = {
     "doctor": ("rlzmq.cli.doctor", "check this machine before a run"),
     "replay": ("rlzmq.cli.replay", "look at a quarantined fragment: rlzmq replay FILE"),
     "check-env": ("rlzmq.cli.check_env", "check an environment: rlzmq check-env ENV"),
-    "inspect": ("rlzmq.cli.inspect", "spaces, connectors, batch and outputs: rlzmq inspect ppo --env ENV"),
+    "inspect": (
+        "rlzmq.cli.inspect",
+        "what flows through a run (rlzmq inspect ppo --env ENV), or its checkpoints",
+    ),
     "launch": ("rlzmq.cli.launch", "several machines over ssh: rlzmq launch cluster.toml"),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
 }

@@ -10,9 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from rlzmq.cli.interrupt import Interrupt
+from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
+from rlzmq.core import faults
+from rlzmq.core.errors import CheckpointError
+
 __all__ = ["TrainOptions", "run"]
 
-_DRAIN_S = 4.0  # Ctrl-C: how long the running iteration may take to end before it is cancelled
+# How long the running update may take to end before it is cancelled: Ctrl-C gives the prompt back within 5 s,
+# SIGTERM ends the run within 10.
+_DRAIN_S: dict[int, float] = {signal.SIGINT: 2.5, signal.SIGTERM: 6.0, signal.SIGUSR1: 6.0}
+_STOP_S = 2.0  # the ends of all processes in order, after a signal; then they are killed
 
 
 @dataclass(kw_only=True)
@@ -29,24 +37,32 @@ class TrainOptions:
     """End when met: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number; repeatable."""
     run_dir: Path | None = None
     """Directory for config, metrics and checkpoints (default: runs/<algorithm>-<env>-<time>)."""
-    resume: Path | None = None
-    """Go on from this checkpoint (or run directory)."""
+    resume: str | None = None
+    """Go on from this checkpoint, or run directory; 'auto': from the newest whole checkpoint of --run-dir (else of
+    the newest run of this algorithm and env under runs/), or anew if there is none."""
     quiet: bool = False
     """Print the summary at the end only."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq train``; the exit code."""
-    from rlzmq.cli.main import EXIT_USAGE
-
     algorithm = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if not algorithm:
         print("usage: rlzmq train ALGORITHM --env ENV [options]   (rlzmq train ppo --help)", file=sys.stderr)
         return 0 if arguments and arguments[0] in ("-h", "--help") else EXIT_USAGE
-    if not {"-h", "--help"} & set(arguments):
-        _prestart()
-    options, config = _parse(algorithm, list(arguments[1:]))
-    return _train(algorithm, options, config)
+    if {"-h", "--help"} & set(arguments):
+        _parse(algorithm, list(arguments[1:]))
+    with Interrupt(
+        drain_s=_DRAIN_S
+    ) as interrupt:  # from the very beginning: a job may be stopped while it starts
+        try:
+            faults.arm("driver")
+            _prestart()
+            options, config = _parse(algorithm, list(arguments[1:]))
+            return interrupt.exit_code or _train(algorithm, options, config, interrupt)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            return interrupt.exit_code or EXIT_INTERRUPTED
 
 
 def _prestart() -> None:
@@ -83,21 +99,27 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     return options, config
 
 
-def _train(name: str, options: Any, config: Any) -> int:
-    from rlzmq.cli.interrupt import Interrupt
-    from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE
+def _train(name: str, options: Any, config: Any, interrupt: Interrupt) -> int:
     from rlzmq.cli.stopping import StopCriteria
+    from rlzmq.core.checkpoint_series import find_checkpoint
     from rlzmq.telemetry.run_directory import RunDirectory
     from rlzmq.telemetry.view import make_view
 
     criteria = StopCriteria(options.stop)
     config.validate()
+    path, checkpoint = _places(name, options, config)
+    if config.durability == "journal" and config.journal_dir is None:
+        config.fault_tolerance(journal_dir=str(path / "journal"))
     start = time.perf_counter()
-    with Interrupt(drain_s=_DRAIN_S) as interrupt:
-        algorithm = _build(options, config)
-        directory = RunDirectory.create(options.run_dir, name, algorithm.config)
-        view = make_view(name, algorithm.config, quiet=options.quiet)
-        why, result = "", None
+    algorithm = _build(config, checkpoint)
+    interrupt.on_first = algorithm.cut_iteration_short
+    directory = RunDirectory.create(path, algorithm.config)
+    algorithm.keep_checkpoints(directory.checkpoints)
+    view = make_view(name, algorithm.config, quiet=options.quiet)
+    why = "interrupted" if interrupt.is_set else ""
+    saved: Path | None = None
+    error: CheckpointError | None = None
+    try:
         try:
             with view:
                 while not why:
@@ -105,30 +127,70 @@ def _train(name: str, options: Any, config: Any) -> int:
                     directory.log(result)
                     view.show(result)
                     why = criteria.met_by(result) or ("interrupted" if interrupt.is_set else "")
-            with interrupt.shielded():
-                checkpoint = algorithm.save_to_path(directory.path / "checkpoint")
-        finally:
-            directory.close()
-            with interrupt.shielded():
-                algorithm.stop()
-    accounting = algorithm._async.session.accounting
+            if algorithm.iteration:
+                with interrupt.shielded():
+                    saved = algorithm.save_checkpoint()
+        except CheckpointError as failure:
+            error = failure
+        except KeyboardInterrupt:
+            why = "interrupted before the update at hand was over: what it would have trained is lost"
+    finally:
+        directory.close()
+        with interrupt.shielded(_STOP_S):
+            algorithm.stop()
+    saved = saved or find_checkpoint(path).path
     print(f"{why}; {time.perf_counter() - start:.1f} s")
-    print(f"accounting: {accounting}")
-    print(f"metrics     {directory.path / 'metrics.jsonl'}")
-    print(f"evaluate    rlzmq evaluate {checkpoint}")
-    print(f"resume      rlzmq train {name} --resume {checkpoint} …")
-    if why != "interrupted":
-        return 0
-    return EXIT_INTERRUPTED if interrupt.signal_number == signal.SIGINT else EXIT_RESUMABLE
+    print(f"accounting: {algorithm.accounting}")
+    print(f"metrics     {path / 'metrics.jsonl'}")
+    if saved is not None:
+        print(f"evaluate    rlzmq evaluate {saved}")
+        print(f"resume      rlzmq train {name} --resume {saved} …")
+    sys.stdout.flush()
+    if error is not None:
+        print(f"rlzmq: {error}", file=sys.stderr)
+    if why.startswith("interrupted"):
+        return interrupt.exit_code
+    return 0 if error is None else EXIT_INTERNAL
 
 
-def _build(options: Any, config: Any) -> Any:
+def _places(name: str, options: Any, config: Any) -> tuple[Path, Path | None]:
+    """The run's directory, and the checkpoint to go on from, if any.
+
+    Raises:
+        CheckpointError: --resume names a place without a whole checkpoint.
+    """
+    from rlzmq.core.checkpoint_series import find_checkpoint
+    from rlzmq.telemetry.run_directory import RunDirectory
+
+    path, place = options.run_dir, options.resume
+    if place == "auto":
+        path = path or RunDirectory.newest_path(name, config)
+        place = path
+    path = path or RunDirectory.new_path(name, config)
+    if place is None:
+        if options.resume == "auto" and not options.quiet:
+            print(f"nothing to resume under runs/: a new run in {path}", flush=True)
+        return path, None
+    found = find_checkpoint(place)
+    for skipped, reason in found.skipped:
+        print(f"skipped     {skipped}: {reason}", flush=True)
+    if found.path is not None:
+        print(f"resumed     {found.path}", flush=True)
+    elif options.resume != "auto":
+        raise CheckpointError(
+            f"{place} is no whole checkpoint, and no run directory that holds one. With --resume auto a run begins "
+            "anew where there is none."
+        )
+    elif not options.quiet:
+        print(f"nothing to resume in {path}: the run begins anew", flush=True)
+    return path, found.path
+
+
+def _build(config: Any, checkpoint: Path | None) -> Any:
     algorithm = config.build()
-    if options.resume is not None:
-        path = options.resume
-        nested = path / "checkpoint"
+    if checkpoint is not None:
         try:
-            algorithm.restore_from_path(nested if nested.is_dir() else path)
+            algorithm.restore_from_path(checkpoint)
         except BaseException:
             algorithm.stop()
             raise

@@ -2,7 +2,7 @@
 
 Layout of a checkpoint directory::
 
-    manifest.json                    format version, and size and SHA-256 of every other file
+    manifest.json                    format version, size and SHA-256 of every other file, and its own SHA-256
     <component>/state.json           the component's tree: plain values, and names of arrays
     <component>/state.safetensors    its arrays
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import glob
 import hashlib
 import json
 import math
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError
 
 __all__ = ["FORMAT_VERSION", "is_checkpoint", "read_checkpoint", "read_manifest", "write_checkpoint"]
@@ -33,6 +35,7 @@ __all__ = ["FORMAT_VERSION", "is_checkpoint", "read_checkpoint", "read_manifest"
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _FORMAT = "rlzmq-checkpoint"
+_KEYS = {"format", "version", "about", "files", "sha256"}
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -59,10 +62,12 @@ def write_checkpoint(
     scratch = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         scratch.mkdir(parents=True)
+        faults.at("checkpoint.boundary")
         files: dict[str, dict[str, Any]] = {}
         for name, state in components.items():
             _write_component(scratch, name, state, files)
         manifest = {"format": _FORMAT, "version": FORMAT_VERSION, "about": dict(about or {}), "files": files}
+        manifest["sha256"] = _digest_of(manifest)
         _write_file(scratch / _MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_directories(scratch)
         _put_in_place(scratch, target)
@@ -70,6 +75,7 @@ def write_checkpoint(
         raise CheckpointError(f"Cannot write a checkpoint to {target}: {error}.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    faults.at("checkpoint.boundary")
     return target
 
 
@@ -86,7 +92,7 @@ def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str,
     Raises:
         CheckpointError: There is none, a file is missing, torn or altered, or the version is unknown.
     """
-    folder = Path(path).expanduser().absolute()
+    folder = _present(Path(path).expanduser().absolute())
     manifest = read_manifest(folder)
     names = sorted({str(Path(name).parent.as_posix()) for name in manifest["files"]})
     if component is not None:
@@ -107,7 +113,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: No checkpoint there, or one of another version.
     """
-    folder = Path(path)
+    folder = _present(Path(path))
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -122,6 +128,11 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(
             f"The checkpoint {folder} is of format version {manifest.get('version')!r}; this release reads "
             f"version {FORMAT_VERSION}. Use the release that wrote it."
+        )
+    # Checkpoints of the first releases have no digest of their own; everything else does.
+    if set(manifest) - _KEYS or ("sha256" in manifest and manifest["sha256"] != _digest_of(manifest)):
+        raise CheckpointError(
+            f"The manifest of the checkpoint {folder} was altered: it differs from its SHA-256."
         )
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(_is_inside(name) for name in files):
@@ -232,20 +243,45 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     return {key: _decode(item, arrays) for key, item in value.items()}
 
 
+def _digest_of(manifest: Mapping[str, Any]) -> str:
+    """The SHA-256 of what a manifest says, without the digest itself."""
+    facts = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _present(folder: Path) -> Path:
+    """The directory, or what it was when its replacement was cut short between two renames."""
+    if not folder.exists() and folder.parent.is_dir():
+        for aside in folder.parent.glob(f".{glob.escape(folder.name)}.*.old"):
+            return aside
+    return folder
+
+
 def _is_inside(name: Any) -> bool:
     return isinstance(name, str) and bool(name) and not name.startswith("/") and ".." not in Path(name).parts
 
 
 def _write_file(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
+    with path.open("wb", buffering=0) as file:
+        faults.at("checkpoint.boundary")
+        half = len(data) // 2 if faults.is_armed else 0  # so that a fault finds a torn file
+        for part in (data[:half], data[half:]):
+            _write_all(file, part)
+            faults.at("checkpoint.boundary")
         os.fsync(file.fileno())
+        faults.at("checkpoint.boundary")
+
+
+def _write_all(file: Any, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _sync_directories(root: Path) -> None:
     for folder, _, _ in os.walk(root):
         _sync_directory(Path(folder))
+        faults.at("checkpoint.boundary")
 
 
 def _sync_directory(path: Path) -> None:
@@ -263,9 +299,17 @@ def _put_in_place(scratch: Path, target: Path) -> None:
     elif not _exchange(scratch, target):
         aside = scratch.with_suffix(".old")
         os.rename(target, aside)
-        os.rename(scratch, target)
+        faults.at("checkpoint.boundary")
+        try:
+            os.rename(scratch, target)
+        except OSError:
+            os.rename(aside, target)
+            raise
+        faults.at("checkpoint.boundary")
         shutil.rmtree(aside, ignore_errors=True)
+    faults.at("checkpoint.boundary")
     _sync_directory(target.parent)
+    faults.at("checkpoint.boundary")
 
 
 def _exchange(a: Path, b: Path) -> bool:

@@ -2,7 +2,8 @@
 
 ``RLZMQ_FAULT=NAME[@PLACE]:ACTION:N[,…]`` makes a process fail when it comes to NAME for the N-th time
 (from 1), in its first incarnation only. PLACE narrows it to one process, e.g. ``learner-1``. Actions:
-``kill`` (SIGKILL), ``stop`` (SIGSTOP), ``exit`` (exit code 3), ``hang`` (a Python loop that never ends).
+``kill`` (SIGKILL), ``stop`` (SIGSTOP), ``exit`` (exit code 3), ``hang`` (a Python loop that never ends),
+``enospc`` and ``eio`` (the OSError of a full, or of a broken disk).
 Each fault that fires first appends ``NAME PLACE ACTION N`` to the file ``RLZMQ_FAULT_LOG``, so that a test
 can tell, and never fires again in that run.
 
@@ -13,6 +14,7 @@ Without these variables `at` and `record` are functions that do nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -23,7 +25,7 @@ from typing import Any, NoReturn
 
 __all__ = ["FAULT_ACTIONS", "arm", "at", "is_armed", "is_recording", "parse_faults", "record"]
 
-FAULT_ACTIONS = ("kill", "stop", "exit", "hang")
+FAULT_ACTIONS = ("kill", "stop", "exit", "hang", "enospc", "eio")
 
 is_armed = False
 """Whether this process has faults: for callers that would have to put a name together."""
@@ -107,6 +109,9 @@ def _act(action: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif action == "exit":
         os._exit(3)
+    elif action in ("enospc", "eio"):
+        number = errno.ENOSPC if action == "enospc" else errno.EIO
+        raise OSError(number, os.strerror(number))
     else:
         _hang()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ class RunDirectory:
     """Where a run leaves what it did.
 
     Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions,
-    seed), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``checkpoint/``.
+    seed), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``checkpoints/NNNNNN/`` (by
+    iteration; see `rlzmq.core.checkpoint_series`), ``journal/`` (with ``durability="journal"``).
 
     Attributes:
         path: The directory.
@@ -33,18 +35,13 @@ class RunDirectory:
         self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
 
     @classmethod
-    def create(cls, path: Path | None, name: str, config: Any) -> Self:
+    def create(cls, path: Path, config: Any) -> Self:
         """Make the directory (or go on in it) and write down what is run.
 
         Args:
-            path: None: ``runs/<name>-<env>-<date and time>`` below the working directory.
-            name: The algorithm's.
+            path: Its place, e.g. a `new_path`.
             config: The run's.
         """
-        if path is None:
-            env = config.env if isinstance(config.env, str) else getattr(config.env, "__name__", "env")
-            label = "".join(c if c.isalnum() or c in "-." else "-" for c in str(env))
-            path = Path("runs") / f"{name}-{label}-{time.strftime('%Y%m%d-%H%M%S')}"
         path.mkdir(parents=True, exist_ok=True)
         try:
             text = config.to_toml()
@@ -54,6 +51,38 @@ class RunDirectory:
         (path / "run.json").write_text(json.dumps(_facts(config), indent=1), encoding="utf-8")
         return cls(path)
 
+    @staticmethod
+    def new_path(name: str, config: Any) -> Path:
+        """``runs/<name>-<env>-<date and time>`` below the working directory, for a run that begins.
+
+        Args:
+            name: The algorithm's.
+            config: Whose env counts.
+        """
+        path = Path("runs") / f"{_label(name, config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while path.exists():  # two runs within a second
+            number += 1
+            path = path.with_name(f"{path.name.partition('_')[0]}_{number}")
+        return path
+
+    @staticmethod
+    def newest_path(name: str, config: Any) -> Path | None:
+        """The directory of the newest run of this algorithm on this env; None if there is none."""
+        runs = Path("runs")
+        pattern = re.compile(re.escape(_label(name, config)) + r"-(\d{8}-\d{6})(?:_(\d+))?")
+        found = [
+            (match[1], int(match[2] or 1), path)
+            for path in (runs.iterdir() if runs.is_dir() else ())
+            if (match := pattern.fullmatch(path.name)) and path.is_dir()
+        ]
+        return max(found)[2] if found else None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.path / "checkpoints"
+
     def log(self, result: Mapping[str, Any]) -> None:
         """Append one iteration's result as a line."""
         self._metrics.write(json.dumps(_jsonable(result)) + "\n")
@@ -62,6 +91,11 @@ class RunDirectory:
     def close(self) -> None:
         """Close the metrics file."""
         self._metrics.close()
+
+
+def _label(name: str, config: Any) -> str:
+    env = config.env if isinstance(config.env, str) else getattr(config.env, "__name__", "env")
+    return f"{name}-" + "".join(c if c.isalnum() or c in "-." else "-" for c in str(env))
 
 
 def _facts(config: Any) -> dict[str, Any]:

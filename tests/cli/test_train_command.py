@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlzmq import latest_checkpoint
+
 TRAIN = [
     "train", "ppo", "--env", "CartPole-v1", "--envs-per-env-runner", "4", "--batch-size-per-learner", "200",
     "--minibatch-size", "50", "--num-epochs", "1", "--seed", "3", "--preset", "none",
@@ -76,6 +78,6 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) 
     out, err = train.communicate(timeout=30)
     assert train.returncode == (130 if number == signal.SIGINT else 75), err
     assert "interrupted" in out
-    assert (run / "checkpoint" / "manifest.json").is_file()
+    assert latest_checkpoint(run) is not None
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert leftovers(tmp_path) == []

@@ -52,17 +52,36 @@ def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
             file.write_bytes(broken)
             with pytest.raises(CheckpointError):
                 ckpt.read_checkpoint(path)
-        if file.name != "manifest.json":
-            flipped = bytearray(whole)
-            flipped[len(flipped) // 2] ^= 1
-            file.write_bytes(flipped)
-            with pytest.raises(CheckpointError, match="altered"):
-                ckpt.read_checkpoint(path)
+        flipped = bytearray(whole)
+        flipped[len(flipped) // 2] ^= 1
+        file.write_bytes(flipped)
+        with pytest.raises(CheckpointError, match=r"altered|torn"):
+            ckpt.read_checkpoint(path)
         file.unlink()
         with pytest.raises(CheckpointError):
             ckpt.read_checkpoint(path)
         file.write_bytes(whole)
     assert ckpt.is_checkpoint(path)
+
+
+def test_a_changed_fact_in_the_manifest_is_noticed(tmp_path: Path) -> None:
+    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {}}, about={"iteration": 10})
+    whole = (path / "manifest.json").read_text()
+    for changed in (whole.replace("10", "11"), whole.replace('"sha256": "', '"shb256": "')):
+        (path / "manifest.json").write_text(changed)
+        with pytest.raises(CheckpointError, match="altered"):
+            ckpt.read_manifest(path)
+
+
+def test_a_replacement_cut_short_between_two_renames_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ckpt, "_exchange", lambda a, b: False)  # a file system that cannot exchange names
+    path = ckpt.write_checkpoint(tmp_path / "c", {"one": {"x": 1}})
+    ckpt.write_checkpoint(path, {"one": {"x": 2}})
+    assert ckpt.read_checkpoint(path) == {"one": {"x": 2}}
+    path.rename(tmp_path / ".c.0123abcd.old")
+    assert ckpt.read_checkpoint(path) == {"one": {"x": 2}}
 
 
 def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
@@ -113,6 +132,7 @@ def test_a_manifest_that_points_outside_is_refused(tmp_path: Path) -> None:
     path = ckpt.write_checkpoint(tmp_path / "c", {"one": {}})
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["../../etc/passwd"] = {"bytes": 1, "sha256": ""}
+    del manifest["sha256"]  # as a forger would
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="outside"):
         ckpt.read_checkpoint(path)

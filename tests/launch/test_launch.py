@@ -67,7 +67,7 @@ async def test_head_and_runners_run_over_ssh_and_end_together(tmp_path: Path, ss
     assert "[head] accounting: sampled" in text
     assert " goodbye: " in text
     assert "secret" not in text
-    assert (tmp_path / "run" / "checkpoint" / "manifest.json").is_file()
+    assert list((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))
 
 
 @pytest.mark.slow

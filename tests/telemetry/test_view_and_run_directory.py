@@ -64,7 +64,7 @@ def test_sparklines() -> None:
 
 
 def test_metrics_are_json_lines_whatever_they_hold(tmp_path: Path) -> None:
-    directory = RunDirectory.create(tmp_path / "run", "ppo", PPOConfig().environment("CartPole-v1"))
+    directory = RunDirectory.create(tmp_path / "run", PPOConfig().environment("CartPole-v1"))
     directory.log({"nan": math.nan, "numpy": np.float32(1.5), "array": np.arange(2), 3: {"x": (1, 2)}})
     directory.log({"object": object})
     directory.close()
@@ -78,15 +78,22 @@ def test_metrics_are_json_lines_whatever_they_hold(tmp_path: Path) -> None:
 def test_the_directory_says_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = PPOConfig().environment("CartPole-v1").debugging(seed=5)
-    directory = RunDirectory.create(None, "ppo", config)
+    assert RunDirectory.newest_path("ppo", config) is None
+    directory = RunDirectory.create(RunDirectory.new_path("ppo", config), config)
     directory.close()
     assert directory.path.name.startswith("ppo-CartPole-v1-")
     assert json.loads((directory.path / "run.json").read_text())["seed"] == 5
     assert PPOConfig.from_toml(directory.path / "config.toml").diff() == config.diff()
+    assert RunDirectory.newest_path("ppo", config) == directory.path
+    assert RunDirectory.newest_path("ppo", PPOConfig().environment("CartPole-v0")) is None
+    later = RunDirectory.new_path("ppo", config)
+    later.mkdir()
+    assert later != directory.path
+    assert RunDirectory.newest_path("ppo", config) == later
 
 
 def test_a_config_that_holds_code_leaves_a_note_in_place_of_toml(tmp_path: Path) -> None:
     config = PPOConfig().environment(lambda env_config: None)
-    directory = RunDirectory.create(tmp_path / "run", "ppo", config)
+    directory = RunDirectory.create(tmp_path / "run", config)
     directory.close()
     assert (tmp_path / "run" / "config.toml").read_text().startswith("# config.env=")

@@ -1,0 +1,167 @@
+"""A directory of numbered checkpoints: the newest that is whole, the newest few and the best kept.
+
+Layout::
+
+    000120/, 000130/, …     checkpoints, named by training iteration
+    000140.abandoned/       of a lineage that was left: the run went back behind it, or it was torn
+    .000130.*.tmp           what a killed write left; removed by the next one
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core import faults
+from rlzmq.core.checkpoint import read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.core.errors import CheckpointError
+
+__all__ = ["CheckpointSeries", "Found", "find_checkpoint"]
+
+_NUMBER = re.compile(r"\d{6,}")
+_LITTER = re.compile(r"\.\d{6,}\.[0-9a-f]{8}\.(tmp|old)")
+_SPARE_BYTES = 1 << 20
+_BYTES_PER_VALUE = 64  # of a plain value in JSON, and of an array's entry: generous
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `find_checkpoint` found.
+
+    Attributes:
+        path: The newest whole checkpoint; None if there is none.
+        skipped: (directory, what is wrong with it) of newer ones.
+    """
+
+    path: Path | None
+    skipped: tuple[tuple[Path, str], ...] = ()
+
+
+def find_checkpoint(path: str | Path) -> Found:
+    """The newest whole checkpoint at a place, every byte checked.
+
+    Args:
+        path: A checkpoint, a directory of numbered ones, or a run directory with ``checkpoints/`` (or,
+            of earlier releases, ``checkpoint/``).
+    """
+    place = Path(path).expanduser().absolute()
+    if (place / "manifest.json").exists():
+        candidates = [place]
+    else:
+        candidates = [*CheckpointSeries(place / "checkpoints").paths(), *CheckpointSeries(place).paths()]
+        if (place / "checkpoint").is_dir():
+            candidates.append(place / "checkpoint")
+    skipped: list[tuple[Path, str]] = []
+    for candidate in candidates:
+        try:
+            read_checkpoint(candidate)
+        except CheckpointError as error:
+            skipped.append((candidate, str(error)))
+        else:
+            return Found(candidate, tuple(skipped))
+    return Found(None, tuple(skipped))
+
+
+class CheckpointSeries:
+    """Writes checkpoints of a run into one directory, and removes those that are not kept.
+
+    Args:
+        path: The directory; made by the first write.
+        keep: How many of the newest are kept; the one with the best score is kept beside them.
+    """
+
+    def __init__(self, path: str | Path, *, keep: int = 3) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self._keep = keep
+        self._is_tidy = False
+
+    def paths(self) -> list[Path]:
+        """The checkpoints, newest iteration first; whole or not."""
+        return [path for _, path in self._numbered()]
+
+    def write(self, iteration: int, components: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
+        """Write one, then remove what is not kept any more. A failure leaves all others as they are.
+
+        Args:
+            iteration: Its number. Those with higher ones are of another lineage and are set aside.
+            components: See `write_checkpoint`.
+            about: Plain facts for the manifest; a finite ``"score"`` ranks it.
+
+        Raises:
+            CheckpointError: It could not be written, e.g. for lack of space.
+            TypeError: A component holds what cannot be stored.
+        """
+        target = self.path / f"{iteration:06d}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not self._is_tidy:
+                self._tidy(iteration)
+            needed = num_bytes_of(components) + _SPARE_BYTES
+            free = shutil.disk_usage(self.path).free
+        except OSError as error:
+            raise CheckpointError(f"Cannot write a checkpoint to {target}: {error}.") from error
+        if free < needed:
+            raise CheckpointError(
+                f"Cannot write a checkpoint to {target}: it needs about {needed} bytes, {free} are free."
+            )
+        write_checkpoint(target, components, about=about)
+        self._is_tidy = True
+        self._remove_old()
+        return target
+
+    def _numbered(self) -> list[tuple[int, Path]]:
+        if not self.path.is_dir():
+            return []
+        found = [(int(path.name), path) for path in self.path.iterdir() if _NUMBER.fullmatch(path.name)]
+        return sorted(found, reverse=True)
+
+    def _tidy(self, iteration: int) -> None:
+        """Before the first write: what a killed process left, and what this run did not go on from."""
+        for path in self.path.iterdir():
+            if _LITTER.fullmatch(path.name):
+                original = self.path / path.name.split(".")[1]
+                if path.suffix == ".old" and not original.exists():
+                    path.rename(original)
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
+        for number, path in self._numbered():
+            if number > iteration:
+                aside = path.with_name(f"{path.name}.abandoned")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+
+    def _remove_old(self) -> None:
+        numbered = self._numbered()
+        scores = [(_score(path), path) for _, path in numbered]
+        best, best_path = max(scores, key=lambda item: item[0])  # the newest of equals
+        kept = {path for _, path in numbered[: self._keep]}
+        if math.isfinite(best):
+            kept.add(best_path)
+        for _, path in numbered:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+                faults.at("checkpoint.boundary")
+
+
+def _score(path: Path) -> float:
+    try:
+        score = read_manifest(path)["about"].get("score")
+    except (CheckpointError, AttributeError):
+        return -math.inf
+    return float(score) if isinstance(score, int | float) and math.isfinite(score) else -math.inf
+
+
+def num_bytes_of(value: Any) -> int:
+    """About how many bytes a state takes on disk."""
+    if isinstance(value, Mapping):
+        return sum(len(str(key)) + num_bytes_of(item) for key, item in value.items()) + _BYTES_PER_VALUE
+    if isinstance(value, list | tuple):
+        return sum(num_bytes_of(item) for item in value) + _BYTES_PER_VALUE
+    if isinstance(value, str | bytes):
+        return 2 * len(value) + _BYTES_PER_VALUE
+    return int(getattr(value, "nbytes", 0)) + _BYTES_PER_VALUE

@@ -1,0 +1,124 @@
+"""A run's checkpoints: which is taken, which are kept, and what is left when a write fails or dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlzmq.core import faults
+from rlzmq.core.checkpoint import read_checkpoint
+from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint, num_bytes_of
+from rlzmq.core.errors import CheckpointError
+
+
+def state(number: int) -> dict[str, object]:
+    return {"learner": {"w": np.full(1000, number, np.float32)}, "algorithm": {"iteration": number}}
+
+
+def series_of(path: Path, *scores: float | None, keep: int = 3) -> CheckpointSeries:
+    series = CheckpointSeries(path / "checkpoints", keep=keep)
+    for number, score in enumerate(scores, start=1):
+        series.write(number, state(number), {"score": score})
+    return series
+
+
+def names(series: CheckpointSeries) -> list[str]:
+    return sorted(path.name for path in series.path.iterdir())
+
+
+def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
+    series = series_of(tmp_path, 1.0, 9.0, 9.0, None, 2.0, 3.0, keep=2)
+    assert names(series) == ["000003", "000005", "000006"]
+    assert find_checkpoint(tmp_path).path == series.path / "000006"
+
+
+def test_without_scores_the_newest_are_kept(tmp_path: Path) -> None:
+    assert names(series_of(tmp_path, None, None, None, keep=2)) == ["000002", "000003"]
+
+
+def test_a_run_directory_a_series_and_a_checkpoint_are_all_found(tmp_path: Path) -> None:
+    series = series_of(tmp_path, None)
+    for place in (tmp_path, series.path, series.path / "000001", str(tmp_path)):
+        assert find_checkpoint(place).path == series.path / "000001"
+    assert find_checkpoint(tmp_path / "nowhere").path is None
+
+
+def test_torn_and_altered_ones_are_skipped_and_said_so(tmp_path: Path) -> None:
+    series = series_of(tmp_path, None, None, None)
+    (series.path / "000003" / "manifest.json").write_text("{")
+    weights = series.path / "000002" / "learner" / "state.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    found = find_checkpoint(tmp_path)
+    assert found.path == series.path / "000001"
+    assert [path.name for path, _ in found.skipped] == ["000003", "000002"]
+    assert "torn" in found.skipped[0][1]
+    assert "altered" in found.skipped[1][1]
+
+
+def test_what_another_lineage_left_is_set_aside(tmp_path: Path) -> None:
+    series = series_of(tmp_path, None, None, None)
+    again = CheckpointSeries(series.path)
+    again.write(2, state(20), {})
+    assert names(again) == ["000001", "000002", "000003.abandoned"]
+    assert find_checkpoint(tmp_path).path == series.path / "000002"
+    again.write(3, state(21), {})
+    assert find_checkpoint(tmp_path).path == series.path / "000003"
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = series_of(tmp_path, None)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6, 100))
+    with pytest.raises(CheckpointError, match=r"needs about \d+ bytes, 100 are free"):
+        series.write(2, state(2), {})
+    assert names(series) == ["000001"]
+
+
+def test_the_size_of_a_state_is_not_underestimated(tmp_path: Path) -> None:
+    series = series_of(tmp_path, None)
+    on_disk = sum(file.stat().st_size for file in series.path.rglob("*") if file.is_file())
+    assert on_disk < num_bytes_of(state(1)) + (1 << 20)
+
+
+@pytest.mark.parametrize("action", ["kill", "enospc"])
+def test_a_fault_at_any_place_of_a_write_leaves_something_to_load(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child writes the second checkpoint; at its N-th file boundary it is killed, or the disk fails."""
+    num_faults = 0
+    while True:
+        place = tmp_path / f"{num_faults}"
+        series_of(place, None, keep=1)
+        log = tmp_path / f"{num_faults}.log"
+        monkeypatch.setenv("RLZMQ_FAULT", f"checkpoint.boundary:{action}:{num_faults + 1}")
+        monkeypatch.setenv("RLZMQ_FAULT_LOG", str(log))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                faults.arm("writer")
+                CheckpointSeries(place / "checkpoints", keep=1).write(2, state(2), {})
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        os.waitpid(pid, 0)
+        if not log.exists():
+            break
+        num_faults += 1
+        path = find_checkpoint(place).path
+        assert path is not None
+        number = int(path.name)
+        assert read_checkpoint(path)["algorithm"] == {"iteration": number}
+        # And the next process can write there, whatever is lying about.
+        after = CheckpointSeries(place / "checkpoints", keep=1)
+        after.write(3, state(3), {})
+        assert names(after) == ["000003"]
+    assert num_faults > 20
