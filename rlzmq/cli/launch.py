@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +44,29 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def _main(cluster: Any) -> int:
-    from rlzmq.cli.joining import on_signals
+    from rlzmq.cli.main import EXIT_INTERRUPTED
     from rlzmq.launch.launcher import Launcher
 
     launcher = Launcher(cluster, lambda line: print(line, flush=True))
+    running = asyncio.ensure_future(launcher.run())
+    signals: list[int] = []
     stops: set[asyncio.Task[None]] = set()
-    with on_signals(lambda number: stops.add(asyncio.ensure_future(launcher.stop()))):
-        return await launcher.run()
+
+    def end(number: int) -> None:
+        """The first ends the head in order, a second kills whatever runs, a third is for a host that hangs."""
+        signals.append(number)
+        if len(signals) == 1:
+            print("stopping: the head saves a checkpoint; again to kill everything", flush=True)
+            stops.add(asyncio.ensure_future(launcher.stop()))
+        elif len(signals) == 2:
+            running.cancel()
+        else:
+            os._exit(128 + number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED

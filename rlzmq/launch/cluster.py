@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from collections.abc import Mapping
@@ -67,6 +68,16 @@ class Cluster:
     def num_learners(self) -> int:
         """Ranks that come from outside of the head."""
         return sum(place.count for place in self.learners)
+
+    @property
+    def advertise(self) -> str | None:
+        """The name by which others reach the head, where `train` says ``--advertise NAME``."""
+        for argument, value in itertools.pairwise((*self.train, "")):
+            if argument == "--advertise":
+                return value
+            if argument.startswith("--advertise="):
+                return argument.partition("=")[2]
+        return None
 
     @property
     def hosts(self) -> list[str]:

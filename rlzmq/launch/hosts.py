@@ -14,6 +14,11 @@ from rlzmq.launch.cluster import LOCAL, Cluster
 __all__ = ["Host", "Process", "connect"]
 
 _CONNECT_S = 20.0
+_RECONNECT_S = 120.0
+_MAX_RECONNECT_DELAY_S = 5.0
+# A host that was cut off for a minute keeps its connection; one that lost its power is noticed after two.
+_KEEPALIVE_S, _MAX_KEEPALIVES = 15, 8
+_MAX_LINE_BYTES = 1 << 20
 _PID_MARK = "rlzmq-pid "
 
 
@@ -38,11 +43,11 @@ class Process:
             elif text:
                 yield text
 
-    async def wait(self) -> int:
-        """Its exit code; -1 where the connection broke first."""
+    async def wait(self) -> int | None:
+        """Its exit code; None where the connection broke first: it may still run."""
         await self._raw.wait()
         code = self._raw.returncode
-        return -1 if code is None else int(code)
+        return None if code is None else int(code)
 
     async def signal(self, name: str) -> None:
         """Send INT, TERM or KILL; nothing happens where it is gone."""
@@ -64,6 +69,8 @@ class Host:
         self.name = name
         self._connection = connection
         self._cluster = cluster
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
 
     async def start(self, command: Sequence[str], *, stdin: str = "") -> Process:
         """Start a command in the working directory.
@@ -71,6 +78,9 @@ class Host:
         Args:
             command: The argument list; it is quoted, never pasted.
             stdin: All that it can read there: keys go this way, not by arguments or files.
+
+        Raises:
+            PeerLostError: The connection is broken.
         """
         script = 'echo "' + _PID_MARK + '$$"; cd "$1" && shift && exec env "$@" 2>&1'
         environment = [f"{name}={value}" for name, value in self._cluster.environment.items()]
@@ -78,15 +88,46 @@ class Host:
         argv = ["sh", "-c", script, "sh", workdir, *environment, *command]
         if self._connection is None:
             raw: Any = await asyncio.create_subprocess_exec(
-                *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                limit=_MAX_LINE_BYTES,
             )
             raw.stdin.write(stdin.encode())
             raw.stdin.close()
-        else:
+            return Process(raw, self)
+        import asyncssh
+
+        try:
             raw = await self._connection.create_process(shlex.join(argv))
             raw.stdin.write(stdin)
             raw.stdin.write_eof()
+        except (OSError, asyncssh.Error) as error:
+            raise PeerLostError(f"{self.name}: the ssh connection broke: {error}") from error
         return Process(raw, self)
+
+    async def reconnect(self) -> None:
+        """Connect again where the connection is broken, for up to two minutes.
+
+        Raises:
+            PeerLostError: It stays away.
+            AuthenticationError: It has another key now.
+        """
+        async with self._connecting:
+            if self._connection is None or not self._connection.is_closed():
+                return
+            delay_s = 0.5
+            deadline = asyncio.get_running_loop().time() + _RECONNECT_S
+            while not self._is_closed:
+                try:
+                    self._connection = (await connect(self.name, self._cluster))._connection
+                    return
+                except PeerLostError:
+                    if asyncio.get_running_loop().time() > deadline:
+                        raise
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _MAX_RECONNECT_DELAY_S)
 
     async def run(self, command: Sequence[str], *, timeout_s: float = 30.0) -> str:
         """Run a command to its end: its output.
@@ -111,6 +152,7 @@ class Host:
 
     async def close(self) -> None:
         """Close the connection; what still runs there ends with the run."""
+        self._is_closed = True
         if self._connection is not None:
             self._connection.close()
             await self._connection.wait_closed()
@@ -135,7 +177,12 @@ async def connect(name: str, cluster: Cluster) -> Host:
         raise ConfigurationError(
             f"no known_hosts file at {cluster.known_hosts}: hosts are never trusted unseen"
         )
-    options: dict[str, Any] = {"known_hosts": known_hosts, "agent_forwarding": False}
+    options: dict[str, Any] = {
+        "known_hosts": known_hosts,
+        "agent_forwarding": False,
+        "keepalive_interval": _KEEPALIVE_S,
+        "keepalive_count_max": _MAX_KEEPALIVES,
+    }
     if cluster.user:
         options["username"] = cluster.user
     if keys:
@@ -145,8 +192,9 @@ async def connect(name: str, cluster: Cluster) -> Host:
             connection = await asyncssh.connect(name, cluster.port, **options)
     except (asyncssh.HostKeyNotVerifiable, asyncssh.PermissionDenied) as error:
         raise AuthenticationError(f"{name}: {error}") from error
-    except (OSError, asyncssh.Error) as error:
-        raise PeerLostError(f"{name}: cannot connect by ssh: {error}") from error
+    except (OSError, TimeoutError, asyncssh.Error) as error:
+        what = str(error) or f"no answer within {_CONNECT_S:g} s"
+        raise PeerLostError(f"{name}: cannot connect by ssh to port {cluster.port}: {what}") from error
     return Host(name, connection, cluster)
 
 

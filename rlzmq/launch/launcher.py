@@ -14,16 +14,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlzmq.core.errors import ConfigurationError, PeerLostError
+from rlzmq.core.errors import PeerLostError
 from rlzmq.launch.cluster import Cluster, Place
 from rlzmq.launch.hosts import Host, Process, connect
+from rlzmq.launch.preflight import preflight
 
 __all__ = ["Launcher"]
 
-_MAX_CLOCK_SKEW_S = 5.0
+EXIT_RESUMABLE, EXIT_INTERRUPTED = 75, 130  # of the head, as the command line defines them
+
 _JOIN_FILE_S = 120.0
 _GRACE_S = 15.0
-_PROBE = "import rlzmq, sys, time; print(rlzmq.__version__, '%d.%d' % sys.version_info[:2], time.time())"
+_GRACE_WITHOUT_GOODBYE_S = 2.0
+_HEALTHY_S = 60.0  # a process that ran for so long has no failures in a row
 
 
 class Launcher:
@@ -48,41 +51,15 @@ class Launcher:
         Raises:
             PeerLostError: A host cannot be reached, or a process died more often than `restarts`.
             AuthenticationError: A host's key is unknown, or ours is refused.
-            ConfigurationError: Versions differ.
+            ConfigurationError: Versions differ, or a port of the head is taken.
         """
         try:
             found = await asyncio.gather(*(connect(name, self._cluster) for name in self._cluster.hosts))
             self._hosts = {host.name: host for host in found}
-            await self.preflight()
+            await preflight(self._cluster, self._hosts, self._say)
             return await self._run_roles()
         finally:
             await self._end_all()
-
-    async def preflight(self) -> None:
-        """The same rlzmq and Python everywhere; clocks that agree about as far as logs need it.
-
-        Raises:
-            PeerLostError: rlzmq does not start there.
-            ConfigurationError: Versions differ.
-        """
-        python = self._cluster.python
-
-        async def probe(host: Host) -> tuple[str, str, float]:
-            before = time.time()
-            version, interpreter, clock = (await host.run([python, "-c", _PROBE], timeout_s=60)).split()[-3:]
-            return version, interpreter, float(clock) - (before + time.time()) / 2
-
-        facts = dict(zip(self._hosts, await asyncio.gather(*map(probe, self._hosts.values())), strict=True))
-        versions = {name: (version, interpreter) for name, (version, interpreter, _) in facts.items()}
-        if len(set(versions.values())) > 1:
-            told = ", ".join(f"{name}: rlzmq {v}, Python {p}" for name, (v, p) in versions.items())
-            raise ConfigurationError(
-                f"the hosts have different versions ({told}): install the same everywhere"
-            )
-        for name, (_, _, skew_s) in facts.items():
-            if abs(skew_s) > _MAX_CLOCK_SKEW_S:
-                self._say(f"[{name}] its clock is {skew_s:+.0f} s off: only log times suffer")
-        self._say(f"preflight: {len(facts)} hosts, rlzmq {next(iter(versions.values()))[0]}")
 
     async def stop(self) -> None:
         """End the head in order (it saves a checkpoint); `run` returns then."""
@@ -106,17 +83,24 @@ class Launcher:
             ]
         head = asyncio.create_task(self._follow("head", host, command, ""))
         roles = asyncio.create_task(self._start_others(host, join))
+        code: int | None = None
         try:
             await asyncio.wait((head, roles), return_when=asyncio.FIRST_COMPLETED)
             if roles.done() and roles.exception() is not None and not head.done():
                 await self.stop()
                 await asyncio.wait((head,), timeout=_GRACE_S)
-                roles.result()
-            return await head
+                code = EXIT_INTERRUPTED
+                raise _first(roles.exception())
+            _, code = await head
+            if code is None:
+                raise PeerLostError(f"the connection to the head {host.name} broke: it may still run there")
+            return code
         finally:
             if not head.done():
                 head.cancel()
-            await asyncio.wait((roles,), timeout=_GRACE_S)  # the run's goodbye reaches them
+            # The run's goodbye reaches them; a head that died said none.
+            said_goodbye = code in (0, EXIT_RESUMABLE, EXIT_INTERRUPTED)
+            await asyncio.wait((roles,), timeout=_GRACE_S if said_goodbye else _GRACE_WITHOUT_GOODBYE_S)
             roles.cancel()
             await asyncio.gather(head, roles, return_exceptions=True)
 
@@ -142,25 +126,39 @@ class Launcher:
 
     async def _keep(self, role: str, place: Place, number: int, join_text: str) -> None:
         """One process, started again when it fails, until the budget is spent."""
-        cluster = self._cluster
+        cluster, host = self._cluster, self._hosts[place.host]
         name = f"{role}-{place.host}-{number}"
         command = [cluster.python, "-m", "rlzmq", role, "--join", "/dev/stdin", *place.arguments]
-        for attempt in range(cluster.restarts + 1):
-            code = await self._follow(name, self._hosts[place.host], command, join_text)
+        num_failures = 0
+        while True:
+            started = time.monotonic()
+            process, code = await self._follow(name, host, command, join_text)
             if code == 0 or self._is_stopping or "head" not in self._running:
                 return
-            self._say(f"[{name}] ended with {code}; restart {attempt + 1} of {cluster.restarts}")
-            await asyncio.sleep(min(0.5 * 2**attempt, 30.0))
-        raise PeerLostError(f"{name} ended {cluster.restarts + 1} times: {shlex.join(command)}")
+            if code is None:
+                self._say(f"[{name}] the ssh connection to {host.name} broke")
+                await host.reconnect()
+                await process.signal("KILL")  # nobody reads what it says any more
+            num_failures = 1 if time.monotonic() - started > _HEALTHY_S else num_failures + 1
+            if num_failures > cluster.restarts:
+                raise PeerLostError(
+                    f"{name} failed {num_failures} times in a row, the last time with exit code {code} (its log is "
+                    f"above); restarts = {cluster.restarts} is spent: {shlex.join(command)}"
+                )
+            self._say(f"[{name}] ended with {code}; restart {num_failures} of {cluster.restarts}")
+            await asyncio.sleep(min(0.5 * 2 ** (num_failures - 1), 30.0))
 
-    async def _follow(self, name: str, host: Host, command: list[str], stdin: str) -> int:
+    async def _follow(
+        self, name: str, host: Host, command: list[str], stdin: str
+    ) -> tuple[Process, int | None]:
+        """Start a process and show its log until it ends: it, and its exit code."""
         process = await host.start(command, stdin=stdin)
         self._running[name] = process
         self._say(f"[{name}] {host.name}: {shlex.join(command)}")
         try:
             async for line in process.lines():
                 self._say(f"[{name}] {line}")
-            return await process.wait()
+            return process, await process.wait()
         finally:
             if self._running.get(name) is process and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 del self._running[name]
@@ -173,3 +171,11 @@ class Launcher:
             jobs.append(self._hosts[self._cluster.head].run(["rm", "-rf", self._directory]))
         await asyncio.gather(*jobs, return_exceptions=True)
         await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
+
+
+def _first(error: BaseException | None) -> BaseException:
+    """What went wrong first, out of the group that a TaskGroup makes of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert error is not None
+    return error

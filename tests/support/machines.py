@@ -1,0 +1,229 @@
+"""Network namespaces as machines: an address, a host name and an sshd each, joined by a switch whose cables can be cut.
+
+    with Machines(3, directory) as machines:      # 10.77.0.1 … 10.77.0.3
+        machines[0].popen(["rlzmq", …])
+        machines[1].cut(); …; machines[1].mend()
+
+The namespaces are called ``rlz<pid>x<n>``; nothing is added to the machine's own network. On leaving, every process in
+them is killed and they are deleted. Needs root; `why_no_machines` says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SSH_PORT", "Machine", "Machines", "why_no_machines"]
+
+SSH_PORT = 2222
+ROOT = Path(__file__).parents[2]
+_SUBNET = "10.77.0"
+
+
+@functools.cache
+def why_no_machines() -> str:
+    """Why namespaces cannot be made here; empty where they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    name = f"rlz{os.getpid()}probe"
+    try:
+        for arguments in (("netns", "add", name), ("-n", name, "link", "add", "x0", "type", "veth"),
+                          ("-n", name, "link", "add", "br0", "type", "bridge")):  # fmt: skip
+            _ip(*arguments)
+        subprocess.run(["unshare", "--uts", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"network namespaces cannot be made here: {getattr(error, 'stderr', b'') or error}"
+    finally:
+        with contextlib.suppress(OSError):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return ""
+
+
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+class Machine:
+    """One namespace.
+
+    Attributes:
+        name: Of the namespace; ``host_name`` is what its processes see.
+        address: Its IP.
+    """
+
+    def __init__(self, name: str, number: int, switch: str, directory: Path) -> None:
+        self.name, self.switch = name, switch
+        self.host_name = f"m{number}"
+        self.address = f"{_SUBNET}.{number + 1}"
+        self.directory = directory / self.host_name
+        self.directory.mkdir(mode=0o700, parents=True)
+        self._port = f"port{number}"
+        _ip("netns", "add", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+        _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", self._port, "netns", switch)
+        _ip("-n", name, "address", "add", f"{self.address}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+        _ip("-n", switch, "link", "set", self._port, "master", "br0", "up")
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """The command that runs `arguments` here; the process keeps its pid."""
+        return ["ip", "netns", "exec", self.name, "unshare", "--uts", *arguments]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """For processes here: a private place for run directories, rlzmq importable."""
+        return {
+            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+            "XDG_RUNTIME_DIR": str(self.directory), "TMPDIR": str(self.directory), **more,
+        }  # fmt: skip
+
+    def popen(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process here."""
+        options.setdefault("env", self.environment())
+        return subprocess.Popen(self.command(arguments), **options)
+
+    def pids(self, begin: str = "") -> list[int]:
+        """Of the processes here; only those whose command line begins so, if given."""
+        found = [int(pid) for pid in _ip("netns", "pids", self.name).split()]
+        return [pid for pid in found if _command_line(pid).startswith(begin)]
+
+    def listening(self) -> list[str]:
+        """ADDRESS:PORT of every TCP listener here."""
+        output = subprocess.run(
+            ["ip", "netns", "exec", self.name, "ss", "-ltnH"], check=True, capture_output=True, text=True
+        ).stdout
+        return [line.split()[3] for line in output.splitlines()]
+
+    def cut(self) -> None:
+        """Pull its cable, at the switch."""
+        _ip("-n", self.switch, "link", "set", self._port, "down")
+
+    def mend(self) -> None:
+        """Put the cable back."""
+        _ip("-n", self.switch, "link", "set", self._port, "up")
+
+    def cut_towards(self, other: Machine) -> None:
+        """What it sends to another machine vanishes; what that one sends still arrives."""
+        _ip("-n", self.name, "route", "add", "blackhole", f"{other.address}/32")
+
+    def mend_towards(self, other: Machine) -> None:
+        """Undo `cut_towards`."""
+        _ip("-n", self.name, "route", "del", "blackhole", f"{other.address}/32")
+
+    def limit_rate(self, rate: str) -> None:
+        """What it sends is no faster than this, e.g. ``10mbit``."""
+        subprocess.run(
+            ["tc", "-n", self.name, "qdisc", "replace", "dev", "eth0", "root", "tbf",
+             "rate", rate, "burst", "32kbit", "latency", "400ms"], check=True, capture_output=True,
+        )  # fmt: skip
+
+
+class Machines(Sequence[Machine]):
+    """Several machines at one switch.
+
+    Args:
+        num: How many.
+        directory: Gets a directory per machine, and the ssh client's key and known_hosts.
+    """
+
+    def __init__(self, num: int, directory: Path) -> None:
+        prefix = f"rlz{os.getpid()}x"
+        self.directory = directory
+        self._switch = f"{prefix}sw"
+        self._machines: list[Machine] = []
+        self._sshds: list[subprocess.Popen[str]] = []
+        try:
+            _ip("netns", "add", self._switch)
+            # No spanning tree: a port forwards as soon as its cable is in.
+            _ip(
+                "-n",
+                self._switch,
+                "link",
+                "add",
+                "br0",
+                "type",
+                "bridge",
+                "forward_delay",
+                "0",
+                "stp_state",
+                "0",
+            )
+            _ip("-n", self._switch, "link", "set", "br0", "up")
+            for number in range(num):
+                self._machines.append(Machine(f"{prefix}{number}", number, self._switch, directory))
+        except BaseException:
+            self.close()
+            raise
+
+    def start_sshds(self) -> None:
+        """An sshd on every machine, at `SSH_PORT`; its key is in ``known_hosts``, ours is ``client_key``."""
+        first, *others = self._machines
+        self._wait_listening([self._start_sshd(first)])  # it makes the client's key
+        self._wait_listening([self._start_sshd(machine) for machine in others])
+
+    def _start_sshd(self, machine: Machine) -> subprocess.Popen[str]:
+        program = str(ROOT / "tests" / "launch" / "sshd.py")
+        sshd = machine.popen(
+            [sys.executable, program, str(self.directory), "--host", machine.address,
+             "--port", str(SSH_PORT), "--name", machine.host_name],
+            stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+        self._sshds.append(sshd)
+        return sshd
+
+    def _wait_listening(self, sshds: list[subprocess.Popen[str]]) -> None:
+        for sshd in sshds:
+            assert sshd.stdout is not None
+            if sshd.stdout.readline().strip() != str(SSH_PORT):
+                raise RuntimeError(f"an sshd ended with {sshd.wait()}")
+
+    def leftovers(self) -> dict[str, list[str]]:
+        """Machine → command lines of what runs there, but for its sshd."""
+        sshds = {sshd.pid for sshd in self._sshds}
+        found = {
+            machine.host_name: [_command_line(pid) for pid in machine.pids() if pid not in sshds]
+            for machine in self._machines
+        }
+        return {name: [line for line in lines if line] for name, lines in found.items() if any(lines)}
+
+    def close(self) -> None:
+        """Kill what runs in the namespaces, and delete them. Idempotent."""
+        names = [*(machine.name for machine in self._machines), self._switch]
+        for name in names:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                for pid in _ip("netns", "pids", name).split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+        for sshd in self._sshds:
+            sshd.communicate()
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        self._machines, self._sshds = [], []
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._machines[index]
+
+    def __len__(self) -> int:
+        return len(self._machines)
+
+    def __iter__(self) -> Iterator[Machine]:
+        return iter(self._machines)
+
+    def __enter__(self) -> Machines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
