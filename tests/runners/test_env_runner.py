@@ -233,7 +233,7 @@ def test_timed_pieces_are_timed() -> None:
 def test_where_the_time_went_is_in_meta_and_metrics(use_fused: bool) -> None:
     runner = SingleAgentEnvRunner(config=make_config())
     runner.use_fused = use_fused
-    first, second = runner.sample_lease(12), runner.sample_lease(5)
+    first, second = runner.sample_lease(20), runner.sample_lease(13)
     timers = first.meta["timers"]
     stages = ["rlmodule_inference_timer", "env_step_timer"]
     stages += [f"{name}_connector/connector_pipeline_timer" for name in ("env_to_module", "module_to_env")]
@@ -241,9 +241,9 @@ def test_where_the_time_went_is_in_meta_and_metrics(use_fused: bool) -> None:
     if not use_fused:
         expected |= {f"env_to_module_sum_episodes_length_{way}" for way in ("in", "out")}
     assert timers.keys() == expected
-    # of the fused path, each eighth vector step is timed, over the borders of leases
-    assert [timers[name][0] for name in stages] == ([2, 2, 2, 2] if use_fused else [12, 12, 13, 12])
-    assert second.meta["timers"]["env_step_timer"][0] == (1 if use_fused else 5)
+    # of the fused path, each sixteenth vector step is timed, over the borders of leases
+    assert [timers[name][0] for name in stages] == ([2, 2, 2, 2] if use_fused else [20, 20, 21, 20])
+    assert second.meta["timers"]["env_step_timer"][0] == (1 if use_fused else 13)
     assert "env_reset_timer" not in second.meta["timers"]
     assert second.meta["timers"]["time_between_sampling"][0] == 1
     measured = sum(timers[name][1] for name in [*stages, "env_reset_timer"])
