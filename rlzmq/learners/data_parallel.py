@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rlzmq.learners.distributed import RankGroup, peer_errors
+from rlzmq.learners.distributed import RankGroup
 
 __all__ = ["DataParallelForward"]
 
@@ -35,13 +35,13 @@ class DataParallelForward:
         group: RankGroup,
         ddp_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._where = f"learner rank {group.rank} of {group.world_size}, generation {group.generation}: "
+        self._group = group
         wrapped = _TrainForward(modules, forward_train)
         self._parameters = [p for p in wrapped.parameters() if p.requires_grad]
         kwargs = {"process_group": group.process_group, **(ddp_kwargs or {})}
         if group.device.type == "cuda":
             kwargs.setdefault("device_ids", [group.device.index or torch.cuda.current_device()])
-        with peer_errors(self._where + "the first broadcast of weights"):
+        with group.typed_errors("the first broadcast of weights"):
             self._ddp = DistributedDataParallel(wrapped, **kwargs)
 
     def forward_train(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class DataParallelForward:
         Raises:
             PeerLostError: A peer died or hangs.
         """
-        with peer_errors(self._where + "forward pass"):
+        with self._group.typed_errors("forward pass"):
             outputs: dict[str, Any] = self._ddp(batch)
         return outputs
 
@@ -60,7 +60,7 @@ class DataParallelForward:
         Raises:
             PeerLostError: A peer died or hangs.
         """
-        with peer_errors(self._where + "gradient all-reduce"):
+        with self._group.typed_errors("gradient all-reduce"):
             _run_backward(_Touch.apply(loss, *self._parameters))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:

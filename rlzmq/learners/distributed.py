@@ -21,7 +21,7 @@ from rlzmq.core.errors import PeerLostError, RlzmqError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["DesynchronizedError", "RankGroup", "Vote", "loopback_interface", "parameter_hash", "peer_errors"]
+__all__ = ["DesynchronizedError", "RankGroup", "Vote", "loopback_interface", "parameter_hash"]
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # What a collective's failure says (gloo, NCCL, the stores); any other RuntimeError is a bug and stays one.
@@ -66,6 +66,10 @@ class RankGroup:
             machine;
             None: as the environment says (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
 
+    Attributes:
+        num_entered: Waits for peers that this rank has entered, the same on all ranks once they are through:
+            a rank whose number stays behind keeps the others waiting.
+
     Raises:
         PeerLostError: Not all ranks came within `timeout_s`.
         ValueError: `rank` is out of range.
@@ -89,6 +93,7 @@ class RankGroup:
         self.rank = rank
         self.world_size = world_size
         self.generation = generation
+        self.num_entered = 0
         self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self._owns_group = True
         self._closed = False
@@ -118,6 +123,7 @@ class RankGroup:
         group.rank = dist.get_rank(process_group)
         group.world_size = dist.get_world_size(process_group)
         group.generation = generation
+        group.num_entered = 0
         is_nccl = dist.get_backend(process_group) == "nccl"
         group.device = torch.device("cuda" if is_nccl else "cpu")
         group.process_group = process_group
@@ -210,8 +216,9 @@ class RankGroup:
 
     @contextmanager
     def typed_errors(self, what: str) -> Iterator[None]:
-        """Inside the block a collective's failure is raised as PeerLostError that says `what` failed."""
-        with peer_errors(
+        """The block may wait for peers; its failure is raised as PeerLostError that says `what` failed."""
+        self.num_entered += 1
+        with _peer_errors(
             f"learner rank {self.rank} of {self.world_size}, generation {self.generation}: {what}"
         ):
             yield
@@ -249,7 +256,7 @@ class Vote:
 
 
 @contextmanager
-def peer_errors(where: str) -> Iterator[None]:
+def _peer_errors(where: str) -> Iterator[None]:
     """Turn the failure of a collective inside the block into PeerLostError; leave other errors alone."""
     try:
         yield

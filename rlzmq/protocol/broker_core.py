@@ -24,6 +24,7 @@ from rlzmq.protocol.broker_grants import Grants, take_acks
 from rlzmq.protocol.broker_peers import Door, publication_for_pub
 from rlzmq.protocol.broker_state import BrokerOptions, BrokerState, Peer
 from rlzmq.protocol.broker_updates import Updates
+from rlzmq.protocol.broker_watch import Watch
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.errors import SchemaError, WireError
 from rlzmq.protocol.events import Instruction, Malformed, PeerLost, Publish, Received, Stop, Tick
@@ -95,6 +96,7 @@ class BrokerCore:
         self._door = Door(self.state)
         self._updates = Updates(self.state)
         self._grants = Grants(self.state)
+        self._watch = Watch(self.state)
         self._beat_at = float("-inf")
         self._weights_asked_at = float("-inf")
         self._handlers: dict[type[WireMessage], Callable[[Peer, Received, float], None]] = {
@@ -204,6 +206,7 @@ class BrokerCore:
             self._on_stranger(event, message)
             return
         peer.heard_at = now
+        self._watch.heard(peer, now)
         if type(message) not in _SAYS[peer.hello.role]:
             state.count_refused("role")
             detail = f"a {peer.hello.role} does not send {type(message).__name__}"
@@ -306,6 +309,11 @@ class BrokerCore:
             self._tell_committed(peer)
             return
         num_bytes = sum(memoryview(frame).nbytes for frame in event.frames)
+        if lease is None and self._overruns(peer, num_bytes):
+            state.ledger.refuse(fragment, message.num_env_steps, "rejected")
+            state.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
+            state.send(peer, Rejected(message.seq, "overrun", "too much without a lease is pending"))
+            return
         entry = state.ledger.accept(
             fragment,
             message.num_env_steps,
@@ -317,10 +325,17 @@ class BrokerCore:
         )
         if entry is not None:
             peer.sampled += message.num_env_steps
+            peer.has_worked = True
             if entry.done >= entry.num_steps:
                 # Empty, or trained under an earlier broker, which may have died before its report.
                 state.to_be_reported(entry)
         state.acks.setdefault(peer.uuid, set()).add(message.seq)
+
+    def _overruns(self, peer: Peer, num_bytes: int) -> bool:
+        """Whether a fragment that no lease asked for is more than a runner may have kept for a new broker."""
+        state, options = self.state, self.options
+        share = max(options.window_bytes, options.memory_bytes // max(1, len(state.runners)))
+        return state.ledger.runner(peer.uuid, peer.incarnation).uncommitted_bytes + num_bytes > share
 
     def _why_not(self, message: Fragment, leased_env_steps: int | None) -> str | None:
         """What makes a fragment unacceptable, if anything."""
@@ -366,6 +381,7 @@ class BrokerCore:
     def _on_learner_state(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, LearnerState)
         self._updates.heartbeat(peer, event.message, now)
+        self._watch.learner_reports(peer, event.message, now)
 
     def _on_shard_ready(self, peer: Peer, event: Received, now: float) -> None:
         message = event.message
@@ -445,6 +461,7 @@ class BrokerCore:
     def _on_tick(self, now: float) -> None:
         state, options = self.state, self.options
         self._grants.expire(now)
+        self._watch.tick(now)
         for peer in list(state.by_routing.values()):
             if now - peer.heard_at >= options.peer_timeout_s:
                 self._door.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlzmq.protocol.broker_state import BrokerState, Peer
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.messages import Hello, Refused, Snapshot, Welcome
-from rlzmq.protocol.progress_watch import ProgressWatch
+from rlzmq.protocol.progress_watch import ProgressWatch, SilenceWatch
 from rlzmq.protocol.weights import notice_of
 
 __all__ = ["Door", "publication_for_pub"]
@@ -52,6 +52,10 @@ class Door:
         peer = Peer(routing, hello, incarnation, now, next_update=hello.next_update)
         if previous is not None:
             peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
+            peer.silence = previous.silence
+        else:
+            peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
+        peer.silence.heard(now)
         state.by_routing[routing] = peer
         self._welcome(peer)
         self._seat(peer, is_new=not is_same)
@@ -162,6 +166,8 @@ class Door:
                 state.num_ranks = hello.num_ranks
                 state.ranks.clear()
             state.ranks[hello.rank] = peer
+            if is_new:
+                peer.watch = ProgressWatch(first_timeout_s=state.options.first_hung_after_s)
         elif hello.role == "driver":
             if state.driver is not None and state.driver is not peer and state.driver.uuid != hello.uuid:
                 self.forget(state.driver, "left", "another driver took over")

@@ -10,13 +10,14 @@ from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.leases import LeaseBook
 from rlzmq.protocol.ledger import Entry, Ledger, RunnerRecord
 from rlzmq.protocol.messages import Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
-from rlzmq.protocol.progress_watch import ProgressWatch
+from rlzmq.protocol.progress_watch import ProgressWatch, SilenceWatch
 from rlzmq.protocol.ranges import FragmentRange
 from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.weights import Publication
 
-__all__ = ["BrokerOptions", "BrokerState", "KeptReport", "Peer", "Run"]
+__all__ = ["HEARTBEAT_S", "BrokerOptions", "BrokerState", "KeptReport", "Peer", "Run"]
 
+HEARTBEAT_S = 0.5
 # Fenced processes are remembered so that their late messages are refused, not welcomed anew.
 _MAX_FENCED = 10_000
 
@@ -43,11 +44,14 @@ class BrokerOptions:
         hung_after_s: A runner at work without progress for so long hangs; 0: learnt from its own
             pace (see `ProgressWatch`).
         first_hung_after_s: The least limit before its first progress: environments are being reset.
+        late_after_s: A peer at work that says nothing for so long, or that other ranks wait for, is
+            looked after; see `SilenceWatch` and `RankWatch`.
+        rank_first_hung_after_s: The latter's limit until every rank has trained an update.
     """
 
     run_id: str
     incarnation: int
-    heartbeat_s: float = 1.0
+    heartbeat_s: float = HEARTBEAT_S
     peer_timeout_s: float = 10.0
     driver_timeout_s: float = 30.0
     resend_s: float = 2.0
@@ -60,6 +64,8 @@ class BrokerOptions:
     push_weights_below_bytes: int = 32 * 1024 * 1024
     hung_after_s: float = 0.0
     first_hung_after_s: float = 300.0
+    late_after_s: float = 2.0
+    rank_first_hung_after_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -69,7 +75,9 @@ class Peer:
     Attributes:
         routing: Where to send to; changes when the peer reconnects.
         next_update: Of a learner: first update it has not trained.
-        is_suspect: Of a runner: let a lease expire, or hangs, and showed no progress since.
+        is_suspect: It let a lease expire, or hangs, and showed no progress since.
+        has_worked: A runner's samples were accepted, a rank has entered a collective: it is past its start.
+        is_late: It should have said something by now.
         first_unacked: Of a runner: what it said last.
         sampled: Of a runner: env steps accepted from it.
     """
@@ -80,7 +88,10 @@ class Peer:
     heard_at: float
     next_update: int = 0
     is_suspect: bool = False
+    has_worked: bool = False
+    is_late: bool = False
     watch: ProgressWatch = field(default_factory=ProgressWatch)
+    silence: SilenceWatch = field(default_factory=lambda: SilenceWatch(0.5, 2.0))
     first_unacked: int = 0
     sampled: int = 0
     num_bad: int = 0

@@ -110,8 +110,8 @@ class Notice(WireMessage):
     """Something a supervisor acts on: a peer joined, left, hangs, sent bad data. Payload: (none).
 
     Attributes:
-        event: ``joined``, ``left``, ``lost``, ``fenced``, ``lease_expired``, ``hung``, ``bad_fragment``,
-            ``quarantined``, ``refused``, ``protocol_error``.
+        event: ``joined``, ``left``, ``lost``, ``fenced``, ``lease_expired``, ``hung``, ``silent``,
+            ``bad_fragment``, ``quarantined``, ``refused``, ``protocol_error``.
     """
 
     kind: ClassVar[Kind] = Kind.NOTICE

@@ -151,6 +151,7 @@ class LearnerState(WireMessage):
         next_update: First update not trained.
         update_ids, attempts, num_held, phases: One entry per update at hand; phase 0 receiving,
             1 ready, 2 training.
+        progress: Collectives entered in this generation; of a single rank: minibatches trained.
     """
 
     kind: ClassVar[Kind] = Kind.LEARNER_STATE

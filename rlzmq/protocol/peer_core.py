@@ -20,7 +20,8 @@ class PeerTimers:
         hello_retry_s: Between HELLOs until WELCOME.
         broker_silence_s: Without any message of the broker for this long, register again.
         resend_s: Before something unanswered is sent again.
-        snapshot_wait_s: A lease waits this long for its weights to come by PUB before asking.
+        snapshot_wait_s: A lease waits this long for its weights to come by PUB before asking; then twice as
+            long each time, up to `resend_s`.
     """
 
     hello_retry_s: float = 1.0

@@ -1,11 +1,11 @@
-"""When a worker that shows no progress counts as slow, and when as hung. Pure."""
+"""When a worker that shows no progress, or says nothing, counts as slow or hung. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Literal
 
-__all__ = ["Health", "ProgressWatch"]
+__all__ = ["Health", "ProgressWatch", "SilenceWatch"]
 
 Health = Literal["ok", "slow", "hung"]
 
@@ -72,3 +72,37 @@ class ProgressWatch:
         intervals = sorted(self._intervals)
         p99 = intervals[min(len(intervals) - 1, int(len(intervals) * 0.99))]
         return max(self._min_hung_s, 20 * p99)
+
+
+class SilenceWatch:
+    """Tells whether a peer that reports regularly is later than it has ever been.
+
+    A thread that holds the interpreter's lock for long keeps its process from reporting. The limit follows
+    what the peer itself has shown: `min_s`, or five times its longest delay of late, whichever is more.
+
+    Args:
+        beat_s: How often it reports.
+        min_s: The limit is never below it.
+    """
+
+    _NUM_DELAYS = 64
+
+    def __init__(self, beat_s: float, min_s: float) -> None:
+        self._beat_s = beat_s
+        self._min_s = min_s
+        self._delays: deque[float] = deque(maxlen=self._NUM_DELAYS)
+        self._heard_at: float | None = None
+
+    def heard(self, now: float) -> None:
+        """It said something."""
+        if self._heard_at is not None:
+            self._delays.append(max(0.0, now - self._heard_at - self._beat_s))
+        self._heard_at = now
+
+    def limit_s(self) -> float:
+        """Seconds of silence that are too long."""
+        return max(self._min_s, self._beat_s + 5 * max(self._delays, default=0.0))
+
+    def is_late(self, now: float) -> bool:
+        """Whether it should have said something by now."""
+        return self._heard_at is not None and now - self._heard_at >= self.limit_s()

@@ -109,6 +109,7 @@ class RunnerCore(PeerCore):
         self._new_weights: ApplyWeights | None = None
         self._new_connector_state: ApplyConnectorState | None = None
         self._asked_at = float("-inf")
+        self._ask_after_s = self.timers.snapshot_wait_s
         self._leaving: str | None = None
 
     # ------------------------------------------------------------------ facts
@@ -280,13 +281,16 @@ class RunnerCore(PeerCore):
                 instructions.append(Send(b"", LeaseReturned(lease.lease_id, "outdated")))
                 continue
             if not self._may_start(lease):
-                if now - max(since, self._asked_at) >= self.timers.snapshot_wait_s:
+                if now - max(since, self._asked_at) >= self._ask_after_s:
                     self._asked_at = now
+                    # Large weights take their time: asking for them again and again would not speed them up.
+                    self._ask_after_s = min(2 * self._ask_after_s, self.timers.resend_s)
                     request = SnapshotRequest(
                         self.weights.generation, self.weights.version, self._held_connector_version()
                     )
                     instructions.append(Send(b"", request))
                 return instructions
+            self._ask_after_s = self.timers.snapshot_wait_s
             self._queue.popleft()
             self._current = lease
             return [*instructions, *self._apply_news(), self._start(lease)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["FAIL_FAST", "GiveUp", "Restart", "RestartPolicy", "Supervision"]
+__all__ = ["FAIL_FAST", "GiveUp", "Patience", "Restart", "RestartPolicy", "Supervision"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +101,32 @@ class Supervision:
         self.num_restarts += 1
         self.incarnation += 1
         return Restart(delay_s, self.incarnation)
+
+
+class Patience:
+    """How long a silent process may take to answer before it is killed.
+
+    Each kill doubles it, for what was killed may only have been slow; useful work restores it.
+
+    Args:
+        first_s, max_s: Seconds: at first, and at most.
+        restored_after: Pieces of useful work until it is `first_s` again.
+    """
+
+    def __init__(self, first_s: float = 1.0, max_s: float = 30.0, restored_after: int = 100) -> None:
+        self.seconds = first_s
+        self._first_s = first_s
+        self._max_s = max_s
+        self._restored_after = restored_after
+        self._num_missing = 0
+
+    def killed(self) -> None:
+        """The process did not answer in time and was killed."""
+        self.seconds = min(2 * self.seconds, self._max_s)
+        self._num_missing = self._restored_after
+
+    def worked(self) -> None:
+        """It did something useful."""
+        self._num_missing -= 1
+        if self._num_missing <= 0:
+            self.seconds = self._first_s

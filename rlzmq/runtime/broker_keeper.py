@@ -15,6 +15,7 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
+from rlzmq.protocol.broker_state import HEARTBEAT_S
 from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
 from rlzmq.runtime.broker import BrokerRole
 from rlzmq.runtime.joining import JoinKeys, at_host, listen_addresses, write_join_files
@@ -25,7 +26,6 @@ __all__ = ["BrokerKeeper"]
 _log = logging.getLogger("rlzmq.runtime")
 
 _POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
-_HEARTBEAT_S = 1.0
 _PING_PERIOD_S = 1.0
 _PING_DEADLINE_S = 3.0
 
@@ -184,8 +184,11 @@ class BrokerKeeper:
 
 
 def _options(config: Any) -> dict[str, Any]:
-    """When a runner counts as hung. Its progress is told once per heartbeat: so much later is noticed."""
-    options = {"first_hung_after_s": float(config.env_reset_timeout_s)}
+    """When a peer counts as hung. Its progress is told once per heartbeat: so much later is noticed."""
+    options = {
+        "first_hung_after_s": float(config.env_reset_timeout_s),
+        "rank_first_hung_after_s": float(config.learner_timeout_s),
+    }
     if config.env_step_timeout_s:
-        options["hung_after_s"] = config.env_step_timeout_s + _HEARTBEAT_S
+        options["hung_after_s"] = config.env_step_timeout_s + HEARTBEAT_S
     return options

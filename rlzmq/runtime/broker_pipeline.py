@@ -41,6 +41,8 @@ __all__ = ["BrokerPipeline"]
 
 _log = logging.getLogger("rlzmq.runtime")
 
+_MISSED = frozenset({"hung", "silent", "lost"})
+
 
 class BrokerPipeline:
     """Runs updates with runners and learners that talk through a broker process.
@@ -188,8 +190,8 @@ class BrokerPipeline:
     def _on_notice(self, notice: Notice) -> None:
         """The broker misses someone, or got unusable data."""
         event, detail = notice.event, notice.detail
-        if notice.role == "learner" and event == "lost":
-            self._run_task(self._learners.supervisor.suspect(notice.name, detail))
+        if notice.role == "learner" and event in _MISSED:
+            self._run_task(self._learners.supervisor.suspect(notice.name, event, detail))
             return
         role, _, number = notice.name.rpartition("-")
         if notice.role != "runner" or role != "runner" or not number.isdigit():
@@ -197,8 +199,8 @@ class BrokerPipeline:
         runners, index = self._runners.supervisor, int(number)
         if index >= len(self._runners.handles):
             return
-        if event in ("lost", "hung"):
-            self._run_task(runners.suspect(index, hangs=event == "hung", why=detail))
+        if event in _MISSED:
+            self._run_task(runners.suspect(index, event, detail))
         elif event in ("bad_fragment", "quarantined"):
             runners.blame(index, detail)
 

@@ -217,6 +217,9 @@ class LearnerRole:
             raise PeerLostError(link.group_lost.result())
         return await link.ended  # type: ignore[no-any-return]
 
+    async def beat(self) -> None:
+        """Answers as soon as the event loop turns."""
+
     async def disconnect(self) -> None:
         """Say goodbye to the broker."""
         if self._link is not None:

@@ -105,6 +105,13 @@ class LearnerLink(PeerLink):
         if rank == 0:
             self._run_blocking(self._snapshot).add_done_callback(self._publish)
 
+    def _tick(self) -> None:
+        group = self._learner.group
+        self.core.progress = (
+            group.num_entered if group is not None else self._learner.num_gradient_updates_lifetime
+        )
+        super()._tick()
+
     def act(self, instruction: Instruction) -> None:
         """Decode shards on the loop (views, no copies); train on the learner thread."""
         if isinstance(instruction, DecodeShard):

@@ -6,7 +6,7 @@
 | consumes                             | produces              | waits for         | unblocked by          |
 |--------------------------------------|-----------------------|-------------------|-----------------------|
 | a process's end, a lost collective   | a new generation      | all living ranks  | their `rejoin`, or their deaths |
-| the broker's "lost"                  | SIGKILL of a stopped rank | –             | –                     |
+| the broker's "hung", "silent", "lost" | SIGKILL of a hanging rank | its answer    | its deadline         |
 | a replacement that is ready          | a new generation      | the update's end  | `admit`               |
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
-from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
+from rlzmq.protocol.supervision import GiveUp, Patience, RestartPolicy, Supervision
 from rlzmq.runtime.processes import is_stopped, lost_error
 
 __all__ = ["LearnerSupervisor"]
@@ -68,6 +68,7 @@ class LearnerSupervisor:
         self._spawn = spawn
         self._form = form
         self._machines = [Supervision(_POLICY) for _ in handles]
+        self._patience = Patience()
         self._lock = asyncio.Lock()
         self._is_lost = asyncio.Event()
         self._formed = asyncio.Event()
@@ -139,15 +140,37 @@ class LearnerSupervisor:
 
     def worked(self) -> None:
         """An update was committed: failures in a row are over."""
+        self._patience.worked()
         for handle in self._handles:
             self._machines[_place(handle)].worked()
 
-    async def suspect(self, name: str, why: str) -> None:
-        """The broker misses this rank: end it if its process was stopped."""
-        for handle in self._handles:
-            if handle.name == name and not handle.exited.done() and is_stopped(handle.pid):
+    async def suspect(self, name: str, event: str, why: str) -> None:
+        """The broker misses this rank: end it if it hangs or its process was stopped.
+
+        Args:
+            name: Of the rank.
+            event: "hung": the other ranks wait for it; "silent": it was at work and does not answer; "lost":
+                neither is known.
+            why: In words.
+        """
+        for handle in [handle for handle in self._handles if handle.name == name]:
+            if not handle.exited.done() and (is_stopped(handle.pid) or await self._hangs(handle, event)):
                 _log.warning("%s (pid %d) hangs: %s. It is killed.", name, handle.pid, why)
                 await handle.kill_hanging()
+
+    async def _hangs(self, handle: Any, event: str) -> bool:
+        if event != "silent":
+            return event == "hung"
+        # The only rank has the only weights of now: it gets more time.
+        deadline_s = self._patience.seconds if len(self._handles) > 1 else self._config.learner_timeout_s
+        try:
+            await handle.call("beat", deadline_s=deadline_s)
+        except PeerLostError:
+            return False
+        except DeadlineError:
+            self._patience.killed()
+            return True
+        return False
 
     async def stop(self) -> None:
         """End the supervision; replacements that have not joined are ended, too."""

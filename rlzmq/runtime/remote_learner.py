@@ -34,6 +34,7 @@ __all__ = ["RemoteLearner"]
 # What the driver may call, and nothing else: what LearnerRole has beyond it takes functions.
 _METHODS = frozenset(
     {
+        "beat",
         "connect",
         "disconnect",
         "form",

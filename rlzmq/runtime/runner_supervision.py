@@ -3,7 +3,7 @@
 | consumes                    | produces                 | waits for          | unblocked by            |
 |-----------------------------|--------------------------|--------------------|-------------------------|
 | a process's end (pidfd)     | a new one, one incarnation later | the back-off | time                 |
-| the broker's "hung", "lost" | stacks on stderr, SIGKILL | –                 | –                       |
+| the broker's "hung", "silent", "lost" | stacks on stderr, SIGKILL | an answer | its deadline          |
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
-from rlzmq.protocol.supervision import GiveUp, Restart, RestartPolicy, Supervision
+from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
 from rlzmq.runtime.processes import is_stopped, lost_error
 
 __all__ = ["RunnerSupervisor"]
@@ -39,6 +39,7 @@ class _Place:
     index: int
     handle: Any
     machine: Supervision
+    patience: Patience = field(default_factory=Patience)
     up: asyncio.Event = field(default_factory=asyncio.Event)
     has_worked: bool = False
     num_bad: int = 0
@@ -145,6 +146,7 @@ class RunnerSupervisor:
         place = self._places[index]
         if place.up.is_set() and not place.is_given_up:
             place.machine.worked()
+            place.patience.worked()
             place.has_worked = True
 
     def blame(self, index: int, why: str) -> None:
@@ -161,24 +163,29 @@ class RunnerSupervisor:
             )
             place.handle.kill()
 
-    async def suspect(self, index: int, *, hangs: bool, why: str) -> None:
+    async def suspect(self, index: int, event: str, why: str) -> None:
         """The broker misses this runner: replace it if its process hangs or is stopped.
 
         Args:
-            hangs: Whether its silence is known to mean that it hangs; else its process must be stopped, or
-                not answer in time.
+            index: Of the runner's place.
+            event: "hung": it answers the broker and makes no progress; "silent": it was at work and does not
+                answer; "lost": neither is known.
+            why: In words.
         """
-        handle = self._places[index].handle
+        place = self._places[index]
+        handle = place.handle
         if handle.exited.done():
             return
-        if not hangs and not is_stopped(handle.pid):
+        if event != "hung" and not is_stopped(handle.pid):
+            first_s = place.patience.seconds if event == "silent" else _BEAT_DEADLINE_S
             try:
-                await handle.call("beat", deadline_s=self._config.env_step_timeout_s or _BEAT_DEADLINE_S)
+                await handle.call("beat", deadline_s=self._config.env_step_timeout_s or first_s)
                 return
             except PeerLostError:
                 return
             except DeadlineError:
-                why = "its event loop does not turn (is the GIL held?)"
+                place.patience.killed()
+                why = "its event loop does not turn (does a step hold the GIL? see env_step_timeout_s)"
         _log.warning("%s %d (pid %d) hangs: %s. It is killed.", self._what, index, handle.pid, why)
         await handle.kill_hanging()
 

@@ -286,6 +286,52 @@ def test_a_runner_without_progress_hangs():
     assert len(bench.leases("b")) == 1
 
 
+def test_a_runner_at_work_that_falls_silent_is_told_once():
+    bench = Bench(late_after_s=2.0)
+    bench.ready_run(batch=20)
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.runner("before its first samples")
+    bench.now = 0.5
+    bench.fragment(lease.lease_id, steps=4, runner="a")
+    told = []
+    for now in (2.4, 2.6, 2.7):
+        bench.now = now
+        bench.event(Tick())
+        told.append([notice.event for notice in bench.sent("driver", Notice)])
+    assert told == [[], ["silent"], []]
+
+
+def test_the_rank_that_the_other_waits_for_is_told():
+    bench = Bench(late_after_s=2.0)
+    bench.driver()
+    for rank in (0, 1):
+        bench.learner(rank, num_ranks=2)
+    told = []
+    for tenths in range(5, 40, 5):
+        bench.now = tenths / 10
+        for rank in (0, 1):
+            progress = min(tenths, 10 if rank else 11)
+            bench.send(f"learner-{rank}", LearnerState(1, int(tenths > 5), (0,), (0,), (1,), (2,), progress))
+        bench.event(Tick())
+        told += [(bench.now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
+    assert told == [(3.5, "hung", "learner-1")]
+
+
+def test_more_than_a_share_of_the_memory_is_not_taken_without_a_lease():
+    bench = Bench(window_bytes=1000, memory_bytes=1000)
+    bench.driver()
+    bench.runner()
+    taken = 0
+    while not bench.sent("runner", Rejected):
+        bench.fragment(steps=1)
+        taken += 1
+        assert taken < 100
+    assert bench.sent("runner", Rejected)[0].reason == "overrun"
+    assert bench.state.ledger.num_bytes <= 1000
+    assert bench.state.ledger.accounting.dropped == {"rejected": 1}
+
+
 def test_a_returned_lease_is_granted_to_the_next():
     bench = Bench()
     bench.ready_run(batch=4)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,38 @@ async def test_a_stopped_rank_is_noticed_killed_and_survived_within_five_seconds
     assert took_s < 8.0, "5 s on a machine that is not busy"
 
 
+def hold_the_lock() -> None:
+    ctypes.PyDLL(None).pause()
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("hang", [hold_the_lock, wait_for_ever])
+async def test_a_rank_that_hangs_in_its_loss_is_killed_and_survived(hang: Any) -> None:
+    async with small(1, 2).build_async() as algo:
+        group = algo.learner_group.supervisor
+        seconds_of_work = time.monotonic() + 1.5
+        while time.monotonic() < seconds_of_work:
+            await algo.train()
+
+        def break_loss(learner: Any) -> None:
+            if learner.rank == 1:
+
+                def compute_loss_for_module(**kwargs: Any) -> Any:
+                    hang()
+
+                learner.compute_loss_for_module = compute_loss_for_module
+
+        await algo.learner_group.foreach_learner(break_loss)
+        start = time.monotonic()
+        await algo.train()
+        took_s = time.monotonic() - start
+        await until(lambda: group.num_reforms == 1)
+    assert took_s < 10.0, "5 s on a machine that is not busy"
+
+
 async def test_a_replacement_that_dies_while_joining_leaves_the_survivors_training(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -132,22 +166,27 @@ async def test_fewer_than_min_learners_end_the_run() -> None:
             await algo.train()
 
 
-async def test_the_death_of_all_learners_without_a_checkpoint_ends_the_run_and_says_why() -> None:
-    async with small(1, 1).build_async() as algo:
+async def test_the_death_of_all_learners_without_a_copy_ends_the_run_and_says_why() -> None:
+    config = small(1, 1).fault_tolerance(learner_snapshot_every_s=None)
+    async with config.build_async() as algo:
         await algo.train()
         await kill(algo.learner_group.handles[0])
         with pytest.raises(PeerLostError, match="All learners have died"):
             await algo.train()
 
 
-@pytest.mark.parametrize("num_learners", [1, 2])
-async def test_the_death_of_all_learners_goes_back_to_the_last_checkpoint(
-    num_learners: int, tmp_path: Path
+@pytest.mark.parametrize(("num_learners", "what"), [(1, "checkpoint"), (2, "checkpoint"), (2, "copy")])
+async def test_the_death_of_all_learners_goes_back_to_the_last_state_that_the_driver_has(
+    num_learners: int, what: str, tmp_path: Path
 ) -> None:
-    async with small(1, num_learners).build_async() as algo:
+    config = small(1, num_learners)
+    if what == "checkpoint":
+        config.fault_tolerance(learner_snapshot_every_s=None)
+    async with config.build_async() as algo:
         await algo.train()
-        await algo.save_to_path(tmp_path / "checkpoint")
-        await algo.train()
+        if what == "checkpoint":
+            await algo.save_to_path(tmp_path / "checkpoint")
+        await algo.train()  # within the minute that a copy serves
         for handle in algo.learner_group.handles:
             os.kill(handle.pid, signal.SIGKILL)
         result = await algo.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -195,3 +196,36 @@ async def test_an_error_of_the_users_code_in_a_runner_ends_the_run_with_its_trac
             await algo.train()
     assert "raise_in_connector" in "".join(caught.value.__notes__)
     assert algo.env_runner_group.num_restarts == 0
+
+
+class HoldsTheLock(Spinning):
+    """When it is told to, a C function keeps the interpreter's lock for ever: once."""
+
+    def step(self, action: Any) -> Any:
+        if self.marker.exists():
+            self.marker.unlink()
+            ctypes.PyDLL(None).pause()
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+
+
+async def test_an_env_that_holds_the_interpreters_lock_is_noticed_by_its_silence(tmp_path: Path) -> None:
+    marker = tmp_path / "hang"
+    config = (
+        small(2, 1)
+        .environment(HoldsTheLock, env_config={"marker": str(marker)})
+        .env_runners(num_envs_per_env_runner=1)
+    )
+    async with config.build_async() as algo:
+        group = algo.env_runner_group
+        seconds_of_work = time.monotonic() + 1.5
+        while time.monotonic() < seconds_of_work:
+            await algo.train()
+        start = time.monotonic()
+        marker.touch()
+        while group.num_restarts == 0 or group.num_healthy_remote_workers() < 2:
+            result = await algo.train()
+        took_s = time.monotonic() - start
+    assert not marker.exists()
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert took_s < 10.0, "5 s on a machine that is not busy"

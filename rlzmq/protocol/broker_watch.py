@@ -1,0 +1,72 @@
+"""Which peers hang: registered, connected, and yet not doing what they should."""
+
+from __future__ import annotations
+
+from rlzmq.protocol.broker_state import BrokerState, Peer
+from rlzmq.protocol.messages import LearnerState
+from rlzmq.protocol.rank_watch import RankWatch
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """Tells the driver of runners and ranks whose event loop is silent, and of ranks that hold up the others.
+
+    Runners that answer but make no progress are found by their leases (see `Grants.expire`).
+    """
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._generation = -1
+        self._ranks = RankWatch(
+            min_s=state.options.late_after_s, first_s=state.options.rank_first_hung_after_s
+        )
+
+    def heard(self, peer: Peer, now: float) -> None:
+        """Any message of a registered peer."""
+        peer.silence.heard(now)
+        peer.is_late = False
+
+    def learner_reports(self, peer: Peer, message: LearnerState, now: float) -> None:
+        """A rank's heartbeat."""
+        if message.generation != self._state.generation:
+            return
+        if message.generation != self._generation:
+            self._generation = message.generation
+            self._ranks.begin()
+        peer.has_worked |= message.progress > 0
+        is_training = 2 in message.phases
+        self._ranks.heard(peer.uuid, message.progress, message.next_update, now, is_training=is_training)
+        # Alone it has nobody who waits for it: its own pace counts.
+        if is_training:
+            peer.watch.stamp(message.progress, now)
+        else:
+            peer.watch.idle(now)
+
+    def tick(self, now: float) -> None:
+        """Looks at everybody."""
+        state = self._state
+        for peer in (*state.runners.values(), *state.ranks.values()):
+            if not peer.is_late and peer.has_worked and peer.silence.is_late(now):
+                peer.is_late = True
+                detail = f"it says nothing for {peer.silence.limit_s():.1f} s"
+                state.notify("silent", peer.hello.role, peer.hello.name, detail)
+        if state.num_ranks == 1:
+            self._watch_alone(now)
+        elif state.group_is_complete and state.generation == self._generation:
+            self._watch_ranks(now)
+
+    def _watch_ranks(self, now: float) -> None:
+        limit_s = self._ranks.limit_s()
+        for uuid in self._ranks.hung(now):
+            for peer in self._state.ranks.values():
+                if peer.uuid == uuid:
+                    detail = f"the other ranks wait for it in a collective since {limit_s:.1f} s"
+                    self._state.notify("hung", "learner", peer.hello.name, detail)
+
+    def _watch_alone(self, now: float) -> None:
+        for peer in self._state.ranks.values():
+            if not peer.is_suspect and peer.watch.health(now) == "hung":
+                peer.is_suspect = True
+                detail = f"no minibatch for {peer.watch.hung_after_s():g} s"
+                self._state.notify("hung", "learner", peer.hello.name, detail)

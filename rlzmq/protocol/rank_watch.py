@@ -1,0 +1,85 @@
+"""Which learner rank keeps the others waiting. Pure.
+
+All ranks of a generation enter the same collectives in the same order, and each counts those it entered. Where
+one rank trains, its count is behind and nobody's moves, the others wait for that rank in a collective.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["RankWatch"]
+
+
+class RankWatch:
+    """Finds the rank that all others wait for.
+
+    The limit follows what the group has shown: `min_s`, or ten times the longest wait of late, whichever is
+    more; `first_s` until every rank has trained an update (compilers and caches warm up). An accused rank
+    doubles `min_s` until the group has trained 50 updates more: a group of uneven ranks is not killed one by one.
+
+    Args:
+        min_s, first_s: Limits in seconds.
+    """
+
+    _NUM_WAITS = 256
+    _UPDATES_UNTIL_TRUSTED = 50
+    _MAX_MIN_S = 60.0
+
+    def __init__(self, *, min_s: float, first_s: float) -> None:
+        self._base_s = self._min_s = min_s
+        self._first_s = first_s
+        self._waits: deque[float] = deque(maxlen=self._NUM_WAITS)
+        self._counts: dict[str, int] = {}
+        self._training: set[str] = set()
+        self._first_update: dict[str, int] = {}
+        self._next_update: dict[str, int] = {}
+        self._foremost = -1
+        self._moved_at = 0.0
+        self._trusted_from: int | None = None
+
+    def begin(self) -> None:
+        """A new generation: all counts start anew."""
+        self._counts.clear()
+        self._training.clear()
+        self._foremost = -1
+
+    def heard(self, uuid: str, count: int, next_update: int, now: float, *, is_training: bool) -> None:
+        """A rank of the current generation reports.
+
+        Args:
+            uuid: Of the rank's process.
+            count: Collectives that it has entered in this generation.
+            next_update: First update that it has not trained.
+            now: Seconds.
+            is_training: Whether an update is under way there.
+        """
+        (self._training.add if is_training else self._training.discard)(uuid)
+        self._first_update.setdefault(uuid, next_update)
+        self._next_update[uuid] = next_update
+        before = self._counts.get(uuid, count)
+        self._counts[uuid] = count
+        if count > self._foremost:
+            self._foremost, self._moved_at = count, now
+        elif before < count == self._foremost:
+            self._waits.append(now - self._moved_at)
+        if self._trusted_from is not None and next_update >= self._trusted_from:
+            self._min_s, self._trusted_from = self._base_s, None
+
+    def limit_s(self) -> float:
+        """Seconds that the others wait before the rank counts as hung."""
+        learnt = max(self._min_s, 10 * max(self._waits, default=0.0))
+        if any(self._next_update[uuid] <= self._first_update[uuid] for uuid in self._counts):
+            return max(self._first_s, learnt)
+        return learnt
+
+    def hung(self, now: float) -> list[str]:
+        """Ranks that the others have waited for too long; each is told once per wait."""
+        behind = [uuid for uuid in self._training if self._counts[uuid] < self._foremost]
+        if not behind or now - self._moved_at < self.limit_s():
+            return []
+        newest = max(self._next_update[uuid] for uuid in self._counts)
+        self._min_s = min(2 * self._min_s, self._MAX_MIN_S)
+        self._trusted_from = newest + self._UPDATES_UNTIL_TRUSTED
+        self._moved_at = now
+        return behind
