@@ -20,7 +20,7 @@ _EXPORTS: dict[str, str] = {
             "MultiAgentEnvError PeerLostError ProtocolError RemoteError RlzmqError "
             "StepFailedRecreateEnvError UnsupportedSpaceError"
         ),
-        "core.metrics": "MetricsLogger",
+        "core.metrics": "MetricsLogger StatsBase",
         "core.seeding": "derive_seed",
         "episodes.columns": "Columns DEFAULT_AGENT_ID DEFAULT_MODULE_ID",
         "episodes.lookback_buffer": "InfiniteLookbackBuffer",

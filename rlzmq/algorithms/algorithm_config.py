@@ -21,6 +21,7 @@ from rlzmq.algorithms.settings import (
     setter,
 )
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.metrics_stats import check_stats_cls_lookup
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.registry import adopt_registration, registration_of
 
@@ -67,6 +68,7 @@ _DEFAULTS: dict[str, Any] = {
     "metrics_num_episodes_for_smoothing": 100, "min_time_s_per_iteration": None,
     "min_sample_timesteps_per_iteration": 0, "min_train_timesteps_per_iteration": 0,
     "keep_per_episode_custom_metrics": False, "log_gradients": True, "connector_timers": False,
+    "custom_stats_cls_lookup": {},
     # multi_agent
     "policies": None, "policy_mapping_fn": None, "policies_to_train": None, "count_steps_by": "env_steps",
     "algorithm_config_overrides_per_module": {},
@@ -419,6 +421,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         keep_per_episode_custom_metrics: bool = NotProvided,
         log_gradients: bool = NotProvided,
         connector_timers: bool = NotProvided,
+        custom_stats_cls_lookup: dict[str, Any] = NotProvided,
     ) -> Self:
         """What an iteration is and what its result says.
 
@@ -430,6 +433,8 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             keep_per_episode_custom_metrics: Keep lists of custom metrics next to their means.
             log_gradients: Report the global norm of gradients.
             connector_timers: Time every connector piece (costs sampling speed).
+            custom_stats_cls_lookup: Names with subclasses of `StatsBase`, for
+                ``metrics_logger.log_value(key, value, reduce="name")`` in every process.
         """
         return self
 
@@ -787,6 +792,10 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
                 f"config.policies has the module ids {self.module_ids}, but config.policy_mapping_fn is None: "
                 "give .multi_agent(policy_mapping_fn=lambda agent_id, episode: …)."
             )
+        try:
+            check_stats_cls_lookup(self.custom_stats_cls_lookup)
+        except TypeError as error:
+            raise ConfigurationError(f"config.{error}") from None
         for name in ("lr", "entropy_coeff"):
             _check_schedule(name, self.get(name))
         if self.evaluation_duration == "auto" and not self.evaluation_parallel_to_training:

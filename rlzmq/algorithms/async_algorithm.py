@@ -28,6 +28,7 @@ from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.results import ResultBuilder
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import CheckpointError, ClosedError
+from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -63,7 +64,7 @@ class AsyncAlgorithm:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.iteration = 0
-        self.metrics = MetricsLogger(root=True)
+        self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.custom_stats_cls_lookup)
         self.callbacks = CallbackList(config)
         self.session = Session(config)
         self._results = ResultBuilder(config, self.metrics)
@@ -435,16 +436,28 @@ class AsyncAlgorithm:
     async def get_state(self) -> dict[str, Any]:
         """Everything that a checkpoint holds, by component."""
         state = await self.session.get_state()
-        state["algorithm"] = {"iteration": self.iteration, "results": self._results.get_state()}
+        state |= await self._evaluation.get_state()
+        state["algorithm"] = {
+            "iteration": self.iteration,
+            "results": self._results.get_state(),
+            "metrics": freeze_known(self.metrics.get_state()),
+        }
         state["modules"] = modules_to_store(self.config, self.session.spaces)
         return state
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`'s output: modules, learners, runners, connectors and counters."""
+        """Go on from `get_state`'s output: modules, learners, runners, connectors and counters.
+
+        With one env runner (or none) and one learner, the run goes on bit for bit as the one that the
+        state was taken of: see docs/reliability.md.
+        """
         await self._adopt_modules(state.get("modules", {}))
         await self.session.set_state(state)
         self.iteration = state["algorithm"]["iteration"]
         self._results.set_state(state["algorithm"]["results"])
+        if "metrics" in state["algorithm"]:
+            self.metrics.set_state(thaw(state["algorithm"]["metrics"]))
+        await self._evaluation.set_state(state)
         await self._call("on_checkpoint_loaded")
 
     async def save_to_path(self, path: str | Path | None = None) -> str:

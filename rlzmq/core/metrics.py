@@ -2,160 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rlzmq.core.metrics_stats import REDUCTIONS, CustomStat, Stat, StatsBase, check_stats_cls_lookup
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["REDUCTIONS", "MetricsLogger", "ReducedMetrics", "Stat"]
-
-REDUCTIONS = ("mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series")
-_PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
-_MAX_SERIES = 100_000  # a series that nobody reduces must not grow for ever
+__all__ = ["REDUCTIONS", "MetricsLogger", "ReducedMetrics", "Stat", "StatsBase"]
 
 Key = str | Sequence[str]
-
-
-class Stat:
-    """One metric: the values since the last reduce, and how they become one.
-
-    Args:
-        reduce: One of `REDUCTIONS`. "lifetime_sum" never restarts; "item" keeps the newest value;
-            "item_series" all values; the others start anew at each reduce unless `window` is set.
-        window: Reduce over the newest `window` values, across reduces.
-        ema_coeff: Weight of a new value in "ema" (default 0.01).
-        with_throughput: Also report the change per second between reduces.
-    """
-
-    def __init__(
-        self,
-        reduce: str = "mean",
-        window: int | None = None,
-        ema_coeff: float | None = None,
-        with_throughput: bool = False,
-    ) -> None:
-        if reduce not in REDUCTIONS:
-            raise ValueError(f"reduce={reduce!r} is not known.{did_you_mean(reduce, REDUCTIONS)}")
-        if window is not None and window < 1:
-            raise ValueError(f"window: expected an int ≥ 1 or None, got {window!r}.")
-        self.reduce = reduce
-        self.window = window
-        self.ema_coeff = 0.01 if ema_coeff is None else ema_coeff
-        self.with_throughput = with_throughput
-        keeps_all = reduce in ("percentiles", "item_series") or window is not None
-        self.values: deque[Any] | None = deque(maxlen=window or _MAX_SERIES) if keeps_all else None
-        self.total: Any = 0
-        self.count = 0
-        self.extreme: Any = None
-        self.finished_count = 0  # how many of `count`, how much of `total` the last reduce had already
-        self.finished_total: Any = 0
-        self.last_total = 0.0
-        self.last_time = time.perf_counter()
-        self.throughput = 0.0
-
-    def push(self, value: Any) -> None:
-        """Take one more value."""
-        self.count += 1
-        if self.values is not None:
-            self.values.append(value)
-            return
-        kind = self.reduce
-        if kind in ("mean", "sum", "lifetime_sum"):
-            self.total = self.total + value
-        elif kind == "item":
-            self.total = value
-        elif kind == "ema":
-            old = self.extreme
-            self.extreme = value if old is None else old + self.ema_coeff * (value - old)
-        elif self.extreme is None or (value < self.extreme if kind == "min" else value > self.extreme):
-            self.extreme = value
-
-    def peek(self) -> Any:
-        """The reduced value as of now; NaN (or 0, or []) where nothing was logged."""
-        kind = self.reduce
-        if self.values is not None:
-            return _reduce_values(kind, list(self.values))
-        if kind in ("sum", "lifetime_sum"):
-            return self.total
-        if kind == "mean":
-            return self.total / self.count if self.count else math.nan
-        if kind == "item":
-            return self.total if self.count else math.nan
-        return math.nan if self.extreme is None else self.extreme
-
-    def finish(self) -> None:
-        """Begin the next iteration: forget what does not live on."""
-        if self.with_throughput:
-            now = time.perf_counter()
-            self.throughput = (float(self.total) - self.last_total) / max(now - self.last_time, 1e-9)
-            self.last_time = now
-            self.last_total = float(self.total) if self.reduce == "lifetime_sum" else 0.0
-        if self.values is not None:
-            if self.window is None:
-                self.values.clear()
-        elif self.reduce not in ("lifetime_sum", "item", "ema"):
-            self.total, self.count, self.extreme = 0, 0, None
-        self.finished_count, self.finished_total = self.count, self.total
-
-    def merge(self, state: Mapping[str, Any]) -> None:
-        """Take in another process's `state()` of the same metric."""
-        if self.values is not None:
-            self.values.extend(state.get("values") or ())
-            self.count += state["count"]
-            return
-        if not state["count"]:
-            return
-        kind = self.reduce
-        if kind in ("mean", "sum", "lifetime_sum"):
-            self.total = self.total + state["total"]
-            self.count += state["count"]
-        elif kind == "item":
-            self.total, self.count = state["total"], state["count"]
-        else:
-            count = self.count
-            self.push(state["extreme"])
-            self.count = count + state["count"]
-
-    def state(self) -> dict[str, Any]:
-        """Plain values from which `from_state` makes an equal metric."""
-        return {
-            "reduce": self.reduce,
-            "window": self.window,
-            "ema_coeff": self.ema_coeff,
-            "with_throughput": self.with_throughput,
-            "values": None if self.values is None else list(self.values),
-            "total": self.total,
-            "count": self.count,
-            "extreme": self.extreme,
-            "finished_count": self.finished_count,
-            "finished_total": self.finished_total,
-        }
-
-    def delta(self) -> dict[str, Any]:
-        """`state()` of only what was logged since the last `finish`."""
-        state = self.state()
-        num_new = self.count - self.finished_count
-        if self.values is not None:
-            values = list(self.values)
-            state["values"] = values[max(len(values) - num_new, 0) :]
-        elif self.reduce == "lifetime_sum":
-            state["total"] = self.total - self.finished_total
-        return {**state, "count": num_new, "finished_count": 0, "finished_total": 0}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Stat:
-        """The metric that `state` describes."""
-        stat = cls(state["reduce"], state["window"], state["ema_coeff"], state["with_throughput"])
-        if stat.values is not None:
-            stat.values.extend(state["values"] or ())
-        stat.total, stat.count, stat.extreme = state["total"], state["count"], state["extreme"]
-        stat.finished_count, stat.finished_total = state["finished_count"], state["finished_total"]
-        stat.last_total = float(stat.total) if stat.reduce == "lifetime_sum" else 0.0
-        return stat
 
 
 class ReducedMetrics(dict[str, Any]):
@@ -176,6 +33,11 @@ class MetricsLogger:
     The default reduction is the plain mean since the last `reduce` (RLlib's default is an
     exponential moving average: ask for ``reduce="ema"``).
 
+    Args:
+        root: Kept for RLlib's sake.
+        stats_cls_lookup: Names for ``reduce=…`` with classes of your own (see `StatsBase`), beside the built-in
+            ones or in place of them. A run's loggers get ``config.custom_stats_cls_lookup``.
+
     Example:
         >>> logger = MetricsLogger()
         >>> logger.log_value(("agent_1", "bumps"), 3, reduce="sum")
@@ -183,9 +45,12 @@ class MetricsLogger:
         {'agent_1': {'bumps': 3}}
     """
 
-    def __init__(self, root: bool = False) -> None:
-        self._stats: dict[tuple[str, ...], Stat] = {}
+    def __init__(
+        self, root: bool = False, stats_cls_lookup: Mapping[str, type[StatsBase]] | None = None
+    ) -> None:
+        self._stats: dict[tuple[str, ...], Stat | CustomStat] = {}
         self._root = root
+        self._lookup = check_stats_cls_lookup(stats_cls_lookup)
 
     def log_value(
         self,
@@ -195,6 +60,7 @@ class MetricsLogger:
         reduce: str | None = None,
         window: int | None = None,
         ema_coeff: float | None = None,
+        percentiles: Sequence[float] | None = None,
         with_throughput: bool = False,
         stats: Sequence[str] = (),
     ) -> None:
@@ -203,15 +69,16 @@ class MetricsLogger:
         Args:
             key: A name, or a tuple of names for a nested place.
             value: A number (or anything, for "item" and "item_series").
-            reduce: One of `REDUCTIONS`; None: as logged first, or "mean".
+            reduce: One of `REDUCTIONS`, or a name in the lookup; None: as logged first, or "mean".
             window: Reduce over the newest so many values.
             ema_coeff: Weight of a new value in "ema".
+            percentiles: Which ones "percentiles" reports, from 0 to 100.
             with_throughput: Report ``<key>_throughput`` too (per second), for sums.
             stats: Log several reductions at once, e.g. ``("mean", "min", "max")``, each under
                 ``<key>_<reduction>``.
 
         Raises:
-            ValueError: The key was logged with another reduction before.
+            ValueError: There is no such reduction, or the key was logged with another one before.
         """
         path = _path(key)
         if stats:
@@ -221,13 +88,32 @@ class MetricsLogger:
         stat = self._stats.get(path)
         if stat is None:
             self._check_path(path)
-            stat = self._stats[path] = Stat(reduce or "mean", window, ema_coeff, with_throughput)
+            stat = self._stats[path] = self._new_stat(
+                reduce or "mean", window, ema_coeff, with_throughput, percentiles
+            )
         elif reduce is not None and reduce != stat.reduce:
             raise ValueError(
                 f"Metric {'/'.join(path)!r} was logged with reduce={stat.reduce!r} before, now with {reduce!r}: "
                 "use one reduction per key, or another key."
             )
         stat.push(value)
+
+    def _new_stat(
+        self,
+        reduce: str,
+        window: int | None,
+        ema_coeff: float | None,
+        with_throughput: bool,
+        percentiles: Sequence[float] | None,
+    ) -> Stat | CustomStat:
+        if reduce in self._lookup:
+            given = {"window": window, "ema_coeff": ema_coeff, "percentiles": percentiles}
+            options = {name: value for name, value in given.items() if value is not None}
+            return CustomStat(reduce, self._lookup[reduce], options)
+        if reduce not in REDUCTIONS:
+            names = [*REDUCTIONS, *self._lookup]
+            raise ValueError(f"reduce={reduce!r} is not known.{did_you_mean(reduce, names)}")
+        return Stat(reduce, window, ema_coeff, with_throughput, percentiles)
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key | None = None, **options: Any) -> None:
         """Log every leaf of a nested dict, under `key` where given."""
@@ -239,16 +125,21 @@ class MetricsLogger:
                 self.log_value((*prefix, name), value, **options)
 
     @contextmanager
-    def log_time(self, key: Key, *, reduce: str = "mean", window: int | None = None) -> Iterator[None]:
-        """Log how many seconds the ``with`` block took."""
+    def log_time(self, key: Key, *, reduce: str | None = None, **options: Any) -> Iterator[None]:
+        """Log how many seconds the ``with`` block took; options as of `log_value`."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.log_value(key, time.perf_counter() - start, reduce=reduce, window=window)
+            self.log_value(key, time.perf_counter() - start, reduce=reduce, **options)
 
-    def peek(self, key: Key | None = None, default: Any = ...) -> Any:
+    def peek(self, key: Key | None = None, default: Any = ..., *, throughput: bool = False) -> Any:
         """The reduced value (or nested dict of values) as of now, nothing forgotten.
+
+        Args:
+            key: Where; None: all.
+            default: What is returned where nothing was logged.
+            throughput: The value's last throughput instead, for what is logged with_throughput.
 
         Raises:
             KeyError: Nothing was logged there and no default was given.
@@ -256,7 +147,7 @@ class MetricsLogger:
         path = () if key is None else _path(key)
         stat = self._stats.get(path)
         if stat is not None:
-            return stat.peek()
+            return stat.throughput if throughput else stat.peek()
         below = {p[len(path) :]: s for p, s in self._stats.items() if p[: len(path)] == path}
         if below or not path:
             return _nest({p: s.peek() for p, s in below.items()})
@@ -275,8 +166,7 @@ class MetricsLogger:
         states = {"/".join(path): stat.delta() for path, stat in self._stats.items()}
         result: dict[tuple[str, ...], Any] = {}
         for path, stat in self._stats.items():
-            result[path] = stat.peek()
-            stat.finish()
+            result[path] = stat.finish()
             if stat.with_throughput:
                 result[(*path[:-1], f"{path[-1]}_throughput")] = stat.throughput
         return ReducedMetrics(_nest(result), states) if compile else states
@@ -294,17 +184,23 @@ class MetricsLogger:
         prefix = () if key is None else _path(key)
         for state in states:
             for name, value in getattr(state, "states", state).items():
-                if not isinstance(value, Mapping) or "finished_count" not in value:
+                if not isinstance(value, Mapping) or not ({"finished_count", "custom"} & value.keys()):
                     raise ValueError(
                         f"aggregate: expected what another logger's reduce() or reduce(compile=False) returned, "
                         f"got {type(value).__name__} {value!r} at {name!r}: a value alone cannot be merged."
                     )
                 path = (*prefix, *name.split("/"))
-                if path in self._stats:
-                    self._stats[path].merge(value)
-                else:
+                stat = self._stats.get(path)
+                if stat is None:
                     self._check_path(path)
-                    self._stats[path] = Stat.from_state(value)
+                    self._stats[path] = self._from_state(value)
+                elif isinstance(stat, CustomStat) != ("custom" in value):
+                    raise ValueError(
+                        f"Metric {'/'.join(path)!r} has reduce={stat.reduce!r} here and "
+                        f"reduce={value.get('custom', value.get('reduce'))!r} elsewhere: use one per key."
+                    )
+                else:
+                    stat.merge(value)
 
     def delete(self, *key: str, key_error: bool = True) -> None:
         """Forget one metric, or all below a key.
@@ -324,7 +220,14 @@ class MetricsLogger:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Become what `state` describes."""
-        self._stats = {tuple(name.split("/")): Stat.from_state(value) for name, value in state.items()}
+        self._stats = {tuple(name.split("/")): self._from_state(value) for name, value in state.items()}
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._stats = {}
+
+    def _from_state(self, state: Mapping[str, Any]) -> Stat | CustomStat:
+        return CustomStat.from_state(state, self._lookup) if "custom" in state else Stat.from_state(state)
 
     def __contains__(self, key: Key) -> bool:
         return _path(key) in self._stats
@@ -357,21 +260,3 @@ def _nest(flat: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
             place = place.setdefault(name, {})
         place[path[-1]] = value
     return nested
-
-
-def _reduce_values(kind: str, values: list[Any]) -> Any:
-    if kind == "item_series":
-        return values
-    if kind == "percentiles":
-        ordered = sorted(values)
-        return {p: ordered[round((len(ordered) - 1) * p / 100)] for p in _PERCENTILES} if ordered else {}
-    if not values:
-        return 0 if kind in ("sum", "lifetime_sum") else math.nan
-    if kind == "min":
-        return min(values)
-    if kind == "max":
-        return max(values)
-    if kind == "item":
-        return values[-1]
-    total = sum(values)
-    return total if kind in ("sum", "lifetime_sum") else total / len(values)

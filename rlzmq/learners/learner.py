@@ -26,6 +26,7 @@ from typing import Any
 
 from torch import nn
 
+from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
@@ -76,7 +77,7 @@ class Learner(LearnerHooks):
         super().__init__(
             config=config, module_spec=module_spec, module=module, rank=rank, num_ranks=num_ranks
         )
-        self.metrics = MetricsLogger()
+        self.metrics = MetricsLogger(stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None))
 
     def build(self) -> None:
         """Make the module, the learner connector and the optimizers. Calling it again changes nothing.
@@ -184,6 +185,12 @@ class Learner(LearnerHooks):
         """
         self._check_built()
         return self._builder.build(episodes=episodes)
+
+    def _get_metrics_state(self) -> Any:
+        return freeze_known(self.metrics.get_state())
+
+    def _set_metrics_state(self, state: Any) -> None:
+        self.metrics.set_state(thaw(state))
 
     def _drop_untrained(self, train_batch: TrainBatch) -> None:
         for module_id in list(train_batch.columns):

@@ -66,7 +66,7 @@ class EnvRunner(RunnerState, abc.ABC):
         self.num_envs: int = config.num_envs_per_env_runner
         self.seed: int | None = getattr(config, "seed", None)
         self.callbacks = CallbackList(config)
-        self.metrics = MetricsLogger()
+        self.metrics = MetricsLogger(stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None))
         self.episode_metrics = EpisodeMetrics(getattr(config, "metrics_num_episodes_for_smoothing", 100))
         self.timers = StageTimers()
         self.env: Any = None

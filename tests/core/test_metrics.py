@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 
-from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.metrics import MetricsLogger, StatsBase
 
 
 @pytest.mark.parametrize(
@@ -126,3 +129,100 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="both a value and a group"):
         logger.log_value(("loss", "inner"), 1.0)
     assert logger.peek("nothing", default=7) == 7
+
+
+def test_percentiles_can_be_chosen_and_survive_state_and_merging() -> None:
+    worker, root = MetricsLogger(), MetricsLogger()
+    for value in range(101):
+        worker.log_value("x", value, reduce="percentiles", percentiles=[10, 50], window=200)
+    root.set_state(worker.get_state())
+    assert root.peek("x") == worker.peek("x") == {10: 10, 50: 50}
+    with pytest.raises(ValueError, match="from 0 to 100"):
+        worker.log_value("y", 1, reduce="percentiles", percentiles=[150])
+
+
+def test_throughput_can_be_peeked() -> None:
+    logger = MetricsLogger()
+    with logger.log_time("seconds", reduce="sum", with_throughput=True):
+        pass
+    result = logger.reduce()
+    assert result["seconds_throughput"] == logger.peek("seconds", throughput=True) > 0
+    logger.reset()
+    assert logger.reduce() == {}
+
+
+class Histogram(StatsBase):
+    """Counts of whole numbers."""
+
+    def __init__(self, window: int = 4) -> None:
+        self.size = window
+        self.clear()
+
+    def clear(self) -> None:
+        self.counts = np.zeros(self.size, np.int64)
+
+    def push(self, value: int) -> None:
+        self.counts[value] += 1
+
+    def peek(self) -> list[int]:
+        return list(map(int, self.counts))
+
+    def merge(self, incoming_stats: Sequence[Histogram]) -> None:
+        for other in incoming_stats:
+            self.counts += other.counts
+
+    def get_state(self) -> dict[str, Any]:
+        return {"counts": self.counts}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.counts = state["counts"]
+
+
+def with_histogram() -> MetricsLogger:
+    return MetricsLogger(stats_cls_lookup={"histogram": Histogram})
+
+
+def test_custom_stats_are_reduced_merged_and_restored() -> None:
+    root, workers = with_histogram(), [with_histogram(), with_histogram()]
+    for _ in range(2):
+        for worker, value in zip(workers, (1, 2), strict=True):
+            worker.log_value(("a", "h"), value, reduce="histogram", window=3)
+        states = [msgpack.unpackb(msgpack.packb(worker.reduce(compile=False))) for worker in workers]
+        root.aggregate(states, key="env_runners")
+    assert workers[0].peek(("a", "h")) == [0, 0, 0]
+    other = with_histogram()
+    other.set_state(msgpack.unpackb(msgpack.packb(root.get_state())))
+    assert other.reduce() == root.reduce() == {"env_runners": {"a": {"h": [0, 2, 2]}}}
+    assert other.peek(("env_runners", "a", "h")) == [0, 0, 0]
+
+
+def test_mistakes_with_custom_stats_are_named() -> None:
+    logger = with_histogram()
+    with pytest.raises(ValueError, match="Did you mean 'histogram'"):
+        logger.log_value("x", 1, reduce="histgram")
+    with pytest.raises(TypeError, match=r"Histogram\(ema_coeff=0.1\)"):
+        logger.log_value("x", 1, reduce="histogram", ema_coeff=0.1)
+    logger.log_value("x", 1, reduce="histogram")
+    with pytest.raises(ValueError, match=r"no class here.*custom_stats_cls_lookup"):
+        MetricsLogger().set_state(logger.get_state())
+    other = with_histogram()
+    other.log_value("x", 1.0)
+    with pytest.raises(ValueError, match=r"reduce='mean' here and reduce='histogram' elsewhere"):
+        other.aggregate([logger.reduce(compile=False)])
+    with pytest.raises(TypeError, match=r"subclasses of rlzmq.StatsBase, got 'h': <class 'dict'>"):
+        MetricsLogger(stats_cls_lookup={"h": dict})  # type: ignore[dict-item]
+
+    class Unfinished(Histogram):
+        peek = StatsBase.peek
+
+    with pytest.raises(TypeError, match="Unfinished does not define peek"):
+        MetricsLogger(stats_cls_lookup={"h": Unfinished})
+
+    class KeepsAnObject(Histogram):
+        def get_state(self) -> dict[str, Any]:
+            return {"me": self}
+
+    logger = MetricsLogger(stats_cls_lookup={"h": KeepsAnObject})
+    logger.log_value("x", 1, reduce="h")
+    with pytest.raises(TypeError, match=r"KeepsAnObject's state\['me'\]"):
+        logger.get_state()

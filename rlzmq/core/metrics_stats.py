@@ -1,0 +1,363 @@
+"""Stats: what one metric keeps of its values, and how they become one. Base class for reductions of your own."""
+
+from __future__ import annotations
+
+import abc
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["REDUCTIONS", "CustomStat", "Stat", "StatsBase", "check_stats_cls_lookup"]
+
+REDUCTIONS = ("mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series")
+_PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
+_MAX_SERIES = 100_000  # a series that nobody reduces must not grow for ever
+
+
+class StatsBase(abc.ABC):
+    """A reduction of your own, for ``metrics_logger.log_value(key, value, reduce="name")``.
+
+    Given to a run by ``config.reporting(custom_stats_cls_lookup={"name": TheClass})``. Each process logs into
+    an object of its own; after each fragment, the runners' are merged into the algorithm's. Objects never
+    travel, only their states: plain values (numbers, strings, bytes, lists, tuples, dicts, numpy arrays).
+
+    A subclass defines `push`, `peek`, `merge`, `get_state`, `set_state`, and `clear` or `reduce`. Its
+    constructor takes what `log_value` was given of ``window``, ``ema_coeff`` and ``percentiles`` as keywords,
+    nothing if none was given.
+
+    Example:
+        >>> class GeometricMean(StatsBase):
+        ...     def __init__(self):
+        ...         self.clear()
+        ...
+        ...     def clear(self):
+        ...         self.log_sum, self.count = 0.0, 0
+        ...
+        ...     def push(self, value):
+        ...         self.log_sum += math.log(value)
+        ...         self.count += 1
+        ...
+        ...     def peek(self):
+        ...         return math.exp(self.log_sum / self.count) if self.count else math.nan
+        ...
+        ...     def merge(self, incoming_stats):
+        ...         for other in incoming_stats:
+        ...             self.log_sum += other.log_sum
+        ...             self.count += other.count
+        ...
+        ...     def get_state(self):
+        ...         return {"log_sum": self.log_sum, "count": self.count}
+        ...
+        ...     def set_state(self, state):
+        ...         self.log_sum, self.count = state["log_sum"], state["count"]
+    """
+
+    @abc.abstractmethod
+    def push(self, value: Any) -> None:
+        """Take one more value."""
+
+    @abc.abstractmethod
+    def peek(self) -> Any:
+        """The reduced value as of now; nothing is forgotten."""
+
+    @abc.abstractmethod
+    def merge(self, incoming_stats: Sequence[Self]) -> None:
+        """Take in what other objects of this class were pushed."""
+
+    @abc.abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """Plain values from which `set_state` makes an equal object."""
+
+    @abc.abstractmethod
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Become what `get_state` described."""
+
+    def clear(self) -> None:  # noqa: B027
+        """Forget the values. The default keeps them for ever: then override `get_delta`, too."""
+
+    def reduce(self) -> Any:
+        """The value of the iteration that ends; the next one begins. Default: `peek`, then `clear`."""
+        value = self.peek()
+        self.clear()
+        return value
+
+    def get_delta(self) -> dict[str, Any]:
+        """The state of what was pushed since the last `reduce`, to be merged elsewhere.
+
+        Default: `get_state`, which is right where `reduce` forgets everything.
+        """
+        return self.get_state()
+
+
+def check_stats_cls_lookup(lookup: Mapping[str, Any] | None) -> dict[str, type[StatsBase]]:
+    """The lookup as a dict.
+
+    Raises:
+        TypeError: A name is no str, or a value no subclass of StatsBase that can be made.
+    """
+    for name, cls in (lookup or {}).items():
+        if not isinstance(name, str) or not (isinstance(cls, type) and issubclass(cls, StatsBase)):
+            raise TypeError(
+                f"custom_stats_cls_lookup: expected names with subclasses of rlzmq.StatsBase, got "
+                f"{name!r}: {cls!r}."
+            )
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        if missing:
+            raise TypeError(
+                f"custom_stats_cls_lookup[{name!r}]: {cls.__name__} does not define {', '.join(missing)}."
+            )
+    return dict(lookup or {})
+
+
+class Stat:
+    """One metric: the values since the last reduce, and how they become one.
+
+    Args:
+        reduce: One of `REDUCTIONS`. "lifetime_sum" never restarts; "item" keeps the newest value;
+            "item_series" all values; the others start anew at each reduce unless `window` is set.
+        window: Reduce over the newest `window` values, across reduces.
+        ema_coeff: Weight of a new value in "ema" (default 0.01).
+        with_throughput: Also report the change per second between reduces.
+        percentiles: Which ones "percentiles" reports, each from 0 to 100 (default: 0, 50, 75, 90, 95, 99, 100).
+    """
+
+    def __init__(
+        self,
+        reduce: str = "mean",
+        window: int | None = None,
+        ema_coeff: float | None = None,
+        with_throughput: bool = False,
+        percentiles: Sequence[float] | None = None,
+    ) -> None:
+        if reduce not in REDUCTIONS:
+            raise ValueError(f"reduce={reduce!r} is not known.{did_you_mean(reduce, REDUCTIONS)}")
+        if window is not None and window < 1:
+            raise ValueError(f"window: expected an int ≥ 1 or None, got {window!r}.")
+        if percentiles is not None and not all(0 <= percentile <= 100 for percentile in percentiles):
+            raise ValueError(f"percentiles: expected numbers from 0 to 100, got {percentiles!r}.")
+        self.reduce = reduce
+        self.window = window
+        self.percentiles = None if percentiles is None else list(percentiles)
+        self.ema_coeff = 0.01 if ema_coeff is None else ema_coeff
+        self.with_throughput = with_throughput
+        keeps_all = reduce in ("percentiles", "item_series") or window is not None
+        self.values: deque[Any] | None = deque(maxlen=window or _MAX_SERIES) if keeps_all else None
+        self.total: Any = 0
+        self.count = 0
+        self.extreme: Any = None
+        self.finished_count = 0  # how many of `count`, how much of `total` the last reduce had already
+        self.finished_total: Any = 0
+        self.last_total = 0.0
+        self.last_time = time.perf_counter()
+        self.throughput = 0.0
+
+    def push(self, value: Any) -> None:
+        """Take one more value."""
+        self.count += 1
+        if self.values is not None:
+            self.values.append(value)
+            return
+        kind = self.reduce
+        if kind in ("mean", "sum", "lifetime_sum"):
+            self.total = self.total + value
+        elif kind == "item":
+            self.total = value
+        elif kind == "ema":
+            old = self.extreme
+            self.extreme = value if old is None else old + self.ema_coeff * (value - old)
+        elif self.extreme is None or (value < self.extreme if kind == "min" else value > self.extreme):
+            self.extreme = value
+
+    def peek(self) -> Any:
+        """The reduced value as of now; NaN (or 0, or []) where nothing was logged."""
+        kind = self.reduce
+        if self.values is not None:
+            return _reduce_values(kind, list(self.values), self.percentiles)
+        if kind in ("sum", "lifetime_sum"):
+            return self.total
+        if kind == "mean":
+            return self.total / self.count if self.count else math.nan
+        if kind == "item":
+            return self.total if self.count else math.nan
+        return math.nan if self.extreme is None else self.extreme
+
+    def finish(self) -> Any:
+        """The value of the iteration that ends; what does not live on is forgotten."""
+        value = self.peek()
+        if self.with_throughput:
+            now = time.perf_counter()
+            self.throughput = (float(self.total) - self.last_total) / max(now - self.last_time, 1e-9)
+            self.last_time = now
+            self.last_total = float(self.total) if self.reduce == "lifetime_sum" else 0.0
+        if self.values is not None:
+            if self.window is None:
+                self.values.clear()
+        elif self.reduce not in ("lifetime_sum", "item", "ema"):
+            self.total, self.count, self.extreme = 0, 0, None
+        self.finished_count, self.finished_total = self.count, self.total
+        return value
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Take in another process's `state()` of the same metric."""
+        if self.values is not None:
+            self.values.extend(state.get("values") or ())
+            self.count += state["count"]
+            return
+        if not state["count"]:
+            return
+        kind = self.reduce
+        if kind in ("mean", "sum", "lifetime_sum"):
+            self.total = self.total + state["total"]
+            self.count += state["count"]
+        elif kind == "item":
+            self.total, self.count = state["total"], state["count"]
+        else:
+            count = self.count
+            self.push(state["extreme"])
+            self.count = count + state["count"]
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which `from_state` makes an equal metric."""
+        return {
+            "reduce": self.reduce,
+            "window": self.window,
+            "ema_coeff": self.ema_coeff,
+            "with_throughput": self.with_throughput,
+            "values": None if self.values is None else list(self.values),
+            "total": self.total,
+            "count": self.count,
+            "extreme": self.extreme,
+            "finished_count": self.finished_count,
+            "finished_total": self.finished_total,
+            "percentiles": self.percentiles,
+        }
+
+    def delta(self) -> dict[str, Any]:
+        """`state()` of only what was logged since the last `finish`."""
+        state = self.state()
+        num_new = self.count - self.finished_count
+        if self.values is not None:
+            values = list(self.values)
+            state["values"] = values[max(len(values) - num_new, 0) :]
+        elif self.reduce == "lifetime_sum":
+            state["total"] = self.total - self.finished_total
+        return {**state, "count": num_new, "finished_count": 0, "finished_total": 0}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Stat:
+        """The metric that `state` describes."""
+        stat = cls(
+            state["reduce"],
+            state["window"],
+            state["ema_coeff"],
+            state["with_throughput"],
+            state.get("percentiles"),
+        )
+        if stat.values is not None:
+            stat.values.extend(state["values"] or ())
+        stat.total, stat.count, stat.extreme = state["total"], state["count"], state["extreme"]
+        stat.finished_count, stat.finished_total = state["finished_count"], state["finished_total"]
+        stat.last_total = float(stat.total) if stat.reduce == "lifetime_sum" else 0.0
+        return stat
+
+
+class CustomStat:
+    """One metric whose values a StatsBase reduces; the same face as `Stat`.
+
+    Args:
+        reduce: The name in the lookup.
+        cls: The class it stands for.
+        options: The constructor's keywords.
+    """
+
+    with_throughput = False
+    throughput = 0.0
+
+    def __init__(self, reduce: str, cls: type[StatsBase], options: Mapping[str, Any]) -> None:
+        self.reduce = reduce
+        self.options = dict(options)
+        self._cls = cls
+        try:
+            self.stats = cls(**self.options)
+        except TypeError as error:
+            raise TypeError(
+                f"reduce={reduce!r}: {cls.__name__}({_spelled(self.options)}): {error}"
+            ) from error
+        self.push = self.stats.push
+        self.peek = self.stats.peek
+
+    def finish(self) -> Any:
+        """The value of the iteration that ends."""
+        return self.stats.reduce()
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Take in another process's `delta` of the same metric."""
+        other = self._cls(**self.options)
+        other.set_state(from_plain(state["state"]))
+        self.stats.merge([other])
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which `from_state` makes an equal metric."""
+        return self._described(self.stats.get_state())
+
+    def delta(self) -> dict[str, Any]:
+        """`state` of only what was pushed since the last `finish`."""
+        return self._described(self.stats.get_delta())
+
+    def _described(self, state: Any) -> dict[str, Any]:
+        name = type(self.stats).__name__
+        try:
+            return {
+                "custom": self.reduce,
+                "options": self.options,
+                "state": to_plain(state, f"{name}'s state"),
+            }
+        except NotPlainError as error:
+            raise TypeError(
+                f"{error} States of custom stats are plain values, so that they can travel."
+            ) from None
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
+        """The metric that `state` describes.
+
+        Raises:
+            ValueError: The lookup lacks its class.
+        """
+        name = state["custom"]
+        if name not in lookup:
+            raise ValueError(
+                f"A metric was logged with reduce={name!r}, for which there is no class here."
+                f"{did_you_mean(name, list(lookup))} Give config.reporting(custom_stats_cls_lookup=…)."
+            )
+        stat = cls(name, lookup[name], state["options"])
+        stat.stats.set_state(from_plain(state["state"]))
+        return stat
+
+
+def _spelled(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+
+
+def _reduce_values(kind: str, values: list[Any], percentiles: Sequence[float] | None) -> Any:
+    if kind == "item_series":
+        return values
+    if kind == "percentiles":
+        ordered = sorted(values)
+        wanted = _PERCENTILES if percentiles is None else percentiles
+        return {p: ordered[round((len(ordered) - 1) * p / 100)] for p in wanted} if ordered else {}
+    if not values:
+        return 0 if kind in ("sum", "lifetime_sum") else math.nan
+    if kind == "min":
+        return min(values)
+    if kind == "max":
+        return max(values)
+    if kind == "item":
+        return values[-1]
+    total = sum(values)
+    return total if kind in ("sum", "lifetime_sum") else total / len(values)

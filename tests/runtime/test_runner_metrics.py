@@ -1,0 +1,76 @@
+"""What runners measure and log reaches the results, in one process and out of several, and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlzmq import Algorithm, PPOConfig, StatsBase
+
+
+class Distinct(StatsBase):
+    """How many different values there were, in the whole run."""
+
+    def __init__(self) -> None:
+        self.values: set[int] = set()
+
+    def push(self, value: int) -> None:
+        self.values.add(value)
+
+    def peek(self) -> int:
+        return len(self.values)
+
+    def merge(self, incoming_stats: Sequence[Distinct]) -> None:
+        for other in incoming_stats:
+            self.values |= other.values
+
+    def get_state(self) -> dict[str, Any]:
+        return {"values": sorted(self.values)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.values = set(state["values"])
+
+
+def log_who_samples(*, env_runner: Any, metrics_logger: Any, samples: Any, **kwargs: Any) -> None:
+    metrics_logger.log_value("runners", env_runner.worker_index, reduce="distinct")
+    metrics_logger.log_value("steps", samples.num_env_steps, reduce="sum")
+
+
+def make_config(num_env_runners: int) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2)
+        .training(train_batch_size_per_learner=160, minibatch_size=80, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .callbacks(on_sample_end=log_who_samples)
+        .reporting(custom_stats_cls_lookup={"distinct": Distinct})
+        .debugging(seed=1)
+    )
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_timers_and_custom_stats_are_in_results_and_checkpoints(num_env_runners: int, tmp_path: Path) -> None:
+    with make_config(num_env_runners).build() as algo:
+        algo.train()
+        result = algo.train()["env_runners"]
+        path = algo.save(tmp_path)
+    assert result["runners"] == max(num_env_runners, 1)
+    assert result["steps"] == result["num_env_steps_sampled"]
+    stages = [result["env_step_timer"], result["rlmodule_inference_timer"]]
+    stages += [
+        result[f"{name}_connector"]["connector_pipeline_timer"] for name in ("env_to_module", "module_to_env")
+    ]
+    assert all(0 < seconds < result["sample"] for seconds in stages)
+    assert result["time_between_sampling"] > 0
+    assert "env_reset_timer" not in result  # that was in the first iteration
+    with Algorithm.from_checkpoint(path, config=make_config(num_env_runners)) as restored:
+        assert restored.metrics.peek(("env_runners", "runners")) == result["runners"]
+
+
+def test_a_lookup_that_cannot_be_used_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"config\.custom_stats_cls_lookup: expected names with subclasses"):
+        make_config(0).reporting(custom_stats_cls_lookup={"distinct": set}).build()
