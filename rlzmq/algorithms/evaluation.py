@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
@@ -13,6 +13,8 @@ from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.runtime.session import Session
 
 __all__ = ["Evaluation"]
+
+_RUNNERS = "eval_env_runners/"
 
 
 class Evaluation:
@@ -81,6 +83,20 @@ class Evaluation:
         else:
             batches = await group.sample_batches(num_timesteps=duration, force_reset=force_reset)
         return {"env_runners": _reduce(batches)}
+
+    async def get_state(self) -> dict[str, Any]:
+        """Components of a checkpoint: each evaluation runner's sampling state, once there was a round."""
+        if self.env_runner_group is None:
+            return {}
+        states = await self.env_runner_group.get_sampling_states()
+        return {f"{_RUNNERS}{name}": state for name, state in states.items()}
+
+    async def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `get_state` gave, if this run evaluates at all."""
+        mine = {n.removeprefix(_RUNNERS): part for n, part in state.items() if n.startswith(_RUNNERS)}
+        if mine and (self.env_runner_group is not None or self._config.evaluation_interval):
+            group = self.env_runner_group or await self._make_group()
+            await group.set_sampling_states(mine)
 
     async def stop(self) -> None:
         """End the evaluation runners."""

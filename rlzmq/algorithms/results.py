@@ -127,16 +127,9 @@ class ResultBuilder:
         return result
 
     def get_state(self) -> dict[str, Any]:
-        """The lifetime counters, for a checkpoint."""
-        episodes = self.episodes
+        """Counters and windows, for a checkpoint."""
         return {
-            "num_episodes_lifetime": episodes.num_episodes_lifetime,
-            "num_env_steps_lifetime": episodes.num_env_steps_lifetime,
-            "agent_steps_lifetime": dict(episodes.agent_steps_lifetime),
-            "module_steps_lifetime": dict(episodes.module_steps_lifetime),
-            "returns": [float(value) for value in episodes.returns],
-            "lengths": [int(value) for value in episodes.lengths],
-            "durations_s": [float(value) for value in episodes.durations_s],
+            **self.episodes.get_state(),
             "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
             "num_module_steps_trained_lifetime": dict(self._num_module_steps_trained_lifetime),
             "time_total_s": self._time_before + time.perf_counter() - self._run_start,
@@ -145,14 +138,7 @@ class ResultBuilder:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's counters."""
-        episodes = self.episodes
-        episodes.returns.extend(state["returns"])
-        episodes.lengths.extend(state["lengths"])
-        episodes.durations_s.extend(state["durations_s"])
-        episodes.num_episodes_lifetime = state["num_episodes_lifetime"]
-        episodes.num_env_steps_lifetime = state["num_env_steps_lifetime"]
-        episodes.agent_steps_lifetime = dict(state["agent_steps_lifetime"])
-        episodes.module_steps_lifetime = dict(state["module_steps_lifetime"])
+        self.episodes.set_state(state)
         self.num_env_steps_trained_lifetime = state["num_env_steps_trained_lifetime"]
         self._num_module_steps_trained_lifetime = dict(state["num_module_steps_trained_lifetime"])
         self._time_before = state["time_total_s"]

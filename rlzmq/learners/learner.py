@@ -129,7 +129,8 @@ class Learner(LearnerHooks):
 
         Returns:
             ``{module_id: {metric: number}, "__all_modules__": {…}}``; means over the last epoch's
-            minibatches.
+            minibatches. Without any step in the episodes nothing is trained, and ``weights_seq_no``, counters
+            and schedules stay as they are; one of several ranks takes part in what the others train.
 
         Raises:
             ValueError: Not exactly one source was given.
@@ -155,7 +156,7 @@ class Learner(LearnerHooks):
         }
         self._stats.clear()
         self._num_skipped = {}
-        with self._torch_threads(), self.all_or_nothing():
+        with self._torch_threads(), self._random_stream(), self.all_or_nothing():
             self.before_gradient_based_update(timesteps=counters)
             start = time.perf_counter()
             if data_iterators is None:
@@ -166,6 +167,8 @@ class Learner(LearnerHooks):
             else:
                 connector_s = 0.0
                 train_batch, num_minibatches = self._train_on_iterators(data_iterators, num_total_minibatches)
+            if self.group is None and not (num_minibatches or train_batch.num_env_steps):
+                return self._results(train_batch, 0, connector_s)  # no data, no update: nothing changes
             self.weights_seq_no += 1
             self._count(train_batch, num_minibatches)
             self.after_gradient_based_update(timesteps=counters)

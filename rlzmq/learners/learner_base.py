@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerRegistry, make_adam
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LearnerBase"]
 
-_COMPONENTS = ("rl_module", "optimizer", "weights_seq_no", "counters", "extra")
+_COMPONENTS = (
+    "rl_module",
+    "optimizer",
+    "weights_seq_no",
+    "counters",
+    "learner_connector",
+    "metrics",
+    "random",
+    "extra",
+)
 
 
 class LearnerBase:
@@ -258,7 +268,8 @@ class LearnerBase:
 
         Args:
             components: Only these: "rl_module" (or "rl_module/<module_id>"), "optimizer", "weights_seq_no",
-                "counters", "extra"; None: all.
+                "counters", "learner_connector", "metrics", "random" (the seed from which each update's random
+                numbers follow), "extra"; None: all.
             not_components: None of these.
             inference_only: Modules without what only learners need.
 
@@ -286,6 +297,13 @@ class LearnerBase:
                     "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
                     "num_module_steps_trained_lifetime": dict(self.num_module_steps_trained_lifetime),
                 }
+            elif name == "learner_connector":
+                pipeline = self._learner_connector
+                state[name] = {} if pipeline is None else pipeline.get_state()
+            elif name == "metrics":
+                state[name] = self._get_metrics_state()
+            elif name == "random":
+                state[name] = {"seed": self._seed}
             else:
                 state[name] = self.get_extra_state()
         return state
@@ -310,8 +328,20 @@ class LearnerBase:
             self.num_gradient_updates_lifetime = int(counters["num_gradient_updates_lifetime"])
             self.num_env_steps_trained_lifetime = int(counters["num_env_steps_trained_lifetime"])
             self.num_module_steps_trained_lifetime = dict(counters["num_module_steps_trained_lifetime"])
+        if state.get("learner_connector") and self._learner_connector is not None:
+            self._learner_connector.set_state(state["learner_connector"])
+        if "metrics" in state:
+            self._set_metrics_state(state["metrics"])
+        if "random" in state:
+            self._seed = int(state["random"]["seed"])
         if "extra" in state:
             self.set_extra_state(state["extra"])
+
+    def _get_metrics_state(self) -> Any:
+        return {}
+
+    def _set_metrics_state(self, state: Any) -> None:
+        """Overridden by the part of a Learner that has metrics."""
 
     def get_extra_state(self) -> dict[str, Any]:
         """What a subclass keeps beyond modules and optimizers; plain values and arrays. Override both."""
@@ -336,6 +366,20 @@ class LearnerBase:
     def _check_built(self) -> None:
         if self.module is None:
             raise RuntimeError(f"{type(self).__name__}: call build() first.")
+
+    @contextmanager
+    def _random_stream(self) -> Iterator[None]:
+        """Torch's global random state of one update (dropout, a loss's own noise); before and after: as it was.
+
+        It follows from seed, rank and weights version alone, so an update that is made again is the same.
+        """
+        seed = derive_seed(self._seed, "learner", self.rank, self.weights_seq_no)
+        on_gpu = self.device.type == "cuda"
+        with torch.random.fork_rng(devices=[self.device] if on_gpu else []):
+            torch.default_generator.manual_seed(seed)
+            if on_gpu:
+                torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+            yield
 
     @contextmanager
     def _torch_threads(self) -> Iterator[None]:

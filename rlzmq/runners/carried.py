@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlzmq.connectors.columnar import VectorStepRows
+from rlzmq.core.frozen import freeze, thaw
 from rlzmq.core.plain import from_plain
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.runners.frozen import freeze, thaw
 from rlzmq.runners.ongoing import OngoingEpisodes
 
 if TYPE_CHECKING:

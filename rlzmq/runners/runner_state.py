@@ -98,13 +98,16 @@ class RunnerState:
 
     # -- how it samples ------------------------------------------------------------------------
 
-    def get_sampling_state(self) -> dict[str, Any]:
+    def get_sampling_state(self, *, with_episodes: bool = True) -> dict[str, Any]:
         """All that another runner needs to go on sampling just as this one would, beside the weights.
 
         Random streams, counters, connector states, where each environment is in its episode, and what is
         carried to the next fragment; plain values and arrays. To be called between two sample calls.
+
+        Args:
+            with_episodes: False: without the last two; new episodes begin.
         """
-        return get_sampling_state(self)
+        return get_sampling_state(self, with_episodes=with_episodes)
 
     def set_sampling_state(self, state: Mapping[str, Any]) -> int:
         """Goes on from what `get_sampling_state` gave.

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlzmq.core.frozen import freeze, freeze_known, thaw
 from rlzmq.core.plain import NotPlainError
 from rlzmq.envs.positions import set_space_random_state, space_random_state
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
-from rlzmq.runners.frozen import freeze, thaw
 
 __all__ = ["get_sampling_state", "set_sampling_state"]
 
@@ -34,11 +34,12 @@ _COUNTERS = (
 )
 
 
-def get_sampling_state(runner: Any) -> dict[str, Any]:
+def get_sampling_state(runner: Any, *, with_episodes: bool = True) -> dict[str, Any]:
     """See `RunnerState.get_sampling_state`."""
     sampler = getattr(runner, "_sampler", None)
     sampler_state, shared_data = None, None
-    if sampler is not None and sampler.has_episodes and hasattr(sampler, "get_state"):
+    has_episodes = with_episodes and getattr(sampler, "has_episodes", False)
+    if sampler is not None and has_episodes and hasattr(sampler, "get_state"):
         try:
             sampler_state = sampler.get_state()
             shared = {key: value for key, value in runner.shared_data.items() if key != "generator"}
@@ -55,7 +56,7 @@ def get_sampling_state(runner: Any) -> dict[str, Any]:
         "generator": runner.generator.get_state().numpy().copy(),
         "action_space": space_random_state(_action_space(runner)),
         "episode_metrics": runner.episode_metrics.get_state(),
-        "metrics": _plain_part(runner, "its metrics", lambda: runner.metrics.get_state()),
+        "metrics": freeze_known(runner.metrics.get_state()),
         "connectors": {
             name: _plain_part(runner, f"the state of its {name}", pipeline.get_state)
             for name, pipeline in runner._pipelines().items()
@@ -76,10 +77,10 @@ def set_sampling_state(runner: Any, state: Mapping[str, Any]) -> int:
     runner.generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
     set_space_random_state(_action_space(runner), state["action_space"])
     runner.episode_metrics.set_state(state["episode_metrics"])
-    if state["metrics"] is not None:
-        runner.metrics.set_state(thaw(state["metrics"]))
+    runner.metrics.set_state(thaw(state["metrics"]))
     for name, pipeline in runner._pipelines().items():
         if pipeline is not None and state["connectors"].get(name) is not None:
+            pipeline.reset_state()
             pipeline.set_state(thaw(state["connectors"][name]))
     runner._drop_unfinished_episodes()
     return _set_episodes(runner, state)
@@ -123,7 +124,7 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
 
 def _action_space(runner: Any) -> Any:
     single = getattr(runner.env, "single_action_spaces", None)  # multi-agent: that is what is sampled from
-    return runner.env.action_space if single is None else single
+    return getattr(runner.env, "action_space", None) if single is None else single
 
 
 def _plain_part(runner: Any, what: str, get: Any) -> Any:

@@ -54,6 +54,7 @@ class ConnectorSync:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Become what `get_state` returned, e.g. out of a checkpoint."""
         for name, pipeline in self._pipelines.items():
+            pipeline.reset_state()
             if state.get(name):
                 pipeline.set_state(state[name])
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.protocol.values import pack_blob, unpack_blob
 from rlzmq.runtime.run import Run, runner_for
 from rlzmq.runtime.runner import EnvRunnerRole, make_env_runner
 from rlzmq.runtime.runner_supervision import RunnerSupervisor
 
 __all__ = ["AsyncEnvRunnerGroup", "EnvRunnerGroup", "flatten_episodes"]
+
+_log = logging.getLogger("rlzmq.runtime")
+
+# Between two updates a runner is idle and answers at once; one that samples ahead ends its lease first.
+_STATE_WITHIN_S = 5.0
 
 
 class AsyncEnvRunnerGroup:
@@ -185,6 +192,56 @@ class AsyncEnvRunnerGroup:
         if self.local_env_runner is not None:
             return [self.local_env_runner.get_connector_delta()]
         return await self._on_all(lambda handle: handle.get_connector_delta())
+
+    async def get_sampling_states(self) -> dict[str, Any]:
+        """``{"runner-0": its state, …}``: what every runner needs to go on just as it would.
+
+        A runner that does not answer at once, e.g. since its env hangs, is left out.
+        """
+        if self.local_env_runner is not None:
+            return {"runner-0": self.local_env_runner.get_sampling_state()}
+        supervisor = self.supervisor
+        if supervisor is None:
+            return {}
+
+        async def state_of(index: int) -> Any:
+            try:
+                async with asyncio.timeout(_STATE_WITHIN_S):
+                    return await supervisor.call(index, lambda handle: handle.get_sampling_state())
+            except TimeoutError:
+                _log.warning("runner-%d did not tell its state within %g s", index, _STATE_WITHIN_S)
+                return None
+
+        states = await asyncio.gather(*(state_of(index) for index in range(len(self.handles))))
+        return {f"runner-{i}": unpack_blob(state) for i, state in enumerate(states) if state is not None}
+
+    async def set_sampling_states(self, states: Mapping[str, Any]) -> None:
+        """Every runner goes on from what `get_sampling_states` gave, each from its own.
+
+        Those that were left out then, and all if there are more or fewer runners now, begin new episodes.
+        """
+        num_here = 1 if self.local_env_runner is not None else len(self.handles)
+        numbers = {int(name.rpartition("-")[2]): state for name, state in states.items()}
+        if not numbers or not num_here:
+            return
+        if max(numbers) + 1 != num_here:
+            _log.warning(
+                "The state is that of %d env runners, here are %d: they begin new episodes.",
+                max(numbers) + 1,
+                num_here,
+            )
+            return
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_sampling_state(numbers[0])
+            return
+        assert self.supervisor is not None
+        supervisor = self.supervisor
+
+        async def give(index: int, state: Any) -> None:
+            packed = pack_blob(state)
+            await supervisor.call(index, lambda handle: handle.set_sampling_state(packed))
+
+        await asyncio.gather(*(give(index, state) for index, state in numbers.items()))
 
     async def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> None:
         """Every runner takes over another set of modules (see EnvRunner.change_modules)."""

@@ -9,12 +9,15 @@ broker ──weights─► RunnerLink   newest snapshot, loaded between two leas
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from rlzmq.core import faults
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
+
+_log = logging.getLogger("rlzmq.runtime")
 
 
 def make_env_runner(config: Any, worker_index: int, incarnation: int = 0) -> Any:
@@ -85,6 +88,22 @@ class EnvRunnerRole:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """See EnvRunner.set_state."""
         self.env_runner.set_state(state)
+
+    def get_sampling_state(self) -> bytes:
+        """See EnvRunner.get_sampling_state; packed, without the episodes if they are too large for a message."""
+        from rlzmq.protocol.values import pack_blob
+
+        try:
+            return pack_blob(self.env_runner.get_sampling_state())
+        except ValueError as error:
+            _log.warning("Env runner %d: its episodes are not saved: %s", self.env_runner.worker_index, error)
+            return pack_blob(self.env_runner.get_sampling_state(with_episodes=False))
+
+    def set_sampling_state(self, packed: bytes) -> int:
+        """See EnvRunner.set_sampling_state."""
+        from rlzmq.protocol.values import unpack_blob
+
+        return int(self.env_runner.set_sampling_state(unpack_blob(packed)))
 
     def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> str:
         """See EnvRunner.change_modules; the digest of the new weights layout, for `expect_layout`."""

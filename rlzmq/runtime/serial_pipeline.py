@@ -38,7 +38,6 @@ class SerialPipeline:
         self._runner = runner
         self._learner = learner
         self._connectors = connectors
-        self._num_updates = 0
         self.accounting = Accounting()
 
     async def start(self) -> None:
@@ -52,6 +51,7 @@ class SerialPipeline:
             num_env_steps_before: Env steps trained in the run before this update.
         """
         start = time.perf_counter()
+        update_id = self._learner.weights_seq_no
         batches, metas = self._sample()
         sampled = time.perf_counter()
         num_steps = self._config.total_train_batch_size
@@ -65,8 +65,6 @@ class SerialPipeline:
         self.push_weights()
         if state is not None:
             self._runner.set_connector_state(state)
-        update_id = self._num_updates
-        self._num_updates += 1
         return UpdateReport(
             update_id=update_id,
             weights_version=self._learner.weights_seq_no,
@@ -115,6 +113,7 @@ class SerialPipeline:
 
     async def restart(self) -> None:
         """Go on from the state that the learner was given."""
+        self._runner.weights_seq_no = 0  # what it has may be newer
         self.push_weights()
         self._runner.set_connector_state(self._connectors.get_state())
 

@@ -18,6 +18,8 @@ from rlzmq.runtime.serial_pipeline import SerialPipeline
 
 __all__ = ["Session"]
 
+_RUNNERS = "env_runners/"
+
 
 class Session:
     """Starts and stops everything that a run needs; an Algorithm only plans and reports.
@@ -214,15 +216,20 @@ class Session:
     # -- checkpoints ----------------------------------------------------------------------------
 
     async def get_state(self) -> dict[str, Any]:
-        """Components of a checkpoint: learner, connectors, accounting."""
+        """Components of a checkpoint: learner, connectors, accounting, and each runner's sampling state."""
+        runners = await self.env_runner_group.get_sampling_states()
         return {
+            **{f"{_RUNNERS}{name}": state for name, state in runners.items()},
             "learner_group/learner": await self.learner_group.get_state(),
             "env_runner": self.get_connector_state(),
             "accounting": self.accounting.to_dict(),
         }
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`'s components; runners get weights and connector states at once."""
+        """Go on from `get_state`'s components; runners get weights and connector states at once.
+
+        Runners' states may be missing: they begin new episodes then.
+        """
         expected = {"learner_group/learner", "env_runner", "accounting"}
         if missing := expected - set(state):
             raise ConfigurationError(f"set_state: components missing: {sorted(missing)}.")
@@ -231,6 +238,9 @@ class Session:
         await self.learner_group.set_state(state["learner_group/learner"])
         self._connectors.set_state(state["env_runner"])
         self.accounting.set_state(state["accounting"])
+        await self.env_runner_group.set_sampling_states(
+            {name.removeprefix(_RUNNERS): part for name, part in state.items() if name.startswith(_RUNNERS)}
+        )
         await self._restart()
 
     async def stop(self) -> None:

@@ -341,7 +341,8 @@ def test_a_learner_restored_from_state_goes_on_bit_for_bit() -> None:
 
 def test_state_components_can_be_picked_and_misspelt_ones_are_refused() -> None:
     learner = square_learner("a", "b")
-    assert set(learner.get_state()) == {"rl_module", "optimizer", "weights_seq_no", "counters", "extra"}
+    beside = {"learner_connector", "metrics", "random", "extra"}
+    assert set(learner.get_state()) == {"rl_module", "optimizer", "weights_seq_no", "counters", *beside}
     assert set(learner.get_state("rl_module/b")["rl_module"]) == {"b"}
     assert "optimizer" not in learner.get_state(not_components="optimizer")
     with pytest.raises(ValueError, match="Did you mean 'optimizer'"):
@@ -408,11 +409,17 @@ def test_numpy_batches_and_masked_rows_are_taken() -> None:
     assert results["default_policy"]["num_module_steps_trained"] == 3
 
 
-def test_an_empty_list_of_episodes_is_an_update_of_nothing() -> None:
+def test_without_data_there_is_no_update() -> None:
     learner = ppo_learner()
-    results = learner.update(episodes=[])
-    assert results["__all_modules__"]["num_env_steps_trained"] == 0
-    assert learner.weights_seq_no == 1
+    learner.update(episodes=episode_batch(16))
+    before = learner.get_state()
+    for nothing in ([], episode_batch(16)[:0], [episode_batch(16)[0][:0]]):
+        results = learner.update(episodes=nothing, timesteps={"num_env_steps_sampled_lifetime": 10**6})
+        assert results["__all_modules__"]["num_env_steps_trained"] == 0
+        assert results["__all_modules__"]["weights_seq_no"] == learner.weights_seq_no == 1
+    after = learner.get_state()
+    assert after["counters"] == before["counters"]
+    assert learner.update(episodes=episode_batch(16))["__all_modules__"]["weights_seq_no"] == 2
 
 
 def test_torch_threads_are_those_of_the_config_during_an_update_only() -> None:

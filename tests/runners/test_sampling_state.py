@@ -17,7 +17,7 @@ from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
 from rlzmq.envs import positions
 from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.protocol.values import pack_blob, unpack_blob
-from rlzmq.runners.frozen import freeze, thaw
+from rlzmq.core.frozen import freeze, thaw
 from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
 
 KINDS = ("fused", "hybrid", "default tail", "all pieces")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from rlzmq.core.plain import NotPlainError
 
-__all__ = ["freeze", "thaw"]
+__all__ = ["freeze", "freeze_known", "thaw"]
 
 # Containers and whatever else would not come back as it was are dicts with one of these keys first.
 _DICT, _LIST, _TUPLE, _SCALAR, _TENSOR = "dict", "list", "tuple", "scalar", "tensor"
@@ -35,8 +35,8 @@ def freeze(value: Any, where: str = "value") -> Any:
         return value.copy()
     if isinstance(value, np.generic):
         return {_SCALAR: freeze(np.atleast_1d(np.asarray(value)), where)}
-    if isinstance(value, torch.Tensor):
-        if value.dtype == torch.bfloat16:
+    if hasattr(value, "detach"):  # a torch tensor
+        if str(value.dtype) == "torch.bfloat16":
             raise NotPlainError(f"{where}: a bfloat16 tensor has no plain form.")
         return {_TENSOR: value.detach().cpu().numpy().copy(), "device": str(value.device)}
     if isinstance(value, Mapping):
@@ -50,6 +50,16 @@ def freeze(value: Any, where: str = "value") -> Any:
         f"{where}: expected numbers, strings, arrays or tensors in dicts, lists and tuples, got "
         f"{kind.__module__}.{kind.__qualname__}."
     )
+
+
+def freeze_known(values: Mapping[str, Any]) -> Any:
+    """A dict frozen, without the items that cannot be: objects of the user's own."""
+    kept = {}
+    for key, value in values.items():
+        with contextlib.suppress(NotPlainError):
+            freeze(value)
+            kept[key] = value
+    return freeze(kept)
 
 
 def thaw(frozen: Any) -> Any:
@@ -72,5 +82,7 @@ def thaw(frozen: Any) -> Any:
     if kind == _SCALAR:
         return np.asarray(content)[0]
     if kind == _TENSOR:
+        import torch
+
         return torch.from_numpy(np.array(content)).to(frozen["device"])
     raise ValueError(f"expected a frozen value, got a dict with the key {kind!r}.")

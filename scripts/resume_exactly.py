@@ -1,0 +1,270 @@
+"""A run that is killed and resumed against one that is not: every array of the last checkpoint, bit for bit.
+
+Each case trains PPO on CartPole for some updates, writing a checkpoint after each. Then the same run is done
+again, and its driver killed (kill -9): at a random moment of an update, or of a checkpoint's writing.
+Another process goes on from the newest whole checkpoint, is killed in turn, and so on; the last one trains to
+the end. Its last checkpoint must hold what that of the undisturbed run holds: weights, optimizer, connectors,
+random streams, episodes, counters. Only times, and the random part of episode ids, are left out.
+
+    python scripts/resume_exactly.py                     # 20 kills over all cases
+    python scripts/resume_exactly.py --kills 100 --seed 3
+    python scripts/resume_exactly.py --cases filter-8 --form processes
+
+Forms: "serial" (everything in the driver's process), "processes" (one env runner and one learner process),
+"runner" and "learner" (only that one in a process of its own).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+CASES = ("mlp", "filter", "lstm", "previous", "piece")
+FORMS = {"serial": (0, 0), "processes": (1, 1), "runner": (1, 0), "learner": (0, 1)}
+# What is measured with a clock, and what a process draws so that nobody else has it.
+TIMES = {"durations_s", "duration_s", "ages_s", "time_total_s"}
+RANDOM_PARTS = {"_id_prefix"}
+
+
+def main() -> int:
+    options = parse()
+    if options.worker is not None:
+        return train(options.worker, options.cases[0], options.form[0], options.updates)
+    rng = random.Random(options.seed)
+    pairs = [(form, case) for case in options.cases for form in options.form]
+    num_kills = dict.fromkeys(pairs, 0)
+    for index in range(options.kills):
+        num_kills[pairs[index % len(pairs)]] += 1
+    print(f"{options.updates} updates a run, seed {options.seed}", flush=True)
+    num_done = num_different = 0
+    with tempfile.TemporaryDirectory(prefix="rlzmq-resume-") as folder:
+        for (form, case), kills in num_kills.items():
+            if not kills:
+                continue
+            where = Path(folder) / f"{form}-{case}"
+            seconds = undisturbed(where / "whole", case, form, options.updates)
+            how = disturbed(where / "killed", case, form, options.updates, kills, seconds, rng)
+            num_leaves, differences = compare(where / "whole" / "last", where / "killed" / "last")
+            num_done += len(how)
+            num_different += bool(differences)
+            verdict = f"{len(differences)} OF {num_leaves} VALUES DIFFER" if differences else "identical"
+            print(
+                f"{form:9} {case:10} {num_leaves:5} values  {verdict:10} killed {'; '.join(how)}", flush=True
+            )
+            for line in differences[:10]:
+                print(f"    {line}")
+    print(f"{num_done} kills, {len(pairs)} runs, {num_different} of them differ from the undisturbed ones")
+    return 1 if num_different or num_done < options.kills else 0
+
+
+def parse() -> Any:
+    all_cases = [f"{case}-{num_envs}" for case in CASES for num_envs in (1, 8)]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", nargs="+", choices=all_cases, default=all_cases, metavar="CASE")
+    parser.add_argument("--form", nargs="+", choices=FORMS, default=["serial", "processes"])
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# -- the run ------------------------------------------------------------------------------------------
+
+
+def make_config(case: str, form: str) -> Any:
+    from rlzmq import PPOConfig
+    from rlzmq.connectors.connector_v2 import ConnectorV2
+    from rlzmq.connectors.env_to_module import FrameStackingEnvToModule, MeanStdFilter, PrevActionsPrevRewards
+    from rlzmq.connectors.learner import FrameStackingLearner
+
+    class Remembers(ConnectorV2):
+        """A piece of the user's own, which wants single episodes and notes something in them."""
+
+        def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
+            for episode in self.single_agent_episode_iterator(episodes):
+                episode.custom_data["seen"] = episode.custom_data.get("seen", 0) + 1
+            return batch
+
+    name, _, num_envs = case.rpartition("-")
+    pieces = {
+        "filter": lambda env, spaces, device: MeanStdFilter(),
+        "previous": lambda env, spaces, device: [PrevActionsPrevRewards(n_prev_actions=2, n_prev_rewards=2)],
+        "piece": lambda env, spaces, device: [Remembers(), MeanStdFilter()],
+    }
+    model: dict[str, Any] = {"fcnet_hiddens": [16]}
+    if name == "lstm":
+        model |= {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 10}
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=int(num_envs), env_to_module_connector=pieces.get(name))
+        .training(
+            train_batch_size_per_learner=400,
+            minibatch_size=100,
+            num_epochs=3,
+            lr=[[0, 3e-3], [4000, 1e-3]],
+            entropy_coeff=[[0, 0.01], [4000, 0.0]],
+        )
+        .rl_module(model_config=model)
+        .debugging(seed=11)
+    )
+    if name == "previous":  # with frames stacked on top of it where the observations are one Box
+        config.env_runners(
+            env_to_module_connector=lambda env, spaces, device: [FrameStackingEnvToModule(num_frames=3)],
+            episode_lookback_horizon=3,
+        ).training(learner_connector=lambda spaces, act, device: [FrameStackingLearner(num_frames=3)])
+    num_env_runners, num_learners = FORMS[form]
+    return config.env_runners(num_env_runners=num_env_runners).learners(num_learners=num_learners)
+
+
+def train(folder: Path, case: str, form: str, updates: int) -> int:
+    """What runs in the process that is killed."""
+    from rlzmq.algorithms.algorithm import Algorithm
+    from rlzmq.algorithms.checkpoints import latest_checkpoint
+    from rlzmq.core import faults
+
+    faults.arm("driver")
+    config = make_config(case, form)
+    newest = latest_checkpoint(folder / "checkpoints")
+    algorithm = config.build() if newest is None else Algorithm.from_checkpoint(newest, config=config)
+    with algorithm:
+        algorithm.keep_checkpoints(folder / "checkpoints", every_s=0.0, num=3)
+        print(f"begins {algorithm.iteration}", flush=True)
+        while algorithm.iteration < updates:
+            algorithm.train()
+            print(f"update {algorithm.iteration}", flush=True)
+        algorithm.save_to_path(folder / "last")
+    return 0
+
+
+# -- kills --------------------------------------------------------------------------------------------
+
+
+def start(folder: Path, case: str, form: str, updates: int, fault: str = "") -> subprocess.Popen[str]:
+    """The run in a process of its own; returns once it is about to train."""
+    command = [sys.executable, __file__, "--worker", str(folder), "--cases", case, "--form", form]
+    process = subprocess.Popen(
+        [*command, "--updates", str(updates)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RLZMQ_FAULT": fault},
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line.startswith("begins"):
+        raise RuntimeError(f"the run did not begin: exit code {process.wait()}, {line!r}")
+    return process
+
+
+def undisturbed(folder: Path, case: str, form: str, updates: int) -> float:
+    """Train to the end; the seconds that it took."""
+    process = start(folder, case, form, updates)
+    begin = time.monotonic()
+    process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the undisturbed run {folder} ended with exit code {process.returncode}")
+    return time.monotonic() - begin
+
+
+def disturbed(
+    folder: Path, case: str, form: str, updates: int, kills: int, seconds: float, rng: random.Random
+) -> list[str]:
+    """Train with so many kills; how each of them came."""
+    how: list[str] = []
+    while len(how) < kills:
+        left = 1.0 - progress(folder, updates)
+        share = left / (kills - len(how) + 1)  # so that there is something left to kill
+        in_write = rng.random() < 0.4
+        # a checkpoint of these runs is written in some 100 steps: files, their halves, fsyncs, renames
+        fault = f"checkpoint.boundary@driver:kill:{rng.randint(1, 150)}" if in_write else ""
+        process = start(folder, case, form, updates, fault)
+        if not in_write:
+            try:
+                process.wait(rng.uniform(0.02, 1.5) * share * seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        output, _ = process.communicate()
+        if process.returncode != -signal.SIGKILL:  # it was done before: again, from the beginning
+            if process.returncode:
+                raise RuntimeError(f"{folder}: exit code {process.returncode}")
+            remove(folder)
+            continue
+        at = output.split()[-1] if output else "0"
+        how.append(f"in {'a write' if in_write else 'an update'} after update {at if at.isdigit() else 0}")
+    process = start(folder, case, form, updates)
+    process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the resumed run {folder} ended with exit code {process.returncode}")
+    return how
+
+
+def progress(folder: Path, updates: int) -> float:
+    numbers = [int(path.name) for path in (folder / "checkpoints").glob("[0-9]*") if path.name.isdigit()]
+    return max(numbers, default=0) / updates
+
+
+def remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder)
+
+
+# -- the verdict --------------------------------------------------------------------------------------
+
+
+def compare(whole: Path, killed: Path) -> tuple[int, list[str]]:
+    """How many values there are, and the paths of those that differ."""
+    from rlzmq.core.checkpoint import read_checkpoint
+
+    first, second = (dict(leaves(read_checkpoint(path))) for path in (whole, killed))
+    differences = [f"{path} is only in one of them" for path in sorted(first.keys() ^ second.keys())]
+    for path in sorted(first.keys() & second.keys()):
+        if first[path] != second[path]:
+            differences.append(
+                f"{path}: {str(first[path])[:60]} without, {str(second[path])[:60]} with kills"
+            )
+    return len(first), differences
+
+
+def leaves(value: Any, path: str = "", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, comparable value) of everything that counts."""
+    if isinstance(value, Mapping):
+        prefix = prefix or find_prefix(value)
+        for key, item in value.items():
+            if key not in TIMES and key not in RANDOM_PARTS:
+                yield from leaves(item, f"{path}/{key}", prefix)
+    elif isinstance(value, list | tuple):
+        yield path, len(value)
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}/{index}", prefix)
+    elif hasattr(value, "tobytes"):
+        yield path, (str(value.dtype), value.shape, value.tobytes())
+    elif isinstance(value, str) and prefix:
+        yield path, value.replace(prefix, "")
+    else:
+        yield path, json.dumps(value) if isinstance(value, float) else value
+
+
+def find_prefix(state: Mapping[Any, Any]) -> str:
+    """The random part of a runner's episode ids."""
+    counters = state.get("counters")
+    return str(counters.get("_id_prefix", "")) if isinstance(counters, Mapping) else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
