@@ -150,7 +150,7 @@ class FusedMultiAgentSampler:
 
     def _act(self, t: int) -> list[dict[Any, Any]]:
         """All modules act; the env's actions, by agent, per env."""
-        acts: list[dict[Any, tuple[AgentRecord, int]]] = [{} for _ in range(self.num_envs)]
+        acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
         actions: list[dict[Any, Any]] = [{} for _ in range(self.num_envs)]
         for store, block, rows in self._acting:
             module_step = store.module_step
@@ -160,7 +160,7 @@ class FusedMultiAgentSampler:
             columns, state_out = module_step(block, state, t)
             if state_out is not None:
                 for number, (_, record) in enumerate(rows):
-                    record.state = (state_out, number)
+                    record.state = (state_out, number, len(rows))
             for_env = columns.pop(Columns.ACTIONS_FOR_ENV, None)
             if for_env is None:
                 for_env = self._for_env(columns[Columns.ACTIONS], rows)
@@ -184,7 +184,7 @@ class FusedMultiAgentSampler:
 
     def _random_actions(self) -> list[dict[Any, Any]]:
         """Sampled actions; the modules' earlier outputs are zeros, their states stay as they were."""
-        acts: list[dict[Any, tuple[AgentRecord, int]]] = [{} for _ in range(self.num_envs)]
+        acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
         to_act: list[dict[Any, AgentRecord]] = [{} for _ in range(self.num_envs)]
         for _, _, rows in self._acting:
             for index, record in rows:
@@ -215,23 +215,15 @@ class FusedMultiAgentSampler:
         store: ModuleStore,
         columns: dict[str, Any],
         rows: list[tuple[int, AgentRecord]],
-        acts: list[dict[Any, tuple[AgentRecord, int]]],
+        acts: list[dict[Any, int]],
     ) -> None:
         num_rows = len(rows)
         columns[WEIGHTS_SEQ_NO] = np.full(num_rows, self.runner.weights_seq_no, np.int64)
-        for name, values in columns.items():
-            leading = {np.shape(leaf)[:1] for leaf in _leaves(values)}
-            if leading != {(num_rows,)}:
-                raise ValueError(
-                    f"Model output {name!r} of module {store.module_id!r} has shapes that begin with "
-                    f"{leading}, "
-                    f"expected ({num_rows},), the number of agents that acted."
-                )
         first = store.add_acts(num_rows, columns)
-        for number, (index, record) in enumerate(rows):
-            acts[index][record.agent_id] = (record, first + number)
+        for row, (index, record) in enumerate(rows, first):
+            acts[index][record.agent_id] = row
 
-    def _set_acted(self, acts: list[dict[Any, tuple[AgentRecord, int]]]) -> None:
+    def _set_acted(self, acts: list[dict[Any, int]]) -> None:
         for live, own in zip(self._live, acts, strict=True):
             live.set_acted(own)
 
@@ -321,11 +313,3 @@ class FusedMultiAgentSampler:
                 if record.track.pending is not None:
                     record.track.pending.action = next_act
                     next_act += 1
-
-
-def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, np.ndarray):
-        return [tree]
-    found: list[Any] = []
-    tree_map(found.append, tree)
-    return found

@@ -36,7 +36,7 @@ class AgentRecord:
         lookback: Number of steps before the chunk's start.
         t_started: The agent's time step at the chunk's start.
         initial_state: The module's state before the chunk's first step; None if stateless.
-        state: The module's state now: (tree of tensors ``[B, ...]``, row in it); None if stateless.
+        state: The module's state now: (tree of tensors ``[B, ...]``, row in it, B); None if stateless.
     """
 
     __slots__ = (
@@ -133,12 +133,12 @@ class LiveEpisode:
         self.observed = []
         self._apply(self.timeline.reset(observations, infos))
 
-    def set_acted(self, acts: dict[Any, tuple[AgentRecord, int]]) -> None:
-        """The acts of the coming env step: agent id -> (record, row of its act)."""
-        self.acted = {agent_id: record for agent_id, record in self.records.items() if agent_id in acts}
-        self._rows: dict[Any, int] = {agent_id: row for agent_id, (_, row) in acts.items()}
+    def set_acted(self, rows: dict[Any, int]) -> None:
+        """The acts of the coming env step: agent id -> row of its act."""
+        self.acted = {agent_id: record for agent_id, record in self.records.items() if agent_id in rows}
+        self._rows = rows
         tracks = self.timeline.tracks.values()
-        self._all_acted = len(acts) == sum(not track.is_done for track in tracks)
+        self._all_acted = len(rows) == sum(not (track.terminated or track.truncated) for track in tracks)
 
     def step(
         self,
@@ -197,7 +197,7 @@ class LiveEpisode:
                 record = AgentRecord(event.agent_id, store, self.timeline.tracks[event.agent_id])
                 if store.module_step.is_stateful:
                     record.initial_state = store.module_step.initial_row_numpy
-                    record.state = (store.initial_block, 0)
+                    record.state = (store.initial_block, 0, 1)
                 self.records[event.agent_id] = record
             elif event.kind == "step":
                 record = self.records[event.agent_id]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.core.tree import tree_flatten, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
 
@@ -32,11 +32,12 @@ class GrowingColumn:
         capacity: Rows to make room for.
     """
 
-    __slots__ = ("_arrays", "_capacity", "num_rows")
+    __slots__ = ("_capacity", "_leaves", "_spec", "num_rows")
 
     def __init__(self, example: Any, capacity: int = 0) -> None:
         self._capacity = max(capacity, _FEWEST_ROWS)
-        self._arrays = tree_map(lambda leaf: np.empty((self._capacity, *leaf.shape[1:]), leaf.dtype), example)
+        leaves, self._spec = tree_flatten(example)
+        self._leaves = [np.empty((self._capacity, *np.shape(leaf)[1:]), leaf.dtype) for leaf in leaves]
         self.num_rows = 0
 
     def append(self, block: Any, num_rows: int) -> None:
@@ -47,35 +48,39 @@ class GrowingColumn:
         """
         begin, end = self.num_rows, self.num_rows + num_rows
         if end > self._capacity:
-            self._capacity = max(end, 2 * self._capacity)
-            self._arrays = tree_map(self._grown, self._arrays)
-        arrays = self._arrays
-        if type(arrays) is np.ndarray:
-            if arrays.dtype != block.dtype or block.shape[1:] != arrays.shape[1:]:
-                arrays = self._arrays = _adapted(arrays, block)
-            arrays[begin:end] = block
+            self._grow(end)
+        if isinstance(block, (dict, tuple)):
+            leaves, spec = tree_flatten(block)
+            if spec != self._spec:
+                raise ValueError(f"expected items like {self._spec}, as in the steps before, got {spec}.")
         else:
-            self._arrays = arrays = tree_map(_adapted, arrays, block)
-            tree_map(lambda array, leaf: array[begin:end].__setitem__(..., leaf), arrays, block)
+            leaves = [block]
+        columns = self._leaves
+        if len(leaves) != len(columns):
+            raise ValueError(f"expected items like {self._spec}, as in the steps before, got {block!r}.")
+        for place, leaf in enumerate(leaves):
+            column = columns[place]
+            if leaf.shape != (num_rows, *column.shape[1:]):
+                raise ValueError(
+                    f"expected shape {(num_rows, *column.shape[1:])}, the first number being that of the "
+                    f"agents, got {leaf.shape}."
+                )
+            if leaf.dtype != column.dtype:
+                dtype = np.result_type(column.dtype, leaf.dtype)
+                columns[place] = column = column.astype(dtype, copy=False)
+            column[begin:end] = leaf
         self.num_rows = end
 
     def take(self, rows: NDArray[np.int64]) -> Any:
         """The given rows, leaves ``[*rows.shape, ...]``."""
-        return tree_map(lambda array: array.take(rows, axis=0), self._arrays)
+        return self._spec.unflatten([leaf.take(rows, axis=0) for leaf in self._leaves])
 
-    def _grown(self, array: NDArray[Any]) -> NDArray[Any]:
-        larger = np.empty((self._capacity, *array.shape[1:]), array.dtype)
-        larger[: self.num_rows] = array[: self.num_rows]
-        return larger
-
-
-def _adapted(array: NDArray[Any], block: NDArray[Any]) -> NDArray[Any]:
-    """The array with a dtype that holds the block's values too."""
-    if block.shape[1:] != array.shape[1:]:
-        raise ValueError(
-            f"expected items of shape {array.shape[1:]} as in the steps before, got {block.shape[1:]}."
-        )
-    return array.astype(np.result_type(array.dtype, block.dtype), copy=False)
+    def _grow(self, num_rows: int) -> None:
+        self._capacity = max(num_rows, 2 * self._capacity)
+        for place, leaf in enumerate(self._leaves):
+            larger = np.empty((self._capacity, *leaf.shape[1:]), leaf.dtype)
+            larger[: self.num_rows] = leaf[: self.num_rows]
+            self._leaves[place] = larger
 
 
 class ModuleStore:
@@ -182,25 +187,28 @@ class ModuleStore:
             self.add_acts(len(act_rows), acts)
 
 
-def gather_states(places: Sequence[tuple[Any, int]]) -> Any:
+def gather_states(places: Sequence[tuple[Any, int, int]]) -> Any:
     """One block of states, leaves ``[len(places), ...]``, from rows of other blocks.
 
     Args:
-        places: (tree of tensors ``[B, ...]``, row in it); agents that acted together share a block.
+        places: (tree of tensors ``[B, ...]``, row in it, B); agents that acted together share a block.
     """
+    first, _, num_rows = places[0]
+    if num_rows == len(places) and all(
+        block is first and row == n for n, (block, row, _) in enumerate(places)
+    ):
+        return first
     blocks: dict[int, tuple[Any, int]] = {}  # id -> block, number of rows before it
     total = 0
     index = []
-    for block, row in places:
+    for block, row, num_rows in places:
         known = blocks.get(id(block))
         if known is None:
             known = blocks[id(block)] = (block, total)
-            total += len(tree_leaves(block)[0])
+            total += num_rows
         index.append(known[1] + row)
     trees = [block for block, _ in blocks.values()]
     with torch.inference_mode():
         joined = trees[0] if len(trees) == 1 else tree_map(lambda *leaves: torch.cat(leaves), *trees)
-        if index == list(range(total)):
-            return joined
         rows = torch.tensor(index)
         return tree_map(lambda leaf: leaf[rows], joined)

@@ -7,23 +7,30 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.algorithms.ppo import PPOConfig
+from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import (
     FlattenObservations,
     FrameStackingEnvToModule,
     MeanStdFilter,
     PrevActionsPrevRewards,
 )
+from rlzmq.connectors.learner import FrameStackingLearner
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.learners.ppo_learner import PPOLearner
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner
 from rlzmq.runners.multi_agent_fused import FusedMultiAgentSampler
 from rlzmq.runners.multi_agent_sampler import MultiAgentSampler
-from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv
+from tests.learners.test_train_batch import assert_identical, built
+from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule
 from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner
 
 OBSERVATION_SPACES: dict[str, gym.Space[Any]] = {
@@ -226,3 +233,179 @@ def test_over_random_agents_spaces_pieces_and_programs(
     if space == "image" and settings["action"] != "discrete":
         settings["action"] = "discrete"
     check(make_config(pieces, space=space, **settings, **chances), program)
+
+
+def learner_for(config: Any, runner: MultiAgentEnvRunner) -> PPOLearner:
+    spec = config.get_multi_rl_module_spec(env=runner.env, spaces=runner.get_spaces())
+    learner = PPOLearner(config=config, module_spec=spec)
+    learner.build()
+    return learner
+
+
+@pytest.mark.parametrize("lstm", [False, True])
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("pieces", ["filter", "previous, flatten, filter, stack", "stack"])
+def test_the_learners_twin_gives_the_same_on_columns_and_on_episodes(
+    pieces: str, mapping: str, lstm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On finished and cut episodes, on parts of a fragment, and as they come from the wire."""
+    num_frames = 4 if "previous" in pieces else 3
+    twin = FrameStackingLearner(multi_agent=True, num_frames=num_frames) if "stack" in pieces else None
+    config = make_config(pieces, lstm=lstm, mapping=mapping, num_envs=3, p_death=0.1, learner=twin)
+    runner = make_runner(config, fused=True)
+    learner = learner_for(config, runner)
+    for _ in range(3):
+        batch = runner.sample(num_timesteps=23)
+        for part in (batch, *batch.split(9), received(batch)):
+            fused = built(learner, part, fused=True, monkeypatch=monkeypatch)
+            assert_identical(fused, built(learner, part, fused=False, monkeypatch=monkeypatch))
+
+
+def received(batch: MultiAgentEpisodeBatch) -> MultiAgentEpisodeBatch:
+    header, frames = batch.to_wire()
+    return MultiAgentEpisodeBatch.from_wire(header, [bytes(frame) for frame in frames])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_learner_sees_what_the_module_acted_on_wherever_fragments_end(fused: bool) -> None:
+    """Agents that act only now and then, too, have all their frames at every fragment's begin."""
+    seen: list[Any] = []
+
+    class Spy(SteadyModule):
+        def _forward(self, batch: Any, **kwargs: Any) -> Any:
+            seen.append(batch["obs"].numpy().copy())
+            return {"action_dist_inputs": self.layer(batch["obs"][:, :4])}
+
+    def sampled(fragment: int) -> tuple[list[Any], Any]:
+        seen.clear()
+        twin = FrameStackingLearner(multi_agent=True, num_frames=3)
+        config = make_config(
+            "stack", env_class=RestlessAgentsEnv, mapping="shared", learner=twin, p_wait=0.6, num_envs=2
+        ).rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs={"one": RLModuleSpec(module_class=Spy)}))
+        runner = make_runner(config, fused=fused)
+        batches = [runner.sample_lease(fragment) for _ in range(60 // fragment)]
+        acted_on = list(np.concatenate(seen))
+        plan = config.build_learner_connector(None, None).columnar_plan()
+        assert plan is not None
+        learned = []
+        for batch in batches:
+            for chunks in batch.batches_of("one"):
+                learned.append(plan.observations(chunks, chunks.step_slots(), chunks.step_chunks()))
+        return acted_on, np.concatenate(learned)
+
+    whole, _ = sampled(60)
+    for fragment in (1, 4):
+        acted_on, learned = sampled(fragment)
+        np.testing.assert_array_equal(acted_on, whole)
+        rows = {row.tobytes() for row in acted_on}
+        assert len(learned) > 60
+        assert all(row.tobytes() in rows for row in learned)
+
+
+def test_filters_of_several_runners_agree_agent_by_agent() -> None:
+    """What runners saw apart, merged, is what one filter saw; fused and per episode alike."""
+    merged: list[Any] = []
+    for fused in (True, False):
+        config = make_config("filter", seed=5, p_death=0.1)
+        runners = [MultiAgentEnvRunner(config=config.copy(), worker_index=i) for i in (1, 2)]
+        driver = MultiAgentEnvRunner(config=config.copy())
+        for runner in runners:
+            runner.use_fused = fused
+            runner._id_prefix = ""
+        returned: list[Any] = []
+        for _ in range(3):
+            returned += [runner.sample(num_timesteps=20) for runner in runners]
+            deltas = [runner.get_connector_delta()["env_to_module_connector"] for runner in runners]
+            driver.env_to_module.merge_deltas(deltas)
+            state = driver.env_to_module.get_state()
+            for runner in runners:
+                runner.set_connector_state({"env_to_module_connector": state})
+                assert_same_states(runner.env_to_module.get_state(), state)
+        merged.append((state, returned))
+    (state, returned), (other_state, other_returned) = merged
+    assert_same_states(state, other_state)
+    for one, two in zip(returned, other_returned, strict=True):
+        assert_equal(one, two)
+    (stats,) = state.values()
+    counts = {agent_id: of_agent["total"]["num"] for agent_id, of_agent in stats.items()}
+    assert set(counts) == set(AGENTS)
+
+
+def test_evaluation_uses_the_statistics_without_learning_from_them() -> None:
+    config = make_config("filter")
+    trained = make_runner(config.copy(), fused=True)
+    trained.sample(num_timesteps=30)
+    before = trained.env_to_module.get_state()
+    runners = [make_runner(config.copy(), fused=fused) for fused in (True, False)]
+    for runner in runners:
+        runner.env_to_module.set_state(before)
+        runner.env_to_module.freeze_statistics()
+    batches = [runner.sample(num_timesteps=30) for runner in runners]
+    assert_equal(*batches)
+    for runner in runners:
+        assert_same_states(runner.env_to_module.get_state(), before)
+
+
+def test_an_agent_that_ends_without_a_last_observation_repeats_it_as_it_was_processed() -> None:
+    """Pieces process every observation once: not what is already theirs."""
+    for fused in (True, False):
+        config = make_config("flatten", space="nested", p_death=0.5, p_wait=0.6)
+        repeated = 0
+        for episode in make_runner(config, fused=fused).sample(num_timesteps=60):
+            for sae in episode.agent_episodes.values():
+                observations = np.asarray(sae.observations.data)
+                assert observations.shape[1:] == (7,)
+                assert sae.observation_space.shape == (7,)
+                repeated += bool(sae.is_terminated and (observations[-1] == observations[-2]).all())
+        assert repeated > 3
+
+
+class PreviousRewardSum(ConnectorV2):
+    """A user's columnar piece, which reads the steps before."""
+
+    columnar = True
+    writes_episodes = True
+
+    def recompute_output_observation_space(
+        self, input_observation_space: Any, input_action_space: Any
+    ) -> Any:
+        return input_observation_space
+
+    @property
+    def required_lookback(self) -> int:
+        return 3
+
+    def transform_observations(self, observations: Any, rows: Any) -> Any:
+        rewards = rows.window(Columns.REWARDS, 3, current=False).sum(1).astype(np.float32)
+        return np.concatenate([observations[:, :-1], rewards[:, None]], axis=1)
+
+    def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+        for episode in self.single_agent_episode_iterator(episodes):
+            last = episode.get_observations(-1).copy()
+            num = min(3, episode.rewards.len_incl_lookback())
+            last[-1] = np.float32(sum(episode.get_rewards(slice(-num, None)), 0.0) if num else 0.0)
+            episode.set_observations(new_data=last, at_indices=-1)
+        return batch
+
+
+def test_a_users_columnar_piece_takes_part() -> None:
+    check(make_config([PreviousRewardSum], num_envs=3), PROGRAM)
+
+
+@pytest.mark.parametrize("wrong", ["rows", "shape"])
+def test_outputs_that_do_not_fit_are_an_error_that_names_module_and_column(wrong: str) -> None:
+    class Odd(SteadyModule):
+        num_calls = 0
+
+        def _forward(self, batch: Any, **kwargs: Any) -> Any:
+            type(self).num_calls += 1
+            num = len(batch["obs"])
+            extra = torch.zeros(num + 1 if wrong == "rows" else num, 1 + (type(self).num_calls > 4))
+            return {**super()._forward(batch), "extra": extra}
+
+    specs = {"one": RLModuleSpec(module_class=Odd)}
+    config = make_config([], env_class=RestlessAgentsEnv, mapping="shared").rl_module(
+        rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs)
+    )
+    with pytest.raises(ValueError, match="'extra' of module 'one': expected shape"):
+        make_runner(config, fused=True).sample(num_timesteps=50)
