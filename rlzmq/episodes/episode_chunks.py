@@ -103,8 +103,9 @@ class EpisodeChunks(EpisodeColumns):
                 lookback; None for as many as this chunk has.
 
         Returns:
-            A chunk with the same ids, spaces and a copy of ``custom_data``; it is done only if it contains
-            the end of an episode that is done. Arrays are shared, not copied.
+            A chunk with the same ids, spaces and a copy of ``custom_data``; it is done only if the episode is
+            and the slice stops exactly at its end (as in RLlib, not with a stop beyond it). Arrays are shared,
+            not copied.
 
         Raises:
             NotImplementedError: For a step other than 1.
@@ -123,7 +124,7 @@ class EpisodeChunks(EpisodeColumns):
         lookback = min(lookback, first)
         end = self.rewards.lookback + stop
         chunk = self._chunk(first - lookback, end, lookback, self.t_started + start)
-        if stop == len(self):
+        if stop == len(self) and (slice_.stop is None or slice_.stop <= len(self)):
             chunk.is_terminated = self.is_terminated
             chunk.is_truncated = self.is_truncated
         chunk.custom_data = dict(self.custom_data)

@@ -247,7 +247,10 @@ class ReferenceEpisode:
         begin, end = _clip(start, 0, len(steps)), _clip(stop, len(steps), len(steps))
         if lookback is None:
             lookback = self.t_started - self.first
-        return self.chunk(self.t_started + begin, self.t_started + max(begin, end), lookback)
+        part = self.chunk(self.t_started + begin, self.t_started + max(begin, end), lookback)
+        if stop is not None and stop > len(steps):  # as in RLlib: only a stop at the very end keeps the flags
+            part.terminated = part.truncated = False
+        return part
 
     def concat(self, other: ReferenceEpisode) -> None:
         for name, column in other.columns.items():

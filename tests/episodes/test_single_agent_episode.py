@@ -249,6 +249,20 @@ def test_setting_a_space_changes_one_hots_and_fillers() -> None:
     )
 
 
+def test_a_slice_is_done_only_if_it_stops_exactly_at_the_end() -> None:
+    episode = grown(5, terminated=True)
+    for bounds, is_done in [
+        ((2, 5), True),
+        ((2, None), True),
+        ((-2, None), True),
+        ((1, 4), False),
+        ((1, 6), False),
+    ]:
+        chunk = episode[slice(*bounds)]
+        assert (chunk.is_terminated, chunk.is_done) == (is_done, is_done), bounds
+    assert len(episode[1:99]) == 4
+
+
 def test_get_data_dict_has_one_item_per_step() -> None:
     chunk = grown(5, terminated=True).slice(slice(2, None), len_lookback_buffer=1)
     for expected in (list, np.ndarray):
