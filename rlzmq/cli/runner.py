@@ -24,8 +24,8 @@ class RunnerOptions:
     """Environments in this process (default: the run's num_envs_per_env_runner)."""
     timeout: float = 30.0
     """Seconds to wait for the broker at the start (default: 30)."""
-    patience: float = 60.0
-    """Seconds of the broker's silence after which this runner gives up (default: 60)."""
+    patience: float = 120.0
+    """Seconds of the broker's silence after which this runner gives up (default: 120)."""
     import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
     quiet: bool = False

@@ -47,7 +47,7 @@ from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import Malformed, PeerLost, Publish, Quarantine, Received, Send, Stop, Tick
 from rlzmq.protocol.fragments import fragment_to_bytes
-from rlzmq.protocol.messages import Hello, decode_message
+from rlzmq.protocol.messages import BrokerBeat, Hello, decode_message
 
 __all__ = ["BrokerRole"]
 
@@ -55,6 +55,8 @@ _log = logging.getLogger("rlzmq.broker")
 
 # How often timers are looked at: well below the shortest of them (heartbeats, resends, deadlines).
 _TICK_S = 0.05
+# After a connection broke: when it is looked whose it was.
+_PROBES_S = (0.01, 0.1)
 # One frame: a column of a fragment, or a whole model's weights.
 _MAX_MESSAGE_BYTES = 1 << 30
 # From outside; below the local one, because a stranger may fill it until the handshake's deadline.
@@ -110,6 +112,7 @@ class BrokerRole:
         self._lost: deque[bytes] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
+        self._is_probing = False
         self._writes: set[asyncio.Task[None]] = set()
         self.max_loop_lag_s = 0.0
         self.loop_lag_s = 0.0
@@ -226,6 +229,21 @@ class BrokerRole:
         self._num_connections[event.kind] += 1
         if event.kind == "handshake_failed":
             self._failed_handshakes[event.reason] += 1
+        elif event.kind == "disconnected" and not self._is_probing:
+            # Whose connection it was shows by sending; the event may be ahead of the socket's own knowledge.
+            self._is_probing = True
+            for delay_s in _PROBES_S:
+                self._loop.call_later(delay_s, self._probe, delay_s == _PROBES_S[-1])
+
+    def _probe(self, is_last: bool) -> None:
+        """Find out which peers from outside are not connected any more."""
+        self._is_probing = not is_last
+        if self._context is None:
+            return
+        core = self._core
+        beat = BrokerBeat(core.options.incarnation)
+        self._do([Send(peer, beat) for peer in core.state.by_routing if peer[:1] == _REMOTE])
+        self._tell_lost()
 
     def _on_message(self, door: bytes, frames: list[Any]) -> None:
         self.num_messages += 1
@@ -260,7 +278,10 @@ class BrokerRole:
         if faults.is_armed and isinstance(event, Received):
             faults.at(f"broker.{type(event.message).__name__}")  # decided, and not told to anyone
         self._do(instructions)
-        # Peers found unreachable while sending: told to the core afterwards, in order.
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        """Peers found unreachable while sending: told to the core afterwards, in order."""
         while self._lost:
             self._do(self._core.handle(PeerLost(self._lost.popleft()), self._loop.time()))
 

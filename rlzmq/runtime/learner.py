@@ -14,6 +14,7 @@ from typing import Any
 
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.log_level import apply_log_level
 from rlzmq.protocol.values import pack_blob, unpack_blob
 
 __all__ = ["LearnerRole", "make_learner"]
@@ -51,6 +52,7 @@ class LearnerRole:
         import torch
 
         torch.set_num_threads(config.torch_num_threads)
+        apply_log_level(config)
         faults.arm(f"learner-{rank}", incarnation)
         self.config = config
         self.rank = rank
@@ -72,18 +74,19 @@ class LearnerRole:
                 driver's TCPStore where ranks are on several machines.
             generation: +1 whenever the group is formed anew.
         """
-        from rlzmq.runtime.meeting import interface_for, open_store
+        from rlzmq.runtime.meeting import guarded_connections, interface_for, open_store
 
         self.rank = rank
-        self.learner.setup_distributed(
-            rank=rank,
-            world_size=num_ranks,
-            store=open_store(store_path, num_ranks),
-            timeout_s=self.config.learner_timeout_s,
-            forming_timeout_s=_FORMING_TIMEOUT_S,
-            generation=generation,
-            interface=interface_for(store_path),
-        )
+        with guarded_connections():
+            self.learner.setup_distributed(
+                rank=rank,
+                world_size=num_ranks,
+                store=open_store(store_path, num_ranks),
+                timeout_s=self.config.learner_timeout_s,
+                forming_timeout_s=_FORMING_TIMEOUT_S,
+                generation=generation,
+                interface=interface_for(store_path),
+            )
 
     def _join_and_agree(
         self, rank: int, num_ranks: int, store_path: str, generation: int, memory: bytes, num_env_steps: int

@@ -218,4 +218,7 @@ class LearnerDoor:
         self._waiting.pop(routing, None)
         link = self._links.get(routing)
         if link is not None:
-            link._child.lost()  # type: ignore[attr-defined]
+            child: Any = link._child
+            if not child.exited.done():
+                _log.warning("%s is lost: its connection broke", link.role)
+            child.lost()
