@@ -26,9 +26,13 @@ this vector step) and the learner (a row = any slot of an EpisodeBatch). Two kin
     normalize = module_to_env_pipeline.columnar_plan().normalize
     actions_for_env = normalize.apply_vectorized(actions) if normalize else actions
 
-The runner keeps at least `plan.required_lookback` slots before each chunk. Statistics (MeanStdFilter)
-are updated inside `write`, exactly once per row, all N rows first and then normalised: the
-per-episode protocol does the same, so both paths give identical numbers.
+A multi-agent env runner makes rows agent by agent (a row = this agent in one sub-env), of the agents that
+have a new observation at this vector step; ``rows.agent_id`` is the agent, and an agent's steps before the
+row are its own steps, however many env steps lie between them.
+
+The runner keeps at least `plan.required_lookback` slots (multi-agent: of each agent's own steps) before
+each chunk. Statistics (MeanStdFilter) are updated inside `write`, exactly once per row, all N rows first
+and then normalised: the per-episode protocol does the same, so both paths give identical numbers.
 
 **Learner**, on an EpisodeBatch::
 

@@ -66,12 +66,7 @@ class MultiAgentChunks:
             raise ValueError(
                 f"len_lookback_buffer: expected at least 0 env steps, got {len_lookback_buffer}."
             )
-        for track in old.tracks.values():
-            if track.pending is not None:
-                wanted = max(wanted, old.env_t - track.obs_env_ts[-1])
-        new = Timeline(old.env_t, min(wanted, old.env_t - old.env_t_started + old.lookback))
-        new.departed = dict(old.departed)
-        new.early_rewards = dict(old.early_rewards)
+        new = old.carry_on(wanted)
         first = new.env_t_started - new.lookback
         episodes: dict[Any, SingleAgentEpisode] = {}
         for agent_id, track in old.tracks.items():

@@ -323,6 +323,20 @@ class Timeline:
         self.is_truncated = all_truncated
         return events
 
+    def carry_on(self, lookback: int) -> Timeline:
+        """The timeline of a continuation from here on, still without tracks.
+
+        Args:
+            lookback: Env steps to look back at, as far as they are stored; longer if needed to reach the
+                observations that hanging actions answered.
+        """
+        for track in self.tracks.values():
+            if track.pending is not None:
+                lookback = max(lookback, self.env_t - track.obs_env_ts[-1])
+        new = Timeline(self.env_t, min(lookback, self.env_t - self.env_t_started + self.lookback))
+        new.departed, new.early_rewards = dict(self.departed), dict(self.early_rewards)
+        return new
+
     def env_steps_back(self, num_steps: int) -> int:
         """Env steps to look back at so that no agent that is not done loses one of its last steps.
 

@@ -233,16 +233,11 @@ class LiveEpisode:
     def cut(self, lookback: int) -> LiveEpisode:
         """The continuation, as of `MultiAgentEpisode.cut`; agents that are done do not come along."""
         old = self.timeline
-        for track in old.tracks.values():
-            if track.pending is not None:
-                lookback = max(lookback, old.env_t - track.obs_env_ts[-1])
         chunk = LiveEpisode.__new__(LiveEpisode)
         chunk.id_, chunk._stores, chunk.face = self.id_, self._stores, self.face
         chunk.totals, chunk.is_reset = self.totals, self.is_reset
         chunk.acted, chunk.observed, chunk._all_acted = {}, [], False
-        new = Timeline(old.env_t, min(lookback, old.env_t - old.env_t_started + old.lookback))
-        new.departed, new.early_rewards = dict(old.departed), dict(old.early_rewards)
-        chunk.timeline = chunk.face._timeline = new
+        chunk.timeline = chunk.face._timeline = new = old.carry_on(lookback)
         chunk.records = {}
         first = new.env_t_started - new.lookback
         for agent_id, record in self.records.items():

@@ -20,7 +20,7 @@ from rlzmq.connectors.env_to_module import (
     MeanStdFilter,
     PrevActionsPrevRewards,
 )
-from rlzmq.connectors.learner import FrameStackingLearner
+from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.learners.ppo_learner import PPOLearner
@@ -250,8 +250,10 @@ def test_the_learners_twin_gives_the_same_on_columns_and_on_episodes(
 ) -> None:
     """On finished and cut episodes, on parts of a fragment, and as they come from the wire."""
     num_frames = 4 if "previous" in pieces else 3
-    twin = FrameStackingLearner(multi_agent=True, num_frames=num_frames) if "stack" in pieces else None
-    config = make_config(pieces, lstm=lstm, mapping=mapping, num_envs=3, p_death=0.1, learner=twin)
+    own: list[ConnectorV2] = [ComputeReturnsToGo(gamma=0.9)]
+    if "stack" in pieces:
+        own.append(FrameStackingLearner(multi_agent=True, num_frames=num_frames))
+    config = make_config(pieces, lstm=lstm, mapping=mapping, num_envs=3, p_death=0.1, learner=lambda: own)
     runner = make_runner(config, fused=True)
     learner = learner_for(config, runner)
     for _ in range(3):
@@ -358,6 +360,12 @@ def test_an_agent_that_ends_without_a_last_observation_repeats_it_as_it_was_proc
                 assert sae.observation_space.shape == (7,)
                 repeated += bool(sae.is_terminated and (observations[-1] == observations[-2]).all())
         assert repeated > 3
+
+
+def test_the_episodes_of_envs_that_break_are_the_same_too() -> None:
+    config = make_config("previous, flatten, filter, stack", lstm=True, num_envs=3, p_raise=0.06)
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    check(config, PROGRAM)
 
 
 class PreviousRewardSum(ConnectorV2):
