@@ -1,8 +1,8 @@
 """Where environments are in their episodes, and the way back there: a saved state, or their actions replayed.
 
-No environment's state can be saved in general. What can be kept is the state of its random numbers before the
-ongoing episode's reset, and every action since: a new environment that is reset with the one and stepped with
-the others arrives at the same place, and the last observation tells whether it did.
+No environment's state can be saved in general. What can be kept is the state of its random numbers before some
+reset, and every action since: a new environment that is reset with the one and stepped with the others arrives
+at the same place, and the last observation tells whether it did.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +37,13 @@ __all__ = [
     "space_random_state",
 ]
 
-# A longer episode is begun anew: its actions are not kept for ever.
+Convert = Callable[[Any], Any]
+
+# A longer way back is not gone: actions are not kept for ever.
 MAX_REPLAYED_STEPS = 10_000
-_TRIM_FROM = 1024
+# A replay begins at a reset at least so many steps ago, if there is one: reading the random state at every
+# reset would cost short episodes some percent of their speed.
+_STEPS_BETWEEN_BEGINS = 256
 # All of a runner's replays together; environments whose turn comes later begin new episodes.
 _REPLAY_S = 60.0
 
@@ -48,88 +53,98 @@ _STATELESS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
 
 @dataclass(slots=True)
 class Begin:
-    """How an episode began.
+    """A reset from which on an environment's actions are kept.
 
     Attributes:
-        vector_step: Number of the first vector step after its reset (`StepHistory` counts them).
+        step: Number of the vector step that follows it.
         random: The state of the environment's bit generator before the reset; None: it has none.
         seed: That the reset was given, or None.
-        actions: Those before `vector_step`, of an episode that was itself brought back; leaves ``[T, ...]``.
+        actions: Those before `step`, of an environment that was itself brought back; leaves ``[T, ...]``.
     """
 
-    vector_step: int
+    step: int
     random: dict[str, Any] | None
     seed: int | None
     actions: Any = None
 
 
 class StepHistory:
-    """The actions of the vector steps since the oldest ongoing episode's reset.
+    """Some earlier reset of each environment, and the actions since then.
+
+    The vector env notes resets and counts steps; the actions come from the sampler, which has them anyway, a
+    fragment at a time.
 
     Args:
         num_envs: Environments.
 
     Attributes:
-        actions: Batched actions, one entry per vector step; the vector env appends them.
-        limit: The length of `actions` at which `trim` is due.
+        num_steps: Vector steps so far.
+        due: For each environment, the number of steps from which on `begin` is to be called at its resets.
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.actions: list[Any] = []
-        self.limit = _TRIM_FROM
-        self._num_dropped = 0
+        self.num_steps = 0
+        self.due = [0] * num_envs
         self._begins: list[Begin | None] = [None] * num_envs
+        # (number of the first step, number after the last one, actions ``[N, T, ...]``, what the env was given)
+        self._fragments: deque[tuple[int, int, Any, Convert | None]] = deque()
 
     def begin(self, index: int, env: Any, seed: int | None) -> None:
-        """Environment `index` is about to be reset: an episode begins with the next vector step."""
+        """Environment `index` is about to be reset, before step number `num_steps`."""
         generator = getattr(env.unwrapped, "_np_random", None)
         random = None if generator is None else generator.bit_generator.state
-        self._begins[index] = Begin(self._num_dropped + len(self.actions), random, seed)
+        self._begins[index] = Begin(self.num_steps, random, seed)
+        self.due[index] = self.num_steps + _STEPS_BETWEEN_BEGINS
 
     def resume(self, index: int, begin: Begin | None) -> None:
-        """Environment `index` was brought back into an episode that began like this; None: nobody knows how."""
+        """Environment `index` was brought back to where this led; None: nobody knows how it came there."""
         if begin is not None:
-            begin = Begin(self._num_dropped + len(self.actions), begin.random, begin.seed, begin.actions)
+            begin = Begin(self.num_steps, begin.random, begin.seed, begin.actions)
         self._begins[index] = begin
+        self.due[index] = self.num_steps
 
-    def since_begin(self, index: int, space: Any) -> tuple[Begin, Any] | None:
-        """How the episode of environment `index` began, and its actions since, leaves ``[T, ...]`` (None: T = 0).
-
-        None where that is not known, or is too long.
+    def add(self, actions: Any, num_steps: int, convert: Convert | None = None) -> None:
+        """The actions of the last `num_steps` vector steps.
 
         Args:
-            space: The action space of one environment.
+            actions: Tree of arrays ``[N, T, ...]``; kept, so it must be nobody else's.
+            num_steps: T.
+            convert: What turns actions ``[T, ...]`` into those that the environment was given; None: they are.
+        """
+        end = self.num_steps
+        self._fragments.append((end - num_steps, end, actions, convert))
+        oldest = end - MAX_REPLAYED_STEPS
+        needed = min((b.step for b in self._begins if b is not None and b.step >= oldest), default=end)
+        while self._fragments and self._fragments[0][1] <= needed:
+            self._fragments.popleft()
+
+    def way_back(self, index: int) -> tuple[Begin, Any] | None:
+        """A reset of environment `index`, and the actions since, leaves ``[T, ...]`` (None where T = 0).
+
+        None where they are not known, or too many.
         """
         begin = self._begins[index]
-        if begin is None or begin.vector_step < self._num_dropped:
+        if begin is None:
             return None
-        steps = self.actions[begin.vector_step - self._num_dropped :]
-        rows = _rows_of(steps, index)
-        if begin.actions is not None:
-            rows = begin.actions if rows is None else tree_map(_join, begin.actions, rows)
-        if rows is not None and len(tree_leaves(rows)[0]) > MAX_REPLAYED_STEPS:
+        parts = [] if begin.actions is None else [begin.actions]
+        step = begin.step
+        for first, end, actions, convert in self._fragments:
+            if end <= step:
+                continue
+            if first > step:
+                return None
+            skipped = step - first
+            part = _row(actions, index, skipped)
+            parts.append(part if convert is None else convert(part))
+            step = end
+        rows = tree_map(lambda *leaves: np.concatenate(leaves), *parts) if parts else None
+        if step != self.num_steps or (rows is not None and len(tree_leaves(rows)[0]) > MAX_REPLAYED_STEPS):
             return None
         return begin, rows
 
-    def trim(self) -> None:
-        """Forgets actions that no ongoing episode needs, or whose episodes are too long."""
-        now = self._num_dropped + len(self.actions)
-        oldest = now - MAX_REPLAYED_STEPS
-        needed = [begin.vector_step for begin in self._begins if begin is not None]
-        first = min([step for step in needed if step >= oldest], default=now)
-        del self.actions[: first - self._num_dropped]
-        self._num_dropped = first
-        self.limit = max(_TRIM_FROM, 2 * len(self.actions))
 
-
-def _rows_of(steps: Sequence[Any], index: int) -> Any:
-    if not steps:
-        return None
-    return tree_map(lambda *leaves: np.stack([np.asarray(leaf[index]) for leaf in leaves]), *steps)
-
-
-def _join(before: Any, after: Any) -> Any:
-    return np.concatenate([before, after])
+def _row(actions: Any, index: int, skipped: int) -> Any:
+    return tree_map(lambda leaf: leaf[index, skipped:], actions)
 
 
 # -- one environment's position -----------------------------------------------------------------------
@@ -153,7 +168,7 @@ def env_position(
         return {"kind": "reset", **position}
     if own is not None:
         return {"kind": "own", **position}
-    known = history.since_begin(index, env.action_space)
+    known = history.way_back(index)
     if known is None:
         return {"kind": "unknown", **position}
     begin, actions = known
@@ -162,7 +177,7 @@ def env_position(
         **position,
         "seed": begin.seed,
         "random_before": _without_arrays(begin.random),
-        "actions": None if actions is None else tree_map(np.asarray, actions),
+        "actions": actions,
         "digest": _digest(observation, position["random"]),
     }
 
@@ -213,12 +228,18 @@ class Replay:
         begin = Begin(0, before, seed, actions)
         set_random_state(env, before)
         observation, _ = env.reset(seed=seed)
+        is_over = False
         for number, action in enumerate(_single_actions(env.action_space, actions)):
             if number % 64 == 0 and time.perf_counter() > self._deadline:
                 return observation, begin, f"the replays took more than {_REPLAY_S:g} s"
-            observation, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                return observation, begin, f"its episode ended in the replay's step {number}"
+            if is_over:
+                observation, _ = env.reset()
+                is_over = False
+            else:
+                observation, _, terminated, truncated, _ = env.step(action)
+                is_over = bool(terminated or truncated)
+        if is_over:
+            return observation, begin, "the replay of its actions ended its episode"
         if _digest(observation, random_state(env)) != position["digest"]:
             return observation, begin, "the replay of its actions led to another observation"
         return observation, begin, ""

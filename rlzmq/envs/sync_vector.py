@@ -32,6 +32,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     Attributes:
         recover: Called with (env index, exception) when an environment raises; it must return the
             (observation, info) of a reset replacement. None: the exception becomes an ``EnvironmentError_``.
+        history: What `get_positions` needs; samplers add the actions of each fragment.
         failed: Indices of the environments that were recovered in the last ``step_sparse``: they were
             reset, not stepped, and their action was not used.
     """
@@ -57,7 +58,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         self._reward_buffer = np.zeros(num_envs, dtype=np.float64)
         self._terminated_buffer = np.zeros(num_envs, dtype=np.bool_)
         self._truncated_buffer = np.zeros(num_envs, dtype=np.bool_)
-        self._history = StepHistory(num_envs)
+        self.history = StepHistory(num_envs)
         self._is_new = True
 
     # -- what runners call ---------------------------------------------------------------------
@@ -108,10 +109,8 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         items: Iterable[Any] = actions if self._iterates_as_array else iterate(self.action_space, actions)
         if self._iterates_as_array and len(actions) != self.num_envs:
             raise ValueError(f"step: expected {self.num_envs} actions, got {len(actions)}.")
-        history = self._history
-        history.actions.append(actions)
-        if len(history.actions) >= history.limit:
-            history.trim()
+        history = self.history
+        history.num_steps = number = history.num_steps + 1
         latest = self._latest_obs
         rewards, terminated, truncated = (
             self._reward_buffer,
@@ -129,7 +128,8 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 for env, action in steps:
                     index += 1
                     if needs_reset[index]:
-                        history.begin(index, env, None)
+                        if number >= history.due[index]:
+                            history.begin(index, env, None)
                         latest[index], info = env.reset()
                         needs_reset[index] = terminated[index] = truncated[index] = False
                         rewards[index] = 0.0
@@ -166,7 +166,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         """
         over = [not has_episodes or needs_reset for needs_reset in self._needs_reset]
         return [
-            env_position(env, self._latest_obs[i], over[i], self._history, i, is_new=self._is_new)
+            env_position(env, self._latest_obs[i], over[i], self.history, i, is_new=self._is_new)
             for i, env in enumerate(self.envs)
         ]
 
@@ -181,7 +181,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             self._needs_reset[index] = arrived is None
             if arrived is not None and arrived[0] is not None:
                 self._latest_obs[index] = arrived[0]
-            self._history.resume(index, None if arrived is None else arrived[1])
+            self.history.resume(index, None if arrived is None else arrived[1])
             self._is_new = self._is_new and "state" not in position and arrived is None
         self._terminated_buffer[:] = False
         self._truncated_buffer[:] = False
@@ -192,9 +192,9 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         self, index: int, env: gym.Env[Any, Any], seed: int | None, options: dict[str, Any] | None
     ) -> None:
         """An episode begins; how it goes with `options` is not kept."""
-        self._history.begin(index, env, seed)
+        self.history.begin(index, env, seed)
         if options:
-            self._history.resume(index, None)
+            self.history.resume(index, None)
 
     # -- Gymnasium's own interface -------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
             ) from error
         observation, info = self.recover(index, error)
-        self._history.resume(index, None)
+        self.history.resume(index, None)
         self.failed.append(index)
         return observation, info
 

@@ -6,7 +6,7 @@ The samplers call these with themselves; what they carry is theirs, only how it 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import numpy as np
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.frozen import freeze, thaw
 from rlzmq.core.plain import from_plain
+from rlzmq.core.tree import tree_map
+from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.runners.ongoing import OngoingEpisodes
@@ -22,7 +24,25 @@ if TYPE_CHECKING:
     from rlzmq.runners.episode_sampler import EpisodeSampler
     from rlzmq.runners.fused_sampler import FusedSampler
 
-__all__ = ["get_episode_sampler", "get_fused_sampler", "set_episode_sampler", "set_fused_sampler"]
+__all__ = [
+    "by_env",
+    "get_episode_sampler",
+    "get_fused_sampler",
+    "keep_actions",
+    "set_episode_sampler",
+    "set_fused_sampler",
+]
+
+
+def keep_actions(env: Any, actions: Any, num_steps: int, convert: Callable[[Any], Any] | None = None) -> None:
+    """The actions of a fragment, for the history of an env that keeps one (see `StepHistory.add`)."""
+    if type(env) is LeanSyncVectorEnv and num_steps:
+        env.history.add(actions, num_steps, convert)
+
+
+def by_env(steps: Sequence[Any]) -> Any:
+    """Batched actions of T vector steps, leaves ``[N, ...]``, as one tree of arrays ``[N, T, ...]``."""
+    return tree_map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves], axis=1), *steps)
 
 
 def get_fused_sampler(sampler: FusedSampler) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.runners.carried import get_episode_sampler, set_episode_sampler
+from rlzmq.runners.carried import by_env, get_episode_sampler, keep_actions, set_episode_sampler
 from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.ongoing import FinishedEpisodes
@@ -155,11 +155,13 @@ class EpisodeSampler:
             for index in sorted(self._starting):
                 self._call("on_episode_start", self._episodes[index], index)
         num_env_steps = 0
+        self._actions_for_env: list[Any] = []
         while request.num_more_vector_steps(self._step, num_env_steps, self._num_done, num_envs, 1):
             t = runner.global_env_steps + num_env_steps * max(runner.num_workers, 1)
             actions, actions_for_env, extras = (
                 self._random_actions() if request.random_actions else self._act(t)
             )
+            self._actions_for_env.append(actions_for_env)
             step_s = time.perf_counter()
             result = runner.stepper.source.step_sparse(actions_for_env)
             runner.timers.add(ENV_STEP_TIMER, time.perf_counter() - step_s)
@@ -400,6 +402,8 @@ class EpisodeSampler:
         if request.num_episodes is not None:
             self.forget()
         else:
+            if self._actions_for_env:
+                keep_actions(self.runner.env, by_env(self._actions_for_env), len(self._actions_for_env))
             ongoing = [(index, episode) for index, episode in enumerate(self._episodes) if len(episode)]
             for index, episode in ongoing:
                 self._give_state(index, episode)

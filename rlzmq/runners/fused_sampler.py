@@ -24,7 +24,7 @@ from rlzmq.core.stage_timers import (
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.runners.carried import get_fused_sampler, set_fused_sampler
+from rlzmq.runners.carried import by_env, get_fused_sampler, keep_actions, set_fused_sampler
 from rlzmq.runners.fragment import ChunkTable, ColumnBlock, Writer, find_chunks
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.ongoing import FinishedEpisodes, OngoingEpisodes
@@ -131,6 +131,7 @@ class FusedSampler:
         self._infos = dict(self._carried_infos)
         self._num_failures = 0
         self._num_env_steps = self._num_ends = self._num_steps = 0
+        self._actions_for_env: list[Any] = []  # where the actions' column does not tell them
         while num_more := request.num_more_vector_steps(
             self._num_steps, self._num_env_steps, self._num_ends, num_envs, _BLOCK_STEPS
         ):
@@ -181,6 +182,7 @@ class FusedSampler:
                     acted_s = clock()
                 if Columns.ACTIONS_FOR_ENV in outputs:
                     actions_for_env = outputs.pop(Columns.ACTIONS_FOR_ENV)
+                    self._actions_for_env.append(actions_for_env)
                 elif normalize is None:
                     actions_for_env = outputs[Columns.ACTIONS]
                 else:
@@ -276,6 +278,7 @@ class FusedSampler:
         if request.num_episodes is not None:
             self.forget()
         else:
+            self._keep_actions(block, request)
             self._carried = block.copy_slots(num_steps, num_steps + lookback + 1)
             self._carried_infos = {
                 (index, slot - num_steps): info
@@ -283,6 +286,18 @@ class FusedSampler:
                 if slot >= num_steps
             }
         return batch
+
+    def _keep_actions(self, block: ColumnBlock, request: SampleRequest) -> None:
+        """The env's history gets the actions that it was given in this fragment."""
+        num_steps, convert = self._num_steps, None
+        if self._actions_for_env:
+            actions = by_env(self._actions_for_env)
+        else:
+            begin, end = self.lookback, self.lookback + num_steps
+            actions = tree_map(lambda leaf: leaf[:, begin:end].copy(), block.columns[Columns.ACTIONS])
+            if self._normalize is not None and not request.random_actions:
+                convert = self._normalize.apply_vectorized
+        keep_actions(self.runner.env, actions, num_steps, convert)
 
     # -- off the hot way -----------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from sampling_cases import facts, make_config, random_env_config
 from test_fused_equals_generic import PIECES, AddsObservations, NoOp
 
 from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
+from rlzmq.core.frozen import freeze, thaw
 from rlzmq.envs import positions
 from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.protocol.values import pack_blob, unpack_blob
-from rlzmq.core.frozen import freeze, thaw
 from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
 
 KINDS = ("fused", "hybrid", "default tail", "all pieces")
@@ -159,6 +159,7 @@ def test_an_env_that_does_not_arrive_begins_a_new_episode(kind: str, caplog: Any
 
 def test_episodes_that_are_too_long_begin_anew(monkeypatch: Any) -> None:
     monkeypatch.setattr(positions, "MAX_REPLAYED_STEPS", 10)
+    monkeypatch.setattr(positions, "_STEPS_BETWEEN_BEGINS", 0)
     config = random_env_config(num_envs=2).environment(NestedActions)
     with make_runner(config) as one, make_runner(config) as two:
         one.sample_lease(60)
