@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.config_builders import ConfigBuilders
 from rlzmq.algorithms.config_io import ConfigIO
+from rlzmq.algorithms.fixed_settings import check_fixed
 from rlzmq.algorithms.settings import (
     Field,
     Fraction,
@@ -93,7 +94,9 @@ _DEFAULTS: dict[str, Any] = {
     "seed": None, "log_level": "WARNING", "log_sys_usage": False,
     # framework
     "framework": "torch", "torch_skip_nan_gradients": False, "torch_ddp_kwargs": {},
-    "torch_compile_learner": False, "torch_compile_worker": False,
+    "torch_compile_learner": False, "torch_compile_learner_what_to_compile": "forward_train",
+    "torch_compile_learner_dynamo_backend": "inductor", "torch_compile_learner_dynamo_mode": None,
+    "torch_compile_worker": False,
 }  # fmt: skip
 
 
@@ -147,7 +150,9 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
                 "it. Change a copy: config.copy(copy_frozen=False)."
             )
         field = self._fields.get(name)
-        self._values[name] = value if field is None else field.check(value)
+        value = value if field is None else field.check(value)
+        check_fixed(name, value)
+        self._values[name] = value
         self._given.add(name)
 
     def _default(self, **values: Any) -> None:
@@ -241,13 +246,13 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             env_config: Passed to the env's constructor (as an `EnvContext`).
             observation_space: Overrides the env's own single-env space.
             action_space: Overrides the env's own single-env space.
-            clip_rewards: True: the sign of rewards; a float: clipped to ±that; None or False: as is.
+            clip_rewards: Only None or False: wrap the env instead (``gymnasium.wrappers.ClipReward``).
             normalize_actions: Modules act in [-1, 1]; bounded Box actions are scaled for the env.
             clip_actions: Clip Box actions to the space's bounds (when not normalised).
             disable_env_checking: Skip the check of the env's spaces and types when it is made.
-            is_atari: Whether the env is an Atari game (None: by its id).
-            render_env: Make envs with ``render_mode="human"``.
-            action_mask_key: Key of the mask in Dict observations.
+            is_atari: Only None: wrap the env instead (``gymnasium.wrappers.AtariPreprocessing``).
+            render_env: Only False: give ``env_config={"render_mode": "human"}`` instead.
+            action_mask_key: Only "action_mask", the key of the mask in Dict observations.
         """
         return self
 
@@ -286,32 +291,31 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         Args:
             env_runner_cls: The EnvRunner class (None: single- or multi-agent, by the config).
             num_env_runners: Sampling processes; 0 samples in the driver's own process.
-            create_local_env_runner: Keep a runner in the driver even with remote runners.
-            create_env_on_local_worker: Give that local runner an env of its own.
+            create_local_env_runner: Kept for RLlib's sake: the driver has a runner only if there are no others.
+            create_env_on_local_worker: Only False, likewise.
             num_envs_per_env_runner: Vectorised envs in each runner.
             gym_env_vectorize_mode: How they are vectorised: in turn, a process each, or the env's own
                 native vector form.
-            num_cpus_per_env_runner: CPUs that a launcher reserves for each runner.
-            num_gpus_per_env_runner: GPUs that a launcher reserves for each runner.
-            custom_resources_per_env_runner: Further resources that a launcher reserves.
-            validate_env_runners_after_construction: Ask every runner for its health once it is made.
+            num_cpus_per_env_runner: Only 1: processes are not bound to CPUs.
+            num_gpus_per_env_runner: Only 0: runners act on the CPU.
+            custom_resources_per_env_runner: Only {}: a cluster file says which machine has which runners.
+            validate_env_runners_after_construction: Only True: a runner that cannot be made fails at once.
             sample_timeout_s: Seconds to wait for samples before a warning names who is late; no data
                 is lost by it.
-            max_requests_in_flight_per_env_runner: Leases that a runner may hold at a time.
+            max_requests_in_flight_per_env_runner: Only 1: leases keep runners busy.
             env_to_module_connector: Callable ``(env, spaces, device)`` giving one piece or a list.
             module_to_env_connector: Callable ``(env, spaces)`` giving one piece or a list.
             add_default_connectors_to_env_to_module_pipeline: Whether the default pieces follow.
             add_default_connectors_to_module_to_env_pipeline: Whether the default pieces surround.
             episode_lookback_horizon: Steps of the past that each episode chunk carries along.
             merge_env_runner_states: Merge the connector states of all runners.
-            broadcast_env_runner_states: Send merged connector states back to all runners.
-            compress_observations: Kept for RLlib's sake; observations travel uncompressed.
+            broadcast_env_runner_states: Only True: merged connector states go back to all runners.
+            compress_observations: Only False: observations travel uncompressed.
             rollout_fragment_length: Vector steps of one lease; "auto" sizes leases to the batch.
             batch_mode: Whether fragments may end inside an episode.
             explore: Whether sampling draws from the action distribution (else its mode).
-            episodes_to_numpy: Kept for RLlib's sake; sampled episodes are always on numpy columns.
-            max_policy_lag: Weights versions that data may be older than the learner; None: as the
-                algorithm's staleness implies.
+            episodes_to_numpy: Only True: sampled episodes are always on numpy columns.
+            max_policy_lag: Only None: PPO trains on data of the current weights.
         """
         return self
 
@@ -336,15 +340,14 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         Args:
             num_learners: Learner processes (DDP ranks); 0 learns in the driver's own process.
             num_gpus_per_learner: GPUs of each learner; more than 0 means CUDA and NCCL.
-            num_cpus_per_learner: CPUs that a launcher reserves for each learner.
-            num_aggregator_actors_per_learner: Kept for RLlib's sake: each learner's own pipeline
-                decodes and connects while the previous update trains.
-            max_requests_in_flight_per_learner: Updates queued at a learner.
+            num_cpus_per_learner: Only "auto"; see torch_num_threads.
+            num_aggregator_actors_per_learner: Only 0: each learner runs its own pipeline.
+            max_requests_in_flight_per_learner: Only 3, without a meaning here: updates follow each other.
             local_gpu_idx: Which GPU a learner in the driver's process takes.
             learner_class: The Learner class (None: the algorithm's own).
             learner_connector: Callable ``(observation_space, action_space)`` giving one piece or a list.
             add_default_connectors_to_learner_pipeline: Whether the default pieces follow.
-            learner_config_dict: Free-form settings for custom learners.
+            learner_config_dict: Free-form settings for custom learners: ``self.config.learner_config_dict``.
             torch_num_threads: Torch threads of each runner and learner process.
         """
         return self
@@ -400,10 +403,10 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             evaluation_interval: Evaluate after every so many iterations; None: never by itself.
             evaluation_duration: Episodes or timesteps of one round over all evaluation runners.
             evaluation_duration_unit: The unit of `evaluation_duration`.
-            evaluation_parallel_to_training: Evaluate while the next iteration trains.
+            evaluation_parallel_to_training: Only False: rounds run between two iterations.
             evaluation_num_env_runners: Processes for evaluation; 0 evaluates in the driver.
             evaluation_config: Settings that differ in evaluation, e.g. ``{"explore": False}``.
-            evaluation_sample_timeout_s: Seconds before a warning names a late evaluation runner.
+            evaluation_sample_timeout_s: A round that took longer than these seconds is warned of; None: never.
             evaluation_force_reset_envs_before_iteration: Begin each round with fresh episodes.
             custom_evaluation_function: ``(algorithm, eval_env_runner_group) -> (results, env_steps,
                 agent_steps)`` in place of the built-in round.
@@ -430,7 +433,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             min_time_s_per_iteration: `train()` repeats updates until this many seconds have passed.
             min_sample_timesteps_per_iteration: … until so many env steps were sampled.
             min_train_timesteps_per_iteration: … until so many env steps were trained.
-            keep_per_episode_custom_metrics: Keep lists of custom metrics next to their means.
+            keep_per_episode_custom_metrics: Only False: log with ``reduce="item_series"`` for lists.
             log_gradients: Report the global norm of gradients.
             connector_timers: Time every connector piece (costs sampling speed).
             custom_stats_cls_lookup: Names with subclasses of `StatsBase`, for
@@ -528,7 +531,8 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             delay_between_env_runner_restarts_s: Seconds before the first restart; doubles up to 30.
             restart_failed_sub_environments: Recreate one env that raised, and go on.
             num_consecutive_env_runner_failures_tolerance: Failures in a row before the run stops.
-            env_runner_health_probe_timeout_s: Seconds that a health probe may take.
+            env_runner_health_probe_timeout_s: Only 30, without a meaning here: heartbeats find dead runners,
+                env_step_timeout_s hung ones.
             env_runner_restore_timeout_s: Seconds that a restarted runner has to be ready.
             restart_failed_learners: Replace a learner rank that died.
             min_learners: Ranks below which the run stops instead of going on with the survivors.
@@ -537,8 +541,8 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
                 (None: max(30 s, 20 × its slowest usual step)).
             env_reset_timeout_s: The same for resets.
             quarantine_dir: Where fragments go that poison or kill (None: in the run directory).
-            durability: Where accepted fragments live until trained: in two processes' memory, or
-                in a journal on disk too.
+            durability: Where accepted fragments live until trained: "memory": in two processes' memory;
+                "journal": in a journal on disk too, for a run that is resumed after all of it was killed.
             journal_dir: Where that journal is (`rlzmq train`: in the run directory).
             learner_timeout_s: Seconds after which a silent collective of the learners fails.
             learner_snapshot_every_s: Seconds between copies of the learners' state in the driver's memory,
@@ -584,7 +588,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         """When checkpoints are written by themselves and how many are kept.
 
         Args:
-            export_native_model_files: Also write each module as a plain safetensors file.
+            export_native_model_files: Kept for RLlib's sake: modules are always plain safetensors files.
             checkpoint_every_s: Seconds between checkpoints of `rlzmq train` and `Algorithm.keep_checkpoints`;
                 None: only at the end.
             checkpoint_keep: How many of the newest are kept; the best by mean return is kept beside them.
@@ -603,8 +607,8 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
 
         Args:
             seed: The run's one seed, from which every random stream derives; None: drawn at build.
-            log_level: Of the ``rlzmq`` loggers in every process.
-            log_sys_usage: Report CPU and memory in results.
+            log_level: Of the ``rlzmq`` loggers in driver, runners and learners, once it is given.
+            log_sys_usage: Only False.
         """
         return self
 
@@ -616,6 +620,9 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         torch_skip_nan_gradients: bool = NotProvided,
         torch_ddp_kwargs: dict[str, Any] = NotProvided,
         torch_compile_learner: bool = NotProvided,
+        torch_compile_learner_what_to_compile: Literal["forward_train", "complete_update"] = NotProvided,
+        torch_compile_learner_dynamo_backend: str = NotProvided,
+        torch_compile_learner_dynamo_mode: str | None = NotProvided,
         torch_compile_worker: bool = NotProvided,
     ) -> Self:
         """Torch's settings.
@@ -625,8 +632,14 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             torch_skip_nan_gradients: Kept for RLlib's sake: steps with non-finite gradients are
                 always skipped and counted.
             torch_ddp_kwargs: Further arguments of DistributedDataParallel.
-            torch_compile_learner: Compile the learner's forward_train.
-            torch_compile_worker: Compile the runner's forward passes.
+            torch_compile_learner: Compile parts of the learner with ``torch.compile``: the first updates take
+                seconds to minutes longer.
+            torch_compile_learner_what_to_compile: The modules' training forward passes, or the whole step on a
+                minibatch (forward pass, losses, gradients, optimizers; one learner only).
+            torch_compile_learner_dynamo_backend: "inductor" (needs a C++ compiler on the CPU, Triton on a
+                GPU), "aot_eager", "eager", …
+            torch_compile_learner_dynamo_mode: Inductor's mode, e.g. "reduce-overhead"; None: its default.
+            torch_compile_worker: Only False: runners act through a fused path without a compiler.
         """
         return self
 
@@ -778,6 +791,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
                     f"{self.total_train_batch_size}. Largest that fits: {max(fitting, 1)}, or 'auto'."
                 )
         self._validate_networking()
+        self._validate_journal()
         if callable(self.policies_to_train) or self.policies_to_train is None:
             unknown: list[str] = []
         else:
@@ -798,10 +812,28 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             raise ConfigurationError(f"config.{error}") from None
         for name in ("lr", "entropy_coeff"):
             _check_schedule(name, self.get(name))
-        if self.evaluation_duration == "auto" and not self.evaluation_parallel_to_training:
+        if self.evaluation_duration == "auto":
             raise ConfigurationError(
-                "config.evaluation_duration='auto' needs evaluation_parallel_to_training=True."
+                "config.evaluation_duration='auto' means as long as a parallel train step, but evaluation rounds run "
+                "between two iterations here: give a number."
             )
+        if self.torch_compile_learner_what_to_compile == "complete_update" and self.num_learners > 1:
+            raise ConfigurationError(
+                f"config.torch_compile_learner_what_to_compile='complete_update' with num_learners="
+                f"{self.num_learners}: the ranks agree on each step outside of torch. Use 'forward_train'."
+            )
+
+    def _validate_journal(self) -> None:
+        if self.durability == "journal":
+            if self.journal_dir is None:
+                raise ConfigurationError(
+                    "config.durability='journal' needs config.journal_dir, e.g. 'runs/mine/journal'."
+                )
+            if self.broker is not None or not (self.num_env_runners or self.num_learners or self.listen):
+                raise ConfigurationError(
+                    "config.durability='journal' is kept by the run's own broker: set num_env_runners or "
+                    "num_learners, and leave config.broker at None."
+                )
 
     def _validate_networking(self) -> None:
         if self.listen is not None:

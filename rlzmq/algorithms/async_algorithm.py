@@ -29,6 +29,7 @@ from rlzmq.algorithms.results import ResultBuilder
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import CheckpointError, ClosedError
 from rlzmq.core.frozen import freeze_known, thaw
+from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -64,6 +65,7 @@ class AsyncAlgorithm:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.iteration = 0
+        apply_log_level(config)
         self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.custom_stats_cls_lookup)
         self.callbacks = CallbackList(config)
         self.session = Session(config)
@@ -473,7 +475,10 @@ class AsyncAlgorithm:
             CheckpointError: It could not be written; a former checkpoint at `path` is untouched.
         """
         self._check_running()
-        return write_algorithm(path, self._algorithm, self.config, await self.get_state())
+        state = await self.get_state()
+        written = write_algorithm(path, self._algorithm, self.config, state)
+        await self.session.note_checkpoint(state)
+        return written
 
     async def restore_from_path(self, path: str | Path) -> None:
         """Take over a checkpoint's state; the config stays this algorithm's own.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.runtime.session import Session
 
 __all__ = ["Evaluation"]
+
+_logger = logging.getLogger("rlzmq.evaluation")
 
 _RUNNERS = "eval_env_runners/"
 
@@ -78,10 +82,20 @@ class Evaluation:
         duration = self._config.evaluation_duration
         duration = 10 if duration == "auto" else duration
         force_reset = self._config.evaluation_force_reset_envs_before_iteration
+        start_s = time.perf_counter()
         if self._config.evaluation_duration_unit == "episodes":
             batches = await group.sample_batches(num_episodes=duration)
         else:
             batches = await group.sample_batches(num_timesteps=duration, force_reset=force_reset)
+        limit_s, seconds = self._config.evaluation_sample_timeout_s, time.perf_counter() - start_s
+        if limit_s is not None and seconds > limit_s:
+            _logger.warning(
+                "An evaluation round of %s %s took %.1f s, more than evaluation_sample_timeout_s=%s.",
+                duration,
+                self._config.evaluation_duration_unit,
+                seconds,
+                limit_s,
+            )
         return {"env_runners": _reduce(batches)}
 
     async def get_state(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.learners.compiling import LearnerCompiler
 from rlzmq.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerRegistry, make_adam
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 
@@ -61,6 +62,7 @@ class LearnerBase:
         seed = getattr(config, "seed", None)
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self._learner_connector: Any = None
+        self._compiler: LearnerCompiler | None = None
 
     # -- building ----------------------------------------------------------------------------------
 
@@ -81,6 +83,8 @@ class LearnerBase:
             spec = self._module_spec.as_multi_rl_module_spec()
             self.module = spec.build(seed=getattr(self.config, "seed", None))
         self.module.to(self.device)
+        if self._setting("torch_compile_learner", False):
+            self._compiler = LearnerCompiler(self.config, self.device)
         observation_space, action_space = self._connector_spaces()
         self._learner_connector = self.make_learner_connector(observation_space, action_space)
         for module_id in self.module:
@@ -106,6 +110,8 @@ class LearnerBase:
                     f"{' and a '.join(missing)}: add the mix-in to its base classes, "
                     f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."
                 )
+        if self._compiler is not None and not self._compiler.compiles_complete_update:
+            self._compiler.compile_module(module)
         get_config = getattr(self.config, "get_config_for_module", None)
         self._module_configs[module_id] = self.config if get_config is None else get_config(module_id)
         self.configure_optimizers_for_module(module_id, self._module_configs[module_id])

@@ -177,7 +177,8 @@ class LearnerHooks(LearnerRanks):
         for entry in self._optimizers.of_module(module_id):
             mine = [module_gradients_dict[p] for p in entry.parameters if p in module_gradients_dict]
             norm = float(global_norm(mine))
-            self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
+            if getattr(config, "log_gradients", True):
+                self._stats.log(module_id, {f"gradients_{entry.name}_global_norm": norm})
             is_finite = math.isfinite(norm)
             self._is_finite[module_id] = is_finite and self._is_finite.get(module_id, True)
             if is_finite:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from rlzmq.core import faults
+from rlzmq.core.log_level import apply_log_level
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
 
@@ -47,6 +48,7 @@ class EnvRunnerRole:
         import torch
 
         torch.set_num_threads(config.torch_num_threads)
+        apply_log_level(config)
         faults.arm(f"runner-{worker_index - 1}", incarnation)
         self.config = config
         self.env_runner = make_env_runner(config, worker_index, incarnation)

@@ -1,0 +1,24 @@
+"""The level of the library's loggers in one process."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+__all__ = ["apply_log_level"]
+
+
+def apply_log_level(config: Any) -> None:
+    """Set the ``rlzmq`` loggers to ``config.log_level``, where the user gave it.
+
+    A process whose logging nobody has set up gets a handler that writes to stderr.
+    """
+    given = getattr(config, "given", dict)()
+    if "log_level" not in given:
+        return
+    logger = logging.getLogger("rlzmq")
+    logger.setLevel(given["log_level"])
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)

@@ -1,0 +1,80 @@
+"""torch.compile for learners: ``config.framework(torch_compile_learner=True, …)``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["LearnerCompiler"]
+
+
+class LearnerCompiler:
+    """Compiles what the config names, with its backend and mode.
+
+    Args:
+        config: With ``torch_compile_learner_what_to_compile``, ``…_dynamo_backend`` and ``…_dynamo_mode``.
+        device: Where the modules are.
+
+    Raises:
+        ConfigurationError: There is no such backend, or it fails to compile ``x + 1`` on this machine.
+    """
+
+    def __init__(self, config: Any, device: torch.device) -> None:
+        import torch._dynamo
+
+        self._backend: str = config.torch_compile_learner_dynamo_backend
+        self._mode: str | None = config.torch_compile_learner_dynamo_mode
+        self.compiles_complete_update: bool = (
+            config.torch_compile_learner_what_to_compile == "complete_update"
+        )
+        known = torch._dynamo.list_backends(exclude_tags=())
+        if self._backend not in known:
+            raise ConfigurationError(
+                f"config.torch_compile_learner_dynamo_backend={self._backend!r}: torch {torch.__version__} has no "
+                f"such backend, but {', '.join(known)}.{did_you_mean(self._backend, known)}"
+            )
+        if self._mode is not None and self._backend != "inductor":
+            raise ConfigurationError(
+                f"config.torch_compile_learner_dynamo_mode={self._mode!r}: the backend {self._backend!r} has no "
+                "modes, only 'inductor' has."
+            )
+        try:
+            self.compile(_add_one)(torch.zeros(2, device=device))
+        except Exception as error:
+            raise ConfigurationError(
+                f"config.torch_compile_learner: the backend {self._backend!r} (mode {self._mode!r}) cannot be used "
+                f"here, it fails even on x + 1 on {device}: {type(error).__name__}: {str(error)[:500]} "
+                "('inductor' needs a C++ compiler on the CPU, Triton on a GPU; 'aot_eager' needs nothing.)"
+            ) from error
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, compiled at its first call, and again for other shapes."""
+        options = {} if self._mode is None else {"mode": self._mode}
+        return torch.compile(function, backend=self._backend, **options)
+
+    def compile_step(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        """A learner's whole step on one minibatch, compiled in the parts that dynamo can trace."""
+        compiled = self.compile(step)
+
+        def run(minibatch: Any) -> None:
+            with warnings.catch_warnings():
+                # Dynamo looks at the .grad of what lies between two of its graphs.
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+                compiled(minibatch)
+
+        return run
+
+    def compile_module(self, module: Any) -> None:
+        """From now on the module's training forward pass is compiled; other modules have none to compile."""
+        if isinstance(module, torch.nn.Module):
+            object.__setattr__(module, "_forward_train", self.compile(module._forward_train))  # type: ignore[arg-type]
+
+
+def _add_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1

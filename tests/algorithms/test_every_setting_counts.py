@@ -1,0 +1,78 @@
+"""No setting is accepted and then ignored: each is read somewhere, or its other values are refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlzmq
+from rlzmq import ConfigurationError, PPOConfig
+from rlzmq.algorithms.fixed_settings import FIXED_SETTINGS
+
+# What the library does not read itself, and what is so whatever the value.
+_OF_USERS = {"learner_config_dict"}
+_ALWAYS_SO = {"framework", "torch_skip_nan_gradients", "export_native_model_files"}
+
+
+def test_each_setting_is_read_or_fixed() -> None:
+    package = Path(rlzmq.__file__).parent
+    sources = {path: path.read_text() for path in package.rglob("*.py")}
+    own = sources.pop(package / "algorithms" / "algorithm_config.py")
+    sources.pop(package / "algorithms" / "fixed_settings.py")
+    text = "\n".join(sources.values())
+    unread = [
+        name
+        for name, _ in PPOConfig().items()
+        if not re.search(rf"(?:\.|[\"']){name}\b", text)
+        and not re.search(rf"(?:self\.|_values\[\")(?:{name})\b", own)
+    ]
+    assert set(unread) - FIXED_SETTINGS.keys() - _OF_USERS - _ALWAYS_SO == set()
+    defaults = PPOConfig()
+    for name, (allowed, instead) in FIXED_SETTINGS.items():
+        assert defaults[name] in allowed
+        assert instead or len(allowed) > 1
+
+
+def test_a_value_without_effect_is_refused_where_it_is_given() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"config\.clip_rewards=True .* only None or False.*ClipReward"
+    ):
+        PPOConfig().environment(clip_rewards=True)
+    with pytest.raises(ConfigurationError, match="render_mode"):
+        PPOConfig().from_dict({"render_env": True})
+    with pytest.raises(ConfigurationError, match="'complete_update' with num_learners=2"):
+        PPOConfig().environment("CartPole-v1").learners(num_learners=2).framework(
+            torch_compile_learner_what_to_compile="complete_update"
+        ).validate()
+    PPOConfig().env_runners(create_local_env_runner=False, num_gpus_per_env_runner=0)
+
+
+@pytest.fixture
+def library_logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("rlzmq")
+    level, handlers = logger.level, list(logger.handlers)
+    yield logger
+    logger.setLevel(level)
+    logger.handlers = handlers
+
+
+def test_small_settings_have_their_effect(library_logger: logging.Logger, caplog: Any) -> None:
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0)
+        .training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
+        .evaluation(evaluation_interval=1, evaluation_duration=1, evaluation_sample_timeout_s=0.0)
+        .reporting(log_gradients=False)
+        .debugging(log_level="INFO")
+    )
+    with config.build() as algo:
+        result = algo.train()
+    assert library_logger.level == logging.INFO
+    assert "gradients_default_optimizer_global_norm" not in result["learners"]["default_policy"]
+    assert "more than evaluation_sample_timeout_s=0.0" in caplog.text
