@@ -28,7 +28,8 @@ this vector step) and the learner (a row = any slot of an EpisodeBatch). Two kin
 
 A multi-agent env runner makes rows agent by agent (a row = this agent in one sub-env), of the agents that
 have a new observation at this vector step; ``rows.agent_id`` is the agent, and an agent's steps before the
-row are its own steps, however many env steps lie between them.
+row are its own steps, however many env steps lie between them. Readers that do not ask for the agent
+(``agent_by_agent = False``) get the rows of all agents of a module at once.
 
 The runner keeps at least `plan.required_lookback` slots (multi-agent: of each agent's own steps) before
 each chunk. Statistics (MeanStdFilter) are updated inside `write`, exactly once per row, all N rows first
@@ -69,7 +70,7 @@ class RowsContext(Protocol):
         is_first: bool[N]: the row's observation is its episode's first (a reset observation).
         num_previous: int64[N]: how many steps of the same episode lie before the row and can be
             read (chunk and lookback); 0 for an episode's first observation.
-        agent_id: The agent that all rows belong to; None in single-agent use.
+        agent_id: The agent that all rows belong to; None in single-agent use, or where they are several's.
     """
 
     num_rows: int

@@ -85,6 +85,10 @@ class ConnectorV2(BatchItemMethods, metaclass=_RecomputesAfterInit):
     writes_episodes: ClassVar[bool] = False
     """Whether the observations that this piece returns are also what the episodes store."""
 
+    agent_by_agent: ClassVar[bool] = True
+    """Whether `transform_observations` asks for the agent (``rows.agent_id``, spaces, statistics). If not, rows
+    of all agents of a module come in one call, with agent_id None."""
+
     def __init__(
         self,
         input_observation_space: gym.Space[Any] | None = None,

@@ -119,6 +119,8 @@ class LearnerPlan:
         agent_ids = list(dict.fromkeys(batch.agent_ids or [None]))
         if len(agent_ids) == 1:
             return self._transformed(batch, slots, chunks, agent_ids[0])
+        if not any(piece.agent_by_agent for piece in self.observation_pieces):
+            return self._transformed(batch, slots, chunks, None)
         agent_of = np.array([agent_ids.index(agent_id) for agent_id in batch.agent_ids or ()])[chunks]
         order = np.argsort(agent_of, kind="stable")
         parts = [

@@ -37,6 +37,7 @@ class Observer:
     def __init__(self, env_to_module: EnvToModulePlan, action_spaces: Mapping[Any, Any]) -> None:
         self._plan = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
+        self._reads_agent_by_agent = any(piece.agent_by_agent for piece in env_to_module.readers)
         self._action_spaces = action_spaces
 
     def observe(self, live_episodes: Sequence[LiveEpisode]) -> Acting:
@@ -93,8 +94,17 @@ class Observer:
             _store(store, blocks[store], items)
         if not self._plan.readers:
             return blocks
+        if not self._reads_agent_by_agent:
+            return {store: self._read(blocks[store], items) for store, items in observed.items()}
         return self._by_store(
             observed, rows, [self._plan.read(own, of) for own, of in zip(stored, rows, strict=True)]
+        )
+
+    def _read(self, block: Any, items: Items) -> Any:
+        """What readers make of all observations for one module."""
+        records = [item[1] for item in items]
+        return self._plan.read(
+            block, ObservedRows(None, records, self._action_spaces.get(records[0].agent_id))
         )
 
     @staticmethod

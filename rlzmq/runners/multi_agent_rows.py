@@ -20,12 +20,12 @@ IntArray = NDArray[np.int64]
 
 
 class ObservedRows:
-    """A `RowsContext`: one agent's latest observations in several environments.
+    """A `RowsContext`: agents' latest observations in several environments.
 
     Args:
-        agent_id: The agent.
-        records: Its chunk in each of the environments.
-        action_space: The agent's; gives form to the actions before its first one.
+        agent_id: The agent; None: several agents.
+        records: The agents' chunks, row by row.
+        action_space: Theirs; gives form to the actions before the first one.
 
     Attributes:
         num_rows, is_first, num_previous, agent_id: See `RowsContext`.

@@ -36,6 +36,7 @@ class FrameStacking(ConnectorV2):
     """
 
     columnar: ClassVar[bool] = True
+    agent_by_agent: ClassVar[bool] = False
 
     def __init__(
         self,
