@@ -51,11 +51,14 @@ async def _main(options: BrokerOptions) -> int:
     from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE
     from rlzmq.runtime.broker import BrokerRole
     from rlzmq.runtime.joining import at_host, listen_addresses, write_join_files
+    from rlzmq.runtime.run_lock import RunLock
 
+    lock = RunLock.take(options.join_file)
     run_id, keys = _keys(options.join_file)
     broker = BrokerRole(
         run_id,
         {"driver_timeout_s": options.driver_timeout},
+        incarnation=lock.incarnation,
         listen=listen_addresses(options.listen),
         curve=keys.curve,
         roles=keys.roles,
@@ -73,6 +76,7 @@ async def _main(options: BrokerOptions) -> int:
         await asyncio.wait((broker.ended, interrupted), return_when=asyncio.FIRST_COMPLETED)
     why = broker.ended.result() if broker.ended.done() else ("interrupted", "")
     await broker.stop()
+    lock.release()
     print(f"{why[0]}: {why[1]}", file=sys.stderr)
     if interrupted.done():
         return EXIT_INTERRUPTED if interrupted.result() == signal.SIGINT else EXIT_RESUMABLE

@@ -32,6 +32,9 @@ _NEEDED = (
     "tyro",
 )
 _MIN_FILES = 1024
+_FILES_OF_A_BROKER = 40
+_FILES_PER_PEER = 2  # a runner has two connections
+_FEW_PEERS = 50
 _MIN_SHM_BYTES = 64 << 20
 
 
@@ -137,13 +140,13 @@ def check_files(options: DoctorOptions) -> Iterator[Finding]:
     """Open files: one per peer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    is_few = hard != resource.RLIM_INFINITY and hard < _MIN_FILES
-    hint = (
-        f": a broker serves about {hard - 100} peers; raise it by ulimit -Hn"
-        if is_few
-        else " (raised by itself)"
-    )
-    yield Finding("warn" if is_few else "ok", "open files", f"soft {soft}, hard {most}{hint}")
+    level: Level = "ok"
+    hint = " (raised by itself)"
+    if hard != resource.RLIM_INFINITY and hard < _MIN_FILES:
+        level = "warn" if hard >= _FILES_OF_A_BROKER + _FEW_PEERS else "FAIL"
+        num_peers = max(0, (hard - _FILES_OF_A_BROKER) // _FILES_PER_PEER)
+        hint = f": a broker serves about {num_peers} peers; raise the hard limit (ulimit -Hn)"
+    yield Finding(level, "open files", f"soft {soft}, hard {most}{hint}")
 
 
 def check_memory(options: DoctorOptions) -> Iterator[Finding]:
@@ -213,7 +216,8 @@ def check_ports(options: DoctorOptions) -> Iterator[Finding]:
             with socket.create_server((host, port + offset)):
                 yield Finding("ok", f"port {port + offset}", f"free ({name})")
         except OSError as error:
-            yield Finding("FAIL", f"port {port + offset}", f"{name}: {error.strerror}")
+            who = f": ss -ltnp 'sport = :{port + offset}' names who listens there, or choose another port"
+            yield Finding("FAIL", f"port {port + offset}", f"{name}: {error.strerror}{who}")
 
 
 def check_threads(options: DoctorOptions) -> Iterator[Finding]:

@@ -42,8 +42,8 @@ def read_join_file(path: Path, role: str) -> Any:
     return join
 
 
-async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float) -> Any:
-    """The config of the run that the file belongs to.
+async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float) -> tuple[Any, str]:
+    """(the config of the run that the file belongs to, its digest).
 
     Args:
         join: The JoinFile.
@@ -55,10 +55,12 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
         AuthenticationError: It refuses the key.
         ConfigurationError: The config names code that is not installed here.
     """
+    from rlzmq.runtime.identity import digest_of
     from rlzmq.runtime.remote_peer import fetch_config
 
     import_first(imports)
-    return make_config(await fetch_config(join, timeout_s=timeout_s))
+    packed = await fetch_config(join, timeout_s=timeout_s)
+    return make_config(packed), digest_of(packed)
 
 
 def import_first(names: Sequence[str]) -> None:

@@ -49,11 +49,11 @@ async def _main(options: RunnerOptions) -> int:
     from rlzmq.runtime.remote_runner import RemoteRunner
 
     join = read_join_file(options.join, "runner")
-    config = await the_runs_config(join, options.import_, timeout_s=options.timeout)
+    config, digest = await the_runs_config(join, options.import_, timeout_s=options.timeout)
     if options.envs is not None:
         config.env_runners(num_envs_per_env_runner=options.envs)
     config.freeze()
-    runner = RemoteRunner(join, config, patience_s=options.patience)
+    runner = RemoteRunner(join, config, patience_s=options.patience, config_digest=digest)
 
     def say(text: str) -> None:
         if not options.quiet:

@@ -9,12 +9,13 @@ from typing import Protocol
 
 import zmq
 
-from rlzmq.core.errors import ClosedError
+from rlzmq.core.errors import ClosedError, ConfigurationError
 
 __all__ = ["Context", "raise_file_limit"]
 
 _MAX_SOCKETS = 8192  # libzmq's default of 1023 is below what one broker and a thousand runners may need
 _WANTED_FILES = 65536  # one descriptor per peer, plus those of the process itself
+_NEEDED_FILES = 48  # below it torch, libzmq and the event loop of one process fail in unclear ways
 
 
 class _Closable(Protocol):
@@ -47,6 +48,9 @@ class Context:
     Args:
         num_io_threads: libzmq's I/O threads; one carries about a gigabyte per second.
 
+    Raises:
+        ConfigurationError: The system lets this process open too few files.
+
     Example:
         >>> with Context() as context:
         ...     context.closed
@@ -54,7 +58,11 @@ class Context:
     """
 
     def __init__(self, *, num_io_threads: int = 1) -> None:
-        raise_file_limit()
+        if (limit := raise_file_limit()) < _NEEDED_FILES and limit != resource.RLIM_INFINITY:
+            raise ConfigurationError(
+                f"only {limit} files may be open in this process, {_NEEDED_FILES} are needed: raise the hard limit "
+                "(ulimit -Hn; LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
+            )
         self._raw: zmq.Context[zmq.Socket[bytes]] = zmq.Context(num_io_threads)
         self._raw.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._pid = os.getpid()

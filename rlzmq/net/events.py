@@ -13,10 +13,11 @@ from rlzmq.net.edge_reader import EdgeReader, Frame
 
 __all__ = ["EventHandler", "SocketEvent", "SocketMonitor"]
 
-EventKind = Literal["accepted", "connected", "disconnected", "handshake_failed", "retrying"]
+EventKind = Literal["accept_failed", "accepted", "connected", "disconnected", "handshake_failed", "retrying"]
 
 _KINDS: dict[int, tuple[EventKind, str]] = {
     zmq.EVENT_ACCEPTED: ("accepted", ""),
+    zmq.EVENT_ACCEPT_FAILED: ("accept_failed", ""),
     zmq.EVENT_HANDSHAKE_SUCCEEDED: ("connected", ""),
     zmq.EVENT_DISCONNECTED: ("disconnected", ""),
     zmq.EVENT_CONNECT_RETRIED: ("retrying", ""),
@@ -31,7 +32,8 @@ class SocketEvent:
     """One change of one connection.
 
     Attributes:
-        kind: ``accepted`` (somebody opened a connection and has not shown a key yet), ``connected``
+        kind: ``accept_failed`` (somebody could not be let in, e.g. for want of open files: `code` is the
+            errno), ``accepted`` (somebody opened a connection and has not shown a key yet), ``connected``
             (handshake done, keys accepted), ``disconnected``, ``handshake_failed`` (it never was connected;
             who sends no greeting at all gets no such event), ``retrying`` (a connect is tried again later).
         address: The endpoint as libzmq names it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -158,7 +159,7 @@ class DrainSocket(EdgeReader):
         except zmq.ZMQError as error:
             if lock is not None:
                 lock.release()
-            raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from error
+            raise ConfigurationError(f"cannot listen on {address}: {_why_not(error, address)}") from error
         if lock is not None:
             self._locks.append(lock)
         self.recheck()
@@ -360,3 +361,13 @@ class DrainSocket(EdgeReader):
                 f"{self.name} belongs to thread {self._thread_id} and was used from {threading.get_ident()}: "
                 "hand the message over with loop.call_soon_threadsafe"
             )
+
+
+def _why_not(error: zmq.ZMQError, address: str) -> str:
+    """Why a bind failed, and what to try."""
+    if error.errno == errno.EADDRINUSE:
+        port = address.rpartition(":")[2]
+        return f"another process listens there: end it (ss -ltnp 'sport = :{port}' names it), or choose another port"
+    if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+        return "this machine has no such address: name one of its own (ip address)"
+    return str(error.strerror or error)

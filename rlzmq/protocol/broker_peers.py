@@ -175,10 +175,21 @@ class Door:
             for field in ("package_version", "config_digest", "spaces_digest"):
                 if getattr(hello, field):
                     state.references[field] = getattr(hello, field)
+            self._turn_away_strangers()
             while state.notices:
                 state.send(peer, state.notices.popleft())
         if is_new:
             state.notify("joined", hello.role, hello.name, f"incarnation {peer.incarnation}")
+
+    def _turn_away_strangers(self) -> None:
+        """A driver came: whoever registered before it, for another config or version, is refused now."""
+        state = self._state
+        for peer in list(state.by_routing.values()):
+            refusal = None if peer is state.driver else self._mismatch(peer.hello)
+            if refusal is not None:
+                state.count_refused(refusal[0])
+                state.send(peer, Refused(*refusal, peer.hello.generation))
+                self.forget(peer, "refused", refusal[1])
 
     def _send_latest(self, peer: Peer) -> None:
         """A joining runner gets the newest connector state and weights without asking."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections import Counter, deque
 from functools import partial
@@ -37,7 +38,7 @@ from typing import Any
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.net.authenticator import Authenticator
-from rlzmq.net.context import Context
+from rlzmq.net.context import Context, raise_file_limit
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import CurveServer
 from rlzmq.net.options import SocketOptions
@@ -227,6 +228,13 @@ class BrokerRole:
 
     def _on_connection(self, event: SocketEvent) -> None:
         self._num_connections[event.kind] += 1
+        if event.kind == "accept_failed" and self._num_connections[event.kind] == 1:
+            _log.error(
+                "the broker cannot take another connection: %s. It holds %d; %d files may be open (ulimit -Hn).",
+                os.strerror(event.code),
+                self._num_connections["connected"] - self._num_connections["disconnected"],
+                raise_file_limit(),
+            )
         if event.kind == "handshake_failed":
             self._failed_handshakes[event.reason] += 1
         elif event.kind == "disconnected" and not self._is_probing:

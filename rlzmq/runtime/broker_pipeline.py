@@ -33,6 +33,7 @@ from rlzmq.runtime.broker_keeper import BrokerKeeper
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.driver_link import DriverLink
 from rlzmq.runtime.found_broker import FoundBroker
+from rlzmq.runtime.identity import spaces_digest
 from rlzmq.runtime.joining import JoinKeys, pack_config
 from rlzmq.runtime.peer_link import new_peer_id
 from rlzmq.runtime.reports import Accounting, UpdateReport
@@ -107,6 +108,7 @@ class BrokerPipeline:
             next_update=version,
             on_notice=self._on_notice,
             packed_config=pack_config(self._config) if is_open else b"",
+            spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
             **self._keys_of("driver"),
         )
         await self._driver.start()

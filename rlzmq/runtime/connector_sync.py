@@ -25,6 +25,7 @@ class ConnectorSync:
     """
 
     def __init__(self, config: Any, spaces: Mapping[str, Any]) -> None:
+        self.spaces = spaces
         env_to_module = config.build_env_to_module_connector(env=None, spaces=spaces)
         module_to_env = config.build_module_to_env_connector(env=None, spaces=spaces)
         self._pipelines = dict(zip(_NAMES, (env_to_module, module_to_env), strict=True))

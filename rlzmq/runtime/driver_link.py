@@ -11,6 +11,7 @@ from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.events import Instruction, Report, Tell
 from rlzmq.protocol.messages import Notice, OpenUpdate, Progress
 from rlzmq.protocol.values import pack_blob
+from rlzmq.runtime.identity import digest_of, package_version
 from rlzmq.runtime.peer_link import Curve, PeerLink, new_peer_id
 
 __all__ = ["DriverLink"]
@@ -29,6 +30,7 @@ class DriverLink(PeerLink):
         on_notice: Called with what the broker tells a supervisor.
         trained, dropped: Env steps accounted for before.
         packed_config: The config as one frame, for runners that join by themselves.
+        spaces_digest: Of the env's spaces: runners that join must have the same.
         curve: Keys, for a broker that is reached by TCP.
     """
 
@@ -42,6 +44,7 @@ class DriverLink(PeerLink):
         trained: int = 0,
         dropped: dict[str, int] | None = None,
         packed_config: bytes = b"",
+        spaces_digest: str = "",
         curve: Curve = None,
     ) -> None:
         core = DriverCore(
@@ -52,6 +55,9 @@ class DriverLink(PeerLink):
             trained=trained,
             dropped=dropped,
             config=packed_config,
+            config_digest=digest_of(packed_config) if packed_config else "",
+            spaces_digest=spaces_digest,
+            package_version=package_version(),
         )
         super().__init__(core, data_address, curve)
         self._on_notice = on_notice

@@ -14,6 +14,7 @@ from rlzmq.net.addresses import split_tcp
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.keys import CurveServer, KeyPair
 from rlzmq.protocol.values import pack_blob, unpack_blob
+from rlzmq.runtime.identity import package_version
 
 __all__ = [
     "ROLES",
@@ -125,9 +126,8 @@ def pack_config(config: Any) -> bytes:
         ) from None
     kind = type(config)
     name = f"{kind.__module__}:{kind.__qualname__}"
-    return bytes(
-        pack_blob({"class": name, "settings": settings, "spaces": spaces, "rl_module_spec": spec_plain})
-    )
+    packed = {"class": name, "settings": settings, "spaces": spaces, "rl_module_spec": spec_plain}
+    return bytes(pack_blob({"rlzmq": package_version(), **packed}))
 
 
 def unpack_config(blob: Any) -> tuple[str, dict[str, Any]]:
@@ -136,12 +136,17 @@ def unpack_config(blob: Any) -> tuple[str, dict[str, Any]]:
     Module classes are imported by their names: whoever joins a run trusts it with that.
 
     Raises:
-        ConfigurationError: It is not one, or names a class that is not here.
+        ConfigurationError: It is of another version of rlzmq, or is no config, or names a class that is not here.
     """
     from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
     from rlzmq.modules.spec import RLModuleSpec
 
     data = unpack_blob(blob)
+    theirs = data.get("rlzmq") if isinstance(data, dict) else None
+    if theirs != package_version():
+        raise ConfigurationError(
+            f"the run is of rlzmq {theirs}, here is rlzmq {package_version()}: install the same version"
+        )
     try:
         name, settings = str(data["class"]), dict(data["settings"])
         spaces, spec = dict(data["spaces"]), data["rl_module_spec"]

@@ -26,8 +26,10 @@ from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.errors import WireError
-from rlzmq.protocol.messages import Hello, decode_message
+from rlzmq.protocol.errors import UnknownVersionError, WireError
+from rlzmq.protocol.messages import Hello, Refused, decode_message
+from rlzmq.protocol.messages import encode_message as encode_refusal
+from rlzmq.runtime.identity import package_version
 from rlzmq.runtime.joining import JoinKeys, at_host, pack_config
 from rlzmq.runtime.learner import LearnerRole
 from rlzmq.runtime.meeting import StoreServer
@@ -196,8 +198,16 @@ class LearnerDoor:
             message, _ = decode_message(frames[1:])
         except (WireError, ProtocolError) as error:
             _log.warning("the learner door refused a message: %s", error)
+            if isinstance(error, UnknownVersionError):  # it reads at least the version of this
+                self.send(routing, encode_refusal(Refused("version", str(error)[:1000])))
             return
         if isinstance(message, Hello) and message.role == "learner":
+            ours = package_version()
+            if message.package_version != ours:
+                detail = f"the run is of rlzmq {ours}, the learner of rlzmq {message.package_version[:60]}"
+                _log.warning("%s was refused: %s", message.name[:200], detail)
+                self.send(routing, encode_refusal(Refused("package_version", detail)))
+                return
             self._waiting[routing] = message
             self._came.set()
 

@@ -23,8 +23,11 @@ from rlzmq.net.events import SocketEvent
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.messages import Hello
+from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.messages import Hello, Refused
+from rlzmq.protocol.messages import decode_message as decode_hello
 from rlzmq.protocol.messages import encode_message as encode_hello
+from rlzmq.runtime.identity import package_version
 from rlzmq.runtime.learner import LearnerRole
 from rlzmq.runtime.learner_door import KILL_CALL_ID
 from rlzmq.runtime.peer_link import MAX_MESSAGE_BYTES, new_peer_id
@@ -100,7 +103,9 @@ class RemoteLearner:
                 if not self._is_connected and loop.time() > deadline:
                     address = self._join.addresses["control"]
                     raise PeerLostError(f"no driver at {address} within {self._timeout_s:g} s")
-                hello = Hello("learner", self.name, self.name, rank=self._rank)
+                hello = Hello(
+                    "learner", self.name, self.name, rank=self._rank, package_version=package_version()
+                )
                 self._socket.send(encode_hello(hello))
                 await asyncio.wait((self._over,), timeout=_HELLO_S)
             await self._over
@@ -128,7 +133,16 @@ class RemoteLearner:
             self.end(PeerLostError("the connection to the driver broke"))
 
     def _on_message(self, frames: list[Any]) -> None:
-        message, value = decode_message(frames)
+        try:
+            if memoryview(frames[0])[1] < 128:  # not a call: the driver turns this learner away
+                refusal, _ = decode_hello(frames)
+                if isinstance(refusal, Refused):
+                    self.end(PeerLostError(f"the driver refuses this learner: {refusal.detail}"))
+                return
+            message, value = decode_message(frames)
+        except (WireError, ProtocolError) as error:
+            self.end(PeerLostError(f"what the driver says cannot be read: {error}"))
+            return
         if isinstance(message, Call):
             self._was_called = True
             task = asyncio.ensure_future(self._answer(message, *value))

@@ -12,7 +12,7 @@ from rlzmq.net.events import SocketEvent
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.errors import UnknownVersionError, WireError
 from rlzmq.protocol.messages import (
     Config,
     ConfigRequest,
@@ -55,6 +55,7 @@ class Conversation:
         self._num_refusals = 0
         self._reason = "nothing answers there"
         self._refused = asyncio.Event()
+        self._other_version = ""
 
     async def __aenter__(self) -> Self:
         self._context = Context()
@@ -97,6 +98,10 @@ class Conversation:
             wait_s = min(_ASK_AGAIN_S, deadline - loop.time())
             if wait_s <= 0:
                 raise PeerLostError(f"no broker at {self._address} within {timeout_s:g} s: {self._reason}")
+            if self._other_version:
+                raise PeerLostError(
+                    f"the broker at {self._address} is of another version: {self._other_version}"
+                )
             if self._refused.is_set():
                 raise AuthenticationError(
                     f"the broker at {self._address} refuses this key: {self._reason}. Join files are made "
@@ -118,6 +123,8 @@ class Conversation:
             message, payload = decode_message(frames)
         except WireError as error:
             self._reason = f"it answered what cannot be read: {error}"
+            if isinstance(error, UnknownVersionError):
+                self._other_version = str(error)
             return
         self._received.put_nowait((message, payload))
 

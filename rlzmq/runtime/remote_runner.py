@@ -18,6 +18,7 @@ from rlzmq.actors.host import ActorThread
 from rlzmq.core.errors import PeerLostError
 from rlzmq.net.join_file import JoinFile
 from rlzmq.protocol.events import Leave
+from rlzmq.runtime.identity import package_version, spaces_digest
 from rlzmq.runtime.runner import EnvRunnerRole
 
 __all__ = ["RemoteRunner"]
@@ -34,16 +35,18 @@ class RemoteRunner:
     Args:
         join: Addresses and keys.
         config: The run's, with this machine's changes (e.g. the number of envs).
+        config_digest: Of the run's config as it came.
         patience_s: A broker silent for this many seconds is given up.
 
     Attributes:
         name: As the broker knows it.
     """
 
-    def __init__(self, join: JoinFile, config: Any, *, patience_s: float) -> None:
+    def __init__(self, join: JoinFile, config: Any, *, patience_s: float, config_digest: str = "") -> None:
         self._join = join
         self._config = config
         self._patience_s = patience_s
+        self._config_digest = config_digest
         self._thread = ActorThread("sampler")
         self._role: EnvRunnerRole | None = None
         self._stop_leaving: asyncio.TimerHandle | None = None
@@ -74,6 +77,9 @@ class RemoteRunner:
                 "data_address": addresses["data"],
                 "weights_address": addresses["weights"],
                 "curve": self._join.curve(),
+                "package_version": package_version(),
+                "config_digest": self._config_digest,
+                "spaces_digest": spaces_digest(self._role.get_spaces()["__env_single__"]),
             }
         )
         link: Any = self._role._link

@@ -45,6 +45,7 @@ class RunnerLink(PeerLink):
         data_address, weights_address: The broker's.
         peer_id: Of this process; a fresh one if empty.
         curve: Keys, for a broker that is reached by TCP.
+        package_version, config_digest, spaces_digest: Of one from outside: the broker compares them.
     """
 
     def __init__(
@@ -59,6 +60,9 @@ class RunnerLink(PeerLink):
         weights_address: str,
         peer_id: str = "",
         curve: Curve = None,
+        package_version: str = "",
+        config_digest: str = "",
+        spaces_digest: str = "",
     ) -> None:
         core = RunnerCore(
             run_id,
@@ -67,6 +71,9 @@ class RunnerLink(PeerLink):
             num_envs=env_runner.num_envs,
             incarnation=incarnation,
             layout_digest=env_runner.get_weights_layout().digest,
+            package_version=package_version,
+            config_digest=config_digest,
+            spaces_digest=spaces_digest,
         )
         super().__init__(core, data_address, curve)
         self._env_runner = env_runner
