@@ -20,11 +20,12 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ RANDOM_PARTS = {"_id_prefix"}
 
 def main() -> int:
     options = parse()
-    if options.worker is not None:
-        return train(options.worker, options.cases[0], options.form[0], options.updates)
+    import rlzmq.algorithms.algorithm
+    import rlzmq.algorithms.ppo  # noqa: F401
+
     rng = random.Random(options.seed)
     pairs = [(form, case) for case in options.cases for form in options.form]
     num_kills = dict.fromkeys(pairs, 0)
@@ -79,7 +81,6 @@ def parse() -> Any:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", nargs="+", choices=all_cases, default=all_cases, metavar="CASE")
     parser.add_argument("--form", nargs="+", choices=FORMS, default=["serial", "processes"])
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -155,30 +156,58 @@ def train(folder: Path, case: str, form: str, updates: int) -> int:
 # -- kills --------------------------------------------------------------------------------------------
 
 
-def start(folder: Path, case: str, form: str, updates: int, fault: str = "") -> subprocess.Popen[str]:
-    """The run in a process of its own; returns once it is about to train."""
-    command = [sys.executable, __file__, "--worker", str(folder), "--cases", case, "--form", form]
-    process = subprocess.Popen(
-        [*command, "--updates", str(updates)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "RLZMQ_FAULT": fault},
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line.startswith("begins"):
-        raise RuntimeError(f"the run did not begin: exit code {process.wait()}, {line!r}")
-    return process
+class Run:
+    """A run in a process forked from this one, so that nothing needs to be imported again."""
+
+    def __init__(self, folder: Path, case: str, form: str, updates: int, fault: str = "") -> None:
+        sys.stdout.flush()
+        reading, writing = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 1
+            try:
+                os.dup2(writing, 1)
+                os.close(writing)
+                os.close(reading)
+                os.environ["RLZMQ_FAULT"] = fault
+                code = train(folder, case, form, updates)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        os.close(writing)
+        self._output = os.fdopen(reading)
+        line = self._output.readline()
+        if not line.startswith("begins"):
+            raise RuntimeError(f"the run in {folder} did not begin: exit code {self.wait()}, {line!r}")
+        self.begun_at = time.monotonic()
+        self.updates = 0
+
+    def wait(self, timeout_s: float = 600.0) -> int | None:
+        """The exit code, negative for a signal; None if it does not end in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                # ends once all processes of the run are gone
+                self.updates = sum(line.startswith("update") for line in self._output)
+                self._output.close()
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.002)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
 
 
 def undisturbed(folder: Path, case: str, form: str, updates: int) -> float:
     """Train to the end; the seconds that it took."""
-    process = start(folder, case, form, updates)
-    begin = time.monotonic()
-    process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"the undisturbed run {folder} ended with exit code {process.returncode}")
-    return time.monotonic() - begin
+    run = Run(folder, case, form, updates)
+    if code := run.wait():
+        raise RuntimeError(f"the undisturbed run {folder} ended with exit code {code}")
+    return time.monotonic() - run.begun_at
 
 
 def disturbed(
@@ -187,41 +216,35 @@ def disturbed(
     """Train with so many kills; how each of them came."""
     how: list[str] = []
     while len(how) < kills:
-        left = 1.0 - progress(folder, updates)
-        share = left / (kills - len(how) + 1)  # so that there is something left to kill
+        before = progress(folder)
+        share = (1.0 - before / updates) / (kills - len(how) + 1)  # so that there is something left to kill
         in_write = rng.random() < 0.4
         # a checkpoint of these runs is written in some 100 steps: files, their halves, fsyncs, renames
         fault = f"checkpoint.boundary@driver:kill:{rng.randint(1, 150)}" if in_write else ""
-        process = start(folder, case, form, updates, fault)
-        if not in_write:
-            try:
-                process.wait(rng.uniform(0.02, 1.5) * share * seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        output, _ = process.communicate()
-        if process.returncode != -signal.SIGKILL:  # it was done before: again, from the beginning
-            if process.returncode:
-                raise RuntimeError(f"{folder}: exit code {process.returncode}")
-            remove(folder)
-            continue
-        at = output.split()[-1] if output else "0"
-        how.append(f"in {'a write' if in_write else 'an update'} after update {at if at.isdigit() else 0}")
-    process = start(folder, case, form, updates)
-    process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"the resumed run {folder} ended with exit code {process.returncode}")
+        run = Run(folder, case, form, updates, fault)
+        code = None if in_write else run.wait(rng.uniform(0.02, 1.4) * share * seconds)
+        if code is None and not in_write:
+            run.kill()
+        code = run.wait() if code is None else code
+        if code == 0:  # it was done before it could be killed: again, from the beginning
+            shutil.rmtree(folder)
+            how.clear()
+        elif code != -signal.SIGKILL:
+            raise RuntimeError(f"the run in {folder} ended with exit code {code}")
+        else:
+            how.append(
+                f"{'while writing' if in_write else 'in update'} {before + run.updates + (not in_write)}"
+            )
+    run = Run(folder, case, form, updates)
+    if code := run.wait():
+        raise RuntimeError(f"the resumed run in {folder} ended with exit code {code}")
     return how
 
 
-def progress(folder: Path, updates: int) -> float:
-    numbers = [int(path.name) for path in (folder / "checkpoints").glob("[0-9]*") if path.name.isdigit()]
-    return max(numbers, default=0) / updates
-
-
-def remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder)
+def progress(folder: Path) -> int:
+    """The newest checkpoint's iteration."""
+    names = [path.name for path in (folder / "checkpoints").glob("[0-9]*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 # -- the verdict --------------------------------------------------------------------------------------

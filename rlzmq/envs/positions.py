@@ -96,11 +96,24 @@ class StepHistory:
         self._begins[index] = Begin(self.num_steps, random, seed)
         self.due[index] = self.num_steps + _STEPS_BETWEEN_BEGINS
 
-    def resume(self, index: int, begin: Begin | None) -> None:
+    def resume(self, index: int, begin: Begin | None, due_in: int = 0) -> None:
         """Environment `index` was brought back to where this led; None: nobody knows how it came there."""
         if begin is not None:
             begin = Begin(self.num_steps, begin.random, begin.seed, begin.actions)
         self._begins[index] = begin
+        self.due[index] = self.num_steps + (due_in if begin is not None else 0)
+
+    def due_in(self, index: int) -> int:
+        """In how many steps `begin` is to be called at the resets of environment `index`."""
+        return max(0, self.due[index] - self.num_steps)
+
+    def begin_of(self, index: int) -> Begin | None:
+        """The reset of environment `index` from which on its actions are kept."""
+        return self._begins[index]
+
+    def restart(self, index: int, seed: int | None) -> None:
+        """Environment `index` is a new one, that was reset with `seed` in the vector step at hand."""
+        self._begins[index] = None if seed is None else Begin(self.num_steps, None, seed)
         self.due[index] = self.num_steps
 
     def add(self, actions: Any, num_steps: int, convert: Convert | None = None) -> None:
@@ -118,17 +131,25 @@ class StepHistory:
         while self._fragments and self._fragments[0][1] <= needed:
             self._fragments.popleft()
 
-    def way_back(self, index: int) -> tuple[Begin, Any] | None:
+    def way_back(
+        self, index: int, latest: tuple[Any, int, Convert | None] | None = None
+    ) -> tuple[Begin, Any] | None:
         """A reset of environment `index`, and the actions since, leaves ``[T, ...]`` (None where T = 0).
 
         None where they are not known, or too many.
+
+        Args:
+            latest: Actions that were not added yet: the arguments of `add`.
         """
         begin = self._begins[index]
         if begin is None:
             return None
         parts = [] if begin.actions is None else [begin.actions]
         step = begin.step
-        for first, end, actions, convert in self._fragments:
+        fragments = list(self._fragments)
+        if latest is not None:
+            fragments.append((self.num_steps - latest[1], self.num_steps, latest[0], latest[2]))
+        for first, end, actions, convert in fragments:
             if end <= step:
                 continue
             if first > step:
@@ -164,22 +185,21 @@ def env_position(
     """
     own = None if is_new else _own_state(env)
     position: dict[str, Any] = {"random": random_state(env), **(own or {})}
-    if needs_reset:
-        return {"kind": "reset", **position}
     if own is not None:
-        return {"kind": "own", **position}
+        return {"kind": "reset" if needs_reset else "own", **position}
     known = history.way_back(index)
     if known is None:
-        return {"kind": "unknown", **position}
+        return {"kind": "reset" if needs_reset else "unknown", **position}
     begin, actions = known
-    return {
-        "kind": "replay",
-        **position,
+    position |= {
         "seed": begin.seed,
         "random_before": _without_arrays(begin.random),
         "actions": actions,
-        "digest": _digest(observation, position["random"]),
+        "due_in": history.due_in(index),
     }
+    if needs_reset:  # of use to later positions
+        return {"kind": "reset", **position}
+    return {"kind": "replay", **position, "digest": _digest(observation, position["random"])}
 
 
 class Replay:
@@ -195,12 +215,12 @@ class Replay:
         self.why = ""
         self._deadline = time.perf_counter() + _REPLAY_S
 
-    def bring_back(self, env: Any, position: Mapping[str, Any]) -> tuple[Any, Begin | None] | None:
+    def bring_back(self, env: Any, position: Mapping[str, Any]) -> tuple[bool, Any, Begin | None]:
         """Takes one environment to its position.
 
         Returns:
-            Its last observation (None where it is not known) and how its episode began; or None: it did not
-            arrive, and must be reset.
+            Whether it arrived (else it must be reset), its last observation (None where it is not known), and
+            the reset that its way there began with.
         """
         kind, observation, begin = position["kind"], None, None
         why = "its episode is too long, or it is not known how it began" if kind == "unknown" else ""
@@ -208,30 +228,28 @@ class Replay:
             if "state" in position:
                 _set_own_state(env, position)
             elif kind == "replay":
-                observation, begin, why = self._replay(env, position)
+                observation, why = self._replay(env, position)
+            if "actions" in position:
+                begin = Begin(0, position["random_before"], position["seed"], position["actions"])
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         try:
             set_random_state(env, position["random"])
         except Exception as error:
             why = why or f"its random state cannot be set ({type(error).__name__}: {error})"
-        if kind == "reset":
-            return None
-        if why:
-            self.num_lost += 1
-            self.why = why
-            return None
-        return observation, begin
+        if not why:
+            return kind != "reset", observation, begin
+        self.num_lost += kind != "reset"
+        self.why = why
+        return False, None, None
 
-    def _replay(self, env: Any, position: Mapping[str, Any]) -> tuple[Any, Begin, str]:
-        actions, seed, before = position["actions"], position["seed"], position["random_before"]
-        begin = Begin(0, before, seed, actions)
-        set_random_state(env, before)
-        observation, _ = env.reset(seed=seed)
+    def _replay(self, env: Any, position: Mapping[str, Any]) -> tuple[Any, str]:
+        set_random_state(env, position["random_before"])
+        observation, _ = env.reset(seed=position["seed"])
         is_over = False
-        for number, action in enumerate(_single_actions(env.action_space, actions)):
+        for number, action in enumerate(_single_actions(env.action_space, position["actions"])):
             if number % 64 == 0 and time.perf_counter() > self._deadline:
-                return observation, begin, f"the replays took more than {_REPLAY_S:g} s"
+                return observation, f"the replays took more than {_REPLAY_S:g} s"
             if is_over:
                 observation, _ = env.reset()
                 is_over = False
@@ -239,10 +257,10 @@ class Replay:
                 observation, _, terminated, truncated, _ = env.step(action)
                 is_over = bool(terminated or truncated)
         if is_over:
-            return observation, begin, "the replay of its actions ended its episode"
+            return observation, "the replay of its actions ended its episode"
         if _digest(observation, random_state(env)) != position["digest"]:
-            return observation, begin, "the replay of its actions led to another observation"
-        return observation, begin, ""
+            return observation, "the replay of its actions led to another observation"
+        return observation, ""
 
 
 def _single_actions(space: Any, actions: Any) -> Iterable[Any]:

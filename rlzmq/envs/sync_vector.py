@@ -177,12 +177,12 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         """
         replay = Replay()
         for index, (env, position) in enumerate(zip(self.envs, positions, strict=True)):
-            arrived = replay.bring_back(env, position)
-            self._needs_reset[index] = arrived is None
-            if arrived is not None and arrived[0] is not None:
-                self._latest_obs[index] = arrived[0]
-            self.history.resume(index, None if arrived is None else arrived[1])
-            self._is_new = self._is_new and "state" not in position and arrived is None
+            has_arrived, observation, begin = replay.bring_back(env, position)
+            self._needs_reset[index] = not has_arrived
+            if observation is not None:
+                self._latest_obs[index] = observation
+            self.history.resume(index, begin, position.get("due_in", 0))
+            self._is_new = self._is_new and "state" not in position and not has_arrived
         self._terminated_buffer[:] = False
         self._truncated_buffer[:] = False
         self.failed = []
@@ -248,8 +248,10 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             raise EnvironmentError_(
                 f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
             ) from error
+        begin = self.history.begin_of(index)
         observation, info = self.recover(index, error)
-        self.history.resume(index, None)
+        if self.history.begin_of(index) is begin:
+            self.history.resume(index, None)
         self.failed.append(index)
         return observation, info
 

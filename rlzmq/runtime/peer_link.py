@@ -155,5 +155,5 @@ class PeerLink(abc.ABC):
             await asyncio.to_thread(context.close)
         if not self.ended.done():
             self.ended.set_result(("closed", ""))
-        elif self.ended.exception() is not None:
+        elif not self.ended.cancelled() and self.ended.exception() is not None:
             self.ended.exception()  # seen

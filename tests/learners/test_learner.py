@@ -180,6 +180,31 @@ def test_updates_follow_from_the_seed_and_leave_global_generators_alone() -> Non
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # type: ignore[index]
 
 
+class NoisyLearner(SquareLearner):
+    """Its loss draws from torch's global generator, as dropout does."""
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        outputs = fwd_out[Columns.ACTION_DIST_INPUTS]
+        return (outputs * torch.rand(outputs.shape)).square().mean()
+
+
+@pytest.mark.parametrize("seed", [11, None])
+def test_noise_of_modules_and_losses_follows_from_the_seed_and_goes_on_in_a_restored_learner(
+    seed: int | None,
+) -> None:
+    first, second = (square_learner(learner_class=NoisyLearner) for _ in range(2))
+    if seed is None:
+        first._seed = 123  # as drawn where the config has none
+    first.update(batch=rows(16))
+    torch.rand(3)
+    second.set_state(first.get_state())
+    for learner in (first, second):
+        learner.update(batch=rows(16, 2))
+    np.testing.assert_array_equal(weights(first), weights(second))
+
+
 class NaNLearner(SquareLearner):
     """Module "bad" has a NaN loss on every second minibatch."""
 

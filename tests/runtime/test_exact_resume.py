@@ -1,0 +1,141 @@
+"""Runs that go on from a checkpoint are, bit for bit, those that never stopped (scripts/resume_exactly.py has more)."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq import PPOConfig
+from rlzmq.algorithms.algorithm import Algorithm
+from rlzmq.connectors.env_to_module import MeanStdFilter
+from rlzmq.envs.examples import MultiAgentCartPole
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "resume_exactly.py"
+
+
+def make_config(num_env_runners: int = 0, num_learners: int = 0, num_envs: int = 3) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(
+            num_env_runners=num_env_runners,
+            num_envs_per_env_runner=num_envs,
+            env_to_module_connector=lambda env, spaces, device: MeanStdFilter(),
+        )
+        .learners(num_learners=num_learners)
+        .training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=2, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .debugging(seed=5)
+    )
+
+
+def weights(algo: Algorithm) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in algo.get_module().get_state().items()}
+
+
+def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    for name, value in a.items():
+        np.testing.assert_array_equal(b[name], value, err_msg=name)
+
+
+def test_a_run_whose_driver_is_killed_three_times_ends_as_one_that_is_not() -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--kills", "3", "--cases", "filter-8", "--form", "serial", "--updates", "6"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 kills, 1 runs, 0 of them differ" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: Any) -> tuple[str, dict[str, np.ndarray]]:
+    """A checkpoint after one update, and the weights two updates later."""
+    with make_config().build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path_factory.mktemp("serial") / "c")
+        for _ in range(2):
+            algo.train()
+        return path, weights(algo)
+
+
+@pytest.mark.parametrize("processes", [(0, 0), (1, 1)])
+def test_going_back_within_a_run_repeats_it(
+    processes: tuple[int, int], serial: tuple[str, dict[str, np.ndarray]]
+) -> None:
+    """Serial and distributed runs go on from each other's checkpoints."""
+    path, expected = serial
+    with make_config(*processes).build() as algo:
+        for _ in range(2):
+            algo.restore_from_path(path)
+            for _ in range(2):
+                result = algo.train()
+            assert_equal(expected, weights(algo))
+            account = result["accounting"]
+            assert account["trained"] == 600
+            assert account["sampled"] == 600 + sum(account["dropped"].values()) + account["pending"]
+            assert result["learners"]["default_policy"]["weights_seq_no"] == 3
+
+
+def test_with_several_runners_each_goes_on_with_its_own_episodes(tmp_path: Path, caplog: Any) -> None:
+    def episode_ids(runner: Any) -> list[str]:
+        return list(runner._sampler._ongoing.ids)
+
+    with make_config(2, 1).build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path / "c")
+        ids = algo.env_runner_group.foreach_env_runner(episode_ids)
+        algo.train()
+        assert algo.env_runner_group.foreach_env_runner(episode_ids) != ids
+        algo.restore_from_path(path)
+        assert algo.env_runner_group.foreach_env_runner(episode_ids) == ids
+        assert algo.train()["training_iteration"] == 2
+    with make_config().build() as algo, caplog.at_level(logging.WARNING, logger="rlzmq.runtime"):
+        algo.restore_from_path(path)
+        assert "the state is that of 2 env runners, here are 1" in caplog.text.lower()
+        assert algo.train()["accounting"]["trained"] == 400
+
+
+def test_metrics_and_evaluation_go_on() -> None:
+    config = make_config().evaluation(evaluation_interval=1, evaluation_duration=2)
+    with config.build() as first, config.build() as second:
+        first.train()
+        first.metrics.log_value("mine", 3, reduce="lifetime_sum")
+        second.set_state(first.get_state())
+        results = []
+        for algo in (first, second):
+            algo.metrics.log_value("mine", 4, reduce="lifetime_sum")
+            results.append(algo.train())
+        assert [result["mine"] for result in results] == [7, 7]
+        means = [result["env_runners"]["episode_return_mean"] for result in results]
+        assert means[0] == means[1]
+        rounds = [result["evaluation"]["env_runners"]["hist_stats"] for result in results]
+        assert rounds[0] == rounds[1]
+
+
+def test_a_multi_agent_run_goes_on_with_new_episodes(tmp_path: Path) -> None:
+    config = (
+        make_config()
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .env_runners(env_to_module_connector=None)
+        .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, episode: f"p{agent}")
+    )
+    with config.build() as algo:
+        first = algo.env_runner.sample_lease(5)
+        algo.train()
+        path = algo.save_to_path(tmp_path / "c")
+        drawn = algo.env_runner.generator.get_state()
+    with config.build() as algo:
+        algo.restore_from_path(path)
+        assert bool((algo.env_runner.generator.get_state() == drawn).all())
+        again = algo.env_runner.sample_lease(5)
+        assert all(episode.env_t_started == 0 for episode in again)
+        begins = [batch[0].agent_episodes[0].get_observations(0) for batch in (first, again)]
+        assert not np.array_equal(*begins)
+        assert algo.train()["training_iteration"] == 2
