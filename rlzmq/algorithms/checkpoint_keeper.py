@@ -51,6 +51,7 @@ class CheckpointKeeper:
         self._writing: threading.Thread | None = None
         self._error: BaseException | None = None
         self._score: float | None = None
+        self._written_state: dict[str, Any] | None = None
         self.newest: Path | None = None
         self.num_written = 0
         self.num_failed = 0
@@ -77,6 +78,7 @@ class CheckpointKeeper:
         """Between two iterations: begin a checkpoint, or copy the learners' state, if it is time."""
         score = result["env_runners"].get("episode_return_mean")
         self._score = float(score) if score is not None and math.isfinite(score) else None
+        await self._note_written()
         now = time.monotonic()
         if self._is_due(now):
             await self._begin()
@@ -97,6 +99,7 @@ class CheckpointKeeper:
             await self._off_loop(self.wait)
             if self._error is not None:
                 raise self._error
+            await self._note_written()
         assert self.newest is not None
         return self.newest
 
@@ -135,6 +138,8 @@ class CheckpointKeeper:
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
 
+        version = state["learner_group/learner"]["weights_seq_no"]
+
         def write() -> None:
             self._error = None
             try:
@@ -146,11 +151,18 @@ class CheckpointKeeper:
                 _log.warning("%s Training goes on; former checkpoints are as they were.", error)
             else:
                 self.num_written += 1
+                self._written_state = {"learner_group/learner": {"weights_seq_no": version}}
                 faults.record("checkpoint", iteration=iteration, path=str(self.newest))
 
         # Its end is waited for by `wait`; a disk that never answers shall not keep the process.
         self._writing = threading.Thread(target=write, name="rlzmq-checkpoint", daemon=True)
         self._writing.start()
+
+    async def _note_written(self) -> None:
+        """Tell the run of a checkpoint that has got onto the disk since the last call."""
+        state, self._written_state = self._written_state, None
+        if state is not None:
+            await self._algorithm.session.note_checkpoint(state)
 
     async def _off_loop(self, function: Callable[[], None]) -> None:
         """A blocking call, away from the event loop where there is one."""

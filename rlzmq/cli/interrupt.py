@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
@@ -29,6 +29,8 @@ class Interrupt:
         is_set: Whether a signal came.
         signal_number: Which; 0 before.
         num_signals: How many came.
+        ends_at_once: Nothing has begun that would need an orderly end: the first signal ends the process on the
+            spot. True at first.
         on_first: Called in the main thread when the first comes, between two bytecodes: quick, no locks.
     """
 
@@ -37,6 +39,7 @@ class Interrupt:
         self.signal_number = 0
         self.num_signals = 0
         self.on_first: Callable[[], None] | None = None
+        self.ends_at_once = True
         self._drain_s = dict(drain_s)
         self._deadline_exits = False
         self._former: dict[int, Any] = {}
@@ -62,7 +65,7 @@ class Interrupt:
         for number, handler in self._former.items():
             signal.signal(number, handler)
 
-    @contextmanager
+    @contextlib.contextmanager
     def shielded(self, limit_s: float = 0.0) -> Iterator[None]:
         """The block is the orderly end itself: the drain's alarm is off, only a further signal raises.
 
@@ -79,12 +82,15 @@ class Interrupt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.num_signals += 1
-        if self.num_signals > 2:
-            self._exit_now()
         if self.is_set:
+            if self.num_signals > 2:
+                self._exit_now()
             raise KeyboardInterrupt
         self.is_set = True
         self.signal_number = number
+        if self.ends_at_once:
+            os.write(1, b"interrupted before it began\n")
+            self._exit_now()
         if not self._deadline_exits:
             self._set_alarm(self._drain_s.get(number, 0.0))
         if self.on_first is not None:
@@ -97,7 +103,8 @@ class Interrupt:
 
     def _exit_now(self) -> NoReturn:
         # No lock, no clean-up: the children die with this process, and their directories go with them.
-        sys.stdout.flush()
+        with contextlib.suppress(RuntimeError):  # the signal came within a print
+            sys.stdout.flush()
         os._exit(self.exit_code)
 
     def _set_alarm(self, seconds: float) -> None:

@@ -52,14 +52,12 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if arguments and arguments[0] in ("-h", "--help") else EXIT_USAGE
     if {"-h", "--help"} & set(arguments):
         _parse(algorithm, list(arguments[1:]))
-    with Interrupt(
-        drain_s=_DRAIN_S
-    ) as interrupt:  # from the very beginning: a job may be stopped while it starts
+    with Interrupt(drain_s=_DRAIN_S) as interrupt:  # a job may be stopped while it starts
         try:
             faults.arm("driver")
             _prestart()
             options, config = _parse(algorithm, list(arguments[1:]))
-            return interrupt.exit_code or _train(algorithm, options, config, interrupt)
+            return _train(algorithm, options, config, interrupt)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
             return interrupt.exit_code or EXIT_INTERRUPTED
@@ -106,17 +104,18 @@ def _train(name: str, options: Any, config: Any, interrupt: Interrupt) -> int:
     from rlzmq.telemetry.view import make_view
 
     criteria = StopCriteria(options.stop)
-    config.validate()
     path, checkpoint = _places(name, options, config)
     if config.durability == "journal" and config.journal_dir is None:
-        config.fault_tolerance(journal_dir=str(path / "journal"))
+        config.fault_tolerance(journal_dir=str((path / "journal").absolute()))
+    config.validate()
     start = time.perf_counter()
     algorithm = _build(config, checkpoint)
-    interrupt.on_first = algorithm.cut_iteration_short
     directory = RunDirectory.create(path, algorithm.config)
     algorithm.keep_checkpoints(directory.checkpoints)
     view = make_view(name, algorithm.config, quiet=options.quiet)
-    why = "interrupted" if interrupt.is_set else ""
+    interrupt.on_first = algorithm.cut_iteration_short
+    interrupt.ends_at_once = False
+    why = ""
     saved: Path | None = None
     error: CheckpointError | None = None
     try:

@@ -18,16 +18,28 @@ and a new broker rebuilds its ledger from what runners, learners and the driver 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlzmq.protocol.broker_grants import Grants, take_acks
+from rlzmq.protocol.broker_journal import on_journal
 from rlzmq.protocol.broker_peers import Door, publication_for_pub
 from rlzmq.protocol.broker_state import BrokerOptions, BrokerState, Peer
 from rlzmq.protocol.broker_updates import Updates
 from rlzmq.protocol.broker_watch import Watch
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.errors import SchemaError, WireError
-from rlzmq.protocol.events import Instruction, Malformed, PeerLost, Publish, Received, Stop, Tick
+from rlzmq.protocol.events import (
+    Instruction,
+    JournalFailed,
+    JournalRecalled,
+    JournalSynced,
+    Malformed,
+    PeerLost,
+    Publish,
+    Received,
+    Stop,
+    Tick,
+)
 from rlzmq.protocol.messages import (
     Accepted,
     BrokerBeat,
@@ -64,7 +76,11 @@ from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.values import pack_blob
 from rlzmq.protocol.weights import open_publication
 
-__all__ = ["BrokerCore", "BrokerOptions"]
+__all__ = ["BrokerCore", "BrokerEvent", "BrokerOptions"]
+
+BrokerEvent: TypeAlias = (
+    Received | Malformed | PeerLost | Tick | JournalSynced | JournalFailed | JournalRecalled
+)
 
 # Who may say what; the rest is refused and counted, so a runner's key cannot publish weights.
 _SAYS: dict[str, frozenset[type[WireMessage]]] = {
@@ -120,7 +136,7 @@ class BrokerCore:
             Goodbye: self._on_goodbye,
         }
 
-    def handle(self, event: Received | Malformed | PeerLost | Tick, now: float) -> list[Instruction]:
+    def handle(self, event: BrokerEvent, now: float) -> list[Instruction]:
         """One event in, what to do about it out.
 
         Args:
@@ -134,6 +150,8 @@ class BrokerCore:
             self._on_received(event, now)
         elif isinstance(event, Tick):
             self._on_tick(now)
+        elif isinstance(event, JournalSynced | JournalFailed | JournalRecalled):
+            on_journal(state, self._updates, event)
         elif isinstance(event, PeerLost):
             peer = state.by_routing.get(event.peer)
             if peer is not None:
@@ -143,7 +161,7 @@ class BrokerCore:
         self._updates.progress(now)
         self._grants.progress(now)
         self._acknowledge()
-        out, state.out = state.out, []
+        out, state.out = [*state.journal.take(), *state.out], []
         return out
 
     def stop(self, reason: str) -> list[Instruction]:
@@ -329,7 +347,9 @@ class BrokerCore:
             if entry.done >= entry.num_steps:
                 # Empty, or trained under an earlier broker, which may have died before its report.
                 state.to_be_reported(entry)
-        state.acks.setdefault(peer.uuid, set()).add(message.seq)
+            state.journal.accepted(fragment, peer.hello.name, event.frames)
+        if not state.journal.is_withheld(fragment):
+            state.acks.setdefault(peer.uuid, set()).add(message.seq)
 
     def _overruns(self, peer: Peer, num_bytes: int) -> bool:
         """Whether a fragment that no lease asked for is more than a runner may have kept for a new broker."""
@@ -520,7 +540,7 @@ class BrokerCore:
     def _acknowledge(self) -> None:
         """Tells runners what was accepted (unless a lease told them) and what was committed."""
         state = self.state
-        state.settled.extend(state.ledger.pop_committed())
+        state.take_committed()
         for runner, incarnation in sorted(state.news_for):
             peer = state.runners.get(runner)
             if peer is not None and peer.incarnation == incarnation:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Instruction, Send
+from rlzmq.protocol.journal import Journal
 from rlzmq.protocol.leases import LeaseBook
 from rlzmq.protocol.ledger import Entry, Ledger, RunnerRecord
 from rlzmq.protocol.messages import Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
@@ -43,6 +44,7 @@ class BrokerOptions:
         push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
         hung_after_s: A runner at work without progress for so long hangs; 0: learnt from its own
             pace (see `ProgressWatch`).
+        journal: Accepted fragments are acknowledged once a journal on disk holds them.
         first_hung_after_s: The least limit before its first progress: environments are being reset.
         late_after_s: A peer at work that says nothing for so long, or that other ranks wait for, is
             looked after; see `SilenceWatch` and `RankWatch`.
@@ -64,6 +66,7 @@ class BrokerOptions:
     push_weights_below_bytes: int = 32 * 1024 * 1024
     hung_after_s: float = 0.0
     first_hung_after_s: float = 300.0
+    journal: bool = False
     late_after_s: float = 2.0
     rank_first_hung_after_s: float = 60.0
 
@@ -185,6 +188,7 @@ class BrokerState:
         self.is_paused = False
         # data
         self.ledger = Ledger()
+        self.journal = Journal(options.journal)
         self.leases = LeaseBook(first_number(options.incarnation), options.max_leases_per_runner)
         self.acks: dict[str, set[int]] = {}
         # weights
@@ -261,6 +265,12 @@ class BrokerState:
         for fragment in report.settled:
             self.may_forget(fragment.runner, fragment.incarnation).commit(fragment.seq)
             self.news_for.add((fragment.runner, fragment.incarnation))
+
+    def take_committed(self) -> None:
+        """What the ledger is done with goes into the next report."""
+        committed = self.ledger.pop_committed()
+        self.settled.extend(committed)
+        self.journal.settled(committed)
 
     def to_be_reported(self, entry: Entry) -> None:
         """The driver gets this fragment's meta with the next report, once."""

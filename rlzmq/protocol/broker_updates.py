@@ -115,6 +115,7 @@ class Updates:
         state.unpublished.clear()
         state.terms = None
         state.next_commit = message.next_update
+        state.journal.begin_lineage(message.next_update)
 
     # ------------------------------------------------------------------ learners
 
@@ -227,6 +228,7 @@ class Updates:
     def drop(self, entry: Entry, reason: DropReason) -> None:
         """Drops an entry's free steps; its meta still reaches the driver."""
         self._state.to_be_reported(entry)
+        self._state.journal.dropped(entry.id, reason)
         self._state.ledger.drop(entry, reason)
 
     def _commit_next(self, now: float) -> bool:
@@ -256,6 +258,7 @@ class Updates:
             state.to_be_reported(entry)
         versions = [entry.version for entry in entries] or [update.weights_version]
         ledger.commit(run.ranges, trained=run.trained)
+        state.journal.trained(run.update_id, run.ranges)
         del state.runs[run.update_id]
         del state.open[run.update_id]
         state.next_commit = run.update_id + 1
@@ -286,7 +289,9 @@ class Updates:
             *pack_blobs(run.results[rank] for rank in sorted(run.results)),
             *pack_ranges(ledger.watermarks()),
         )
-        settled, state.settled = [*state.settled, *ledger.pop_committed()], []
+        state.take_committed()
+        settled, state.settled = state.settled, []
+        state.journal.reported(run.update_id)
         kept = state.reports[run.update_id] = KeptReport(report, payload, now, settled)
         self._send_report(kept, now)
 

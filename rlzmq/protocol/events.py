@@ -23,6 +23,11 @@ __all__ = [
     "FragmentSampled",
     "GroupFormed",
     "Instruction",
+    "JournalAppend",
+    "JournalFailed",
+    "JournalRecalled",
+    "JournalRemove",
+    "JournalSynced",
     "LeaseFailed",
     "Leave",
     "Malformed",
@@ -92,6 +97,36 @@ class Leave:
     """Stop taking work, hand over what is finished, then say goodbye."""
 
     reason: str = "leaving"
+
+
+# ------------------------------------------------------------------ events, broker
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSynced:
+    """Every record up to this number is on disk."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFailed:
+    """The disk does not take the journal any more."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRecalled:
+    """What the journal of a run before this one holds beyond the checkpoint that this one goes on from.
+
+    Attributes:
+        generation: Of the lineage that begins with the checkpoint.
+        fragments: `journal.Recalled` items.
+    """
+
+    generation: int
+    fragments: Sequence[Any]
 
 
 # ------------------------------------------------------------------ events, runner
@@ -238,6 +273,29 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalAppend:
+    """Write a record; then JournalSynced, in order, soon: several are synced together.
+
+    Attributes:
+        number: Rises by one per record.
+        segment: The file that it belongs to; rises.
+        kind, parts: Its content.
+    """
+
+    number: int
+    segment: int
+    kind: int
+    parts: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRemove:
+    """Remove this run's segments below this number, and those of its earlier brokers."""
+
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartLease:
     """Sample exactly so many vector steps; then FragmentSampled or LeaseFailed. One at a time."""
 
@@ -333,6 +391,8 @@ Instruction: TypeAlias = (
     Send
     | Publish
     | Quarantine
+    | JournalAppend
+    | JournalRemove
     | StartLease
     | ApplyWeights
     | ApplyConnectorState

@@ -26,6 +26,7 @@ frames untouched, and keeps time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -44,11 +45,27 @@ from rlzmq.net.keys import CurveServer
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
+from rlzmq.protocol.broker_core import BrokerCore, BrokerEvent, BrokerOptions
 from rlzmq.protocol.errors import WireError
-from rlzmq.protocol.events import Malformed, PeerLost, Publish, Quarantine, Received, Send, Stop, Tick
+from rlzmq.protocol.events import (
+    JournalAppend,
+    JournalFailed,
+    JournalRecalled,
+    JournalRemove,
+    JournalSynced,
+    Malformed,
+    PeerLost,
+    Publish,
+    Quarantine,
+    Received,
+    Send,
+    Stop,
+    Tick,
+)
 from rlzmq.protocol.fragments import fragment_to_bytes
+from rlzmq.protocol.journal import Recalled, plan_recall
 from rlzmq.protocol.messages import BrokerBeat, Hello, decode_message
+from rlzmq.runtime.journal_file import JournalFile
 
 __all__ = ["BrokerRole"]
 
@@ -80,6 +97,7 @@ class BrokerRole:
         curve: The server's keys for `listen`.
         roles: Public key → role, of everybody who may come in by `listen`.
         quarantine_dir: Where fragments that killed learners are written; nowhere if None.
+        journal_dir: Where accepted fragments are written before they are acknowledged; nowhere if None.
     """
 
     def __init__(
@@ -93,10 +111,15 @@ class BrokerRole:
         curve: CurveServer | None = None,
         roles: dict[str, str] | None = None,
         quarantine_dir: str | None = None,
+        journal_dir: str | None = None,
     ) -> None:
         faults.arm("broker")
         incarnation = incarnation or int(time.time() * 1000)
-        self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **(options or {})))
+        given = {"journal": journal_dir is not None, **(options or {})}
+        self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **given))
+        self._journal_dir = journal_dir
+        self._journal: JournalFile | None = None
+        self._recalled: list[Recalled] | None = None
         self._wanted_addresses = addresses
         self._core.more_status = self._own_status
         self._listen = listen
@@ -132,6 +155,15 @@ class BrokerRole:
         """
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
+        if self._journal_dir is not None:
+            options = self._core.options
+            self._journal = JournalFile(
+                self._journal_dir,
+                options.run_id,
+                options.incarnation,
+                lambda number: self._from_journal(JournalSynced(number)),
+                lambda detail: self._from_journal(JournalFailed(detail)),
+            )
         wanted = self._wanted_addresses
         if wanted is None:
             self._directory = RunDirectory()
@@ -160,6 +192,8 @@ class BrokerRole:
             self._authenticator.close()
         if self._writes:
             await asyncio.gather(*self._writes)
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.close)
         await asyncio.to_thread(context.close)
         if self._directory is not None:
             self._directory.close()
@@ -199,6 +233,63 @@ class BrokerRole:
     async def wait_ended(self) -> tuple[str, str]:
         """Waits until this broker ends, e.g. because its driver is gone: (reason, detail)."""
         return await self.ended
+
+    # ------------------------------------------------------------------ the journal
+
+    async def read_journal(self, next_update: int, max_lag: int) -> list[str]:
+        """Look at what runs before this one left, for a run that goes on at an update.
+
+        Args:
+            next_update, max_lag: See `journal.plan_recall`.
+
+        Returns:
+            The names of the runners whose fragments `recall` gives back.
+        """
+        self._recalled = []
+        if self._journal is not None:
+            journal = self._journal
+            self._recalled = await asyncio.to_thread(
+                lambda: plan_recall(journal.read_others(), next_update=next_update, max_lag=max_lag)
+            )
+        return sorted({item.runner_name for item in self._recalled if item.reason is None})
+
+    async def recall(self, generation: int, next_update: int, max_lag: int) -> dict[str, int]:
+        """Put into the ledger what `read_journal` found, in a lineage that has begun.
+
+        Args:
+            generation: Of that lineage; -1: the one at hand.
+            next_update, max_lag: As for `read_journal`: this broker may be a new one that did not hear them.
+
+        Returns:
+            Env steps by what became of them: ``"given_back"``, or the reason why they were dropped.
+        """
+        if self._recalled is None:
+            await self.read_journal(next_update, max_lag)
+        recalled, self._recalled = self._recalled or [], None
+        state = self._core.state
+        while state.min_generation < generation:  # noqa: ASYNC110 (the driver's RESET is on its way)
+            await asyncio.sleep(0.005)
+        self._handle(JournalRecalled(state.min_generation, recalled))
+        if self._journal is not None:
+            self._journal.remove_others()
+        counts: Counter[str] = Counter()
+        for item in recalled:
+            counts[item.reason or "given_back"] += item.message.num_env_steps
+        return dict(counts)
+
+    async def checkpoint_covers(self, next_update: int) -> None:
+        """A checkpoint holds the result of all updates below this one."""
+        self._core.state.journal.covered(next_update)
+        self._do(list(self._core.state.journal.take()))
+
+    def _from_journal(self, event: JournalSynced | JournalFailed) -> None:
+        """On the journal's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended: so has everybody who waits for it
+            self._loop.call_soon_threadsafe(self._on_journal, event)
+
+    def _on_journal(self, event: JournalSynced | JournalFailed) -> None:
+        if self._context is not None:
+            self._handle(event)
 
     # ------------------------------------------------------------------ the loop
 
@@ -281,7 +372,7 @@ class BrokerRole:
         self._tick_due = self._loop.time() + _TICK_S
         self._timer = self._loop.call_at(self._tick_due, self._tick)
 
-    def _handle(self, event: Received | Malformed | Tick) -> None:
+    def _handle(self, event: BrokerEvent) -> None:
         instructions = self._core.handle(event, self._loop.time())
         if faults.is_armed and isinstance(event, Received):
             faults.at(f"broker.{type(event.message).__name__}")  # decided, and not told to anyone
@@ -302,6 +393,9 @@ class BrokerRole:
                     publisher.send([instruction.frame])
             elif isinstance(instruction, Quarantine):
                 self._quarantine(instruction)
+            elif isinstance(instruction, JournalAppend | JournalRemove):
+                if self._journal is not None:
+                    self._journal.do(instruction)
             elif isinstance(instruction, Stop) and not self.ended.done():
                 self.ended.set_result((instruction.reason, instruction.detail))
 

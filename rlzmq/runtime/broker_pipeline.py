@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -41,6 +42,9 @@ from rlzmq.runtime.reports import Accounting, UpdateReport
 __all__ = ["BrokerPipeline"]
 
 _log = logging.getLogger("rlzmq.runtime")
+
+# Versions by which data of a journal may be older than the checkpoint: updates train data of their own version.
+_MAX_JOURNAL_LAG = 0
 
 _MISSED = frozenset({"hung", "silent", "lost"})
 
@@ -83,6 +87,9 @@ class BrokerPipeline:
         self._connector_version = -1
         self._reported_dropped: Counter[str] = Counter()
         self._reported: dict[tuple[str, int], RunnerRecord] = {}
+        self._journal_is_due = config.durability == "journal"
+        self._journal_terms = (-1, 0)
+        self._num_journal_failures = 0
         self.num_env_steps_without_report = 0
         self.accounting = Accounting()
 
@@ -192,6 +199,7 @@ class BrokerPipeline:
     def _on_notice(self, notice: Notice) -> None:
         """The broker misses someone, or got unusable data."""
         event, detail = notice.event, notice.detail
+        self._num_journal_failures += event == "journal_failed"
         if notice.role == "learner" and event in _MISSED:
             self._run_task(self._learners.supervisor.suspect(notice.name, event, detail))
             return
@@ -219,6 +227,9 @@ class BrokerPipeline:
             Exception: What the user's code raised in a runner or learner.
         """
         start = time.perf_counter()
+        if self._journal_is_due:  # nothing was restored: what another run's journal holds is of other weights
+            await self.read_journal(-1)
+            await self._recall(-1)
         report = None
         while report is None:  # again where all learners died and went back to an earlier state
             update_id, report = await self._attempt_update()
@@ -318,11 +329,48 @@ class BrokerPipeline:
         self.num_env_steps_without_report += lost
         self.accounting.add(sampled=sampled + lost, trained=trained, dropped=dict(dropped))
 
+    async def read_journal(self, next_update: int) -> list[str]:
+        """Look at what the journal of a run before this one holds, before going on from a checkpoint.
+
+        Args:
+            next_update: The checkpoint's weights version; -1: the run begins anew.
+
+        Returns:
+            Runners whose fragments come back: to go on from the checkpoint they would sample those again.
+        """
+        if not self._journal_is_due:
+            return []
+        self._journal_terms = next_update, _MAX_JOURNAL_LAG
+        assert isinstance(self._broker, BrokerKeeper)
+        names: list[str] = await self._broker.handle.read_journal(*self._journal_terms)
+        return names
+
+    async def _recall(self, generation: int) -> None:
+        """Give the broker what `read_journal` found, in the lineage that has just begun."""
+        assert isinstance(self._broker, BrokerKeeper)
+        counts = await self._broker.handle.recall(generation, *self._journal_terms)
+        self._journal_is_due = False
+        if counts:
+            text = ", ".join(f"{reason} {num_steps}" for reason, num_steps in sorted(counts.items()))
+            _log.warning("env steps in the journal of the run before: %s", text)
+
+    async def note_checkpoint(self, next_update: int) -> None:
+        """A checkpoint that a run would go on from holds all updates below this one."""
+        if self._config.durability == "journal" and isinstance(self._broker, BrokerKeeper):
+            # Untold, a new broker keeps a little more than it must.
+            with contextlib.suppress(PeerLostError):
+                await self._broker.handle.checkpoint_covers(next_update)
+
     def fault_tolerance(self) -> dict[str, int]:
         """How often the broker was replaced, and env steps whose fragments' reports went with one."""
         return {
             "num_broker_restarts": self._broker.num_restarts if self._broker is not None else 0,
             "num_env_steps_without_report": self.num_env_steps_without_report,
+            **(
+                {"num_journal_failures": self._num_journal_failures}
+                if self._config.durability == "journal"
+                else {}
+            ),
         }
 
     async def pause(self) -> None:
@@ -337,6 +385,8 @@ class BrokerPipeline:
         while not is_done:
             async with self._learners.supervisor.steady() as handles:
                 is_done = await self._begin_lineage(handles)
+        if self._journal_is_due:
+            await self._recall(self._learners.generation)
         self._driver.do(self._driver.core.resume())
 
     async def _begin_lineage(self, handles: list[Any]) -> bool:

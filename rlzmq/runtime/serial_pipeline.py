@@ -104,6 +104,13 @@ class SerialPipeline:
         snapshot = self._runner.get_weights_layout().snapshot(self._learner.module)
         self._runner.set_weights(snapshot, version=self._learner.weights_seq_no)
 
+    async def read_journal(self, next_update: int) -> list[str]:
+        """There is none: nothing is sampled ahead of its training."""
+        return []
+
+    async def note_checkpoint(self, next_update: int) -> None:
+        """Nothing is kept for checkpoints."""
+
     def fault_tolerance(self) -> dict[str, int]:
         """Nothing can die alone here."""
         return {}

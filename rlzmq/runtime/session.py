@@ -238,10 +238,21 @@ class Session:
         await self.learner_group.set_state(state["learner_group/learner"])
         self._connectors.set_state(state["env_runner"])
         self.accounting.set_state(state["accounting"])
+        recalled = await self._pipeline.read_journal(state["learner_group/learner"]["weights_seq_no"])
+        # A runner whose fragments come back would sample them a second time from where it was: it begins anew.
+        left_out = {f"{_RUNNERS}{name}" for name in recalled}
         await self.env_runner_group.set_sampling_states(
-            {name.removeprefix(_RUNNERS): part for name, part in state.items() if name.startswith(_RUNNERS)}
+            {
+                name.removeprefix(_RUNNERS): part
+                for name, part in state.items()
+                if name.startswith(_RUNNERS) and name not in left_out
+            }
         )
         await self._restart()
+
+    async def note_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """This state is on disk: a run that is resumed would go on from it."""
+        await self._pipeline.note_checkpoint(int(state["learner_group/learner"]["weights_seq_no"]))
 
     async def stop(self) -> None:
         """End everything, in the order in which nothing is lost. May be called after a failed start."""

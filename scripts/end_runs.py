@@ -1,0 +1,221 @@
+"""Ends runs at random times, in every way that a run is ended, and looks at what is left of them.
+
+    python scripts/end_runs.py --runs 200
+
+Each run is `rlzmq train` with two runners and two learners. At a random time (from its very start on) it gets
+
+* SIGTERM, or SIGUSR1: it must exit with 75 (resumable) within 10 s, and its checkpoint, if it had trained at
+  all, must load,
+* SIGINT: the prompt is back within 5 s, with exit code 130; a second one right after ends it now,
+* SIGKILL: one second later there is no process, socket, shared memory block or temporary directory of it.
+
+The same is looked for after the other signals too. Exit code 1: a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+KINDS = {
+    "SIGTERM": (signal.SIGTERM, 75, 10.0),
+    "SIGUSR1": (signal.SIGUSR1, 75, 10.0),
+    "SIGINT": (signal.SIGINT, 130, 5.0),
+    "SIGINT twice": (signal.SIGINT, 130, 5.0),
+    "SIGKILL": (signal.SIGKILL, -signal.SIGKILL, 1.0),
+}
+_LEFT_S = 1.0  # after the driver's end nothing may be there longer than this
+_DEADLINE_S = 60.0
+
+
+@dataclass
+class Figures:
+    """What was seen."""
+
+    ended_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    gone_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    codes: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    num_checkpoints: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+
+def command(run: Path) -> list[str]:
+    """The run: an update takes some 50 ms, checkpoints are written all the time."""
+    return [
+        sys.executable, "-m", "rlzmq", "train", "ppo", "--env", "CartPole-v1", "--preset", "none",
+        "--env-runners", "2", "--learners", "2", "--envs-per-env-runner", "4",
+        "--batch-size-per-learner", "240", "--minibatch-size", "60", "--num-epochs", "2",
+        "--checkpoint-every-s", "0.2", "--run-dir", str(run), "--resume", "auto",
+    ]  # fmt: skip
+
+
+def belongings(mark: str, runtime: Path, shm_before: set[str]) -> list[str]:
+    """Processes with the run's mark in their environment; its sockets, directories and shared memory."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("END_RUNS_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(f"process {process.pid} {process.name()}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    left += [f"file {path}" for path in runtime.rglob("*") if not path.is_dir() or path.parent == runtime]
+    with open("/proc/net/unix") as sockets:
+        left += [f"socket {line.split()[-1]}" for line in sockets if str(runtime) in line]
+    left += [f"shared memory {name}" for name in set(os.listdir("/dev/shm")) - shm_before]
+    return left
+
+
+def wait_until_gone(mark: str, runtime: Path, shm_before: set[str], since: float) -> tuple[float, list[str]]:
+    """Seconds from `since` until nothing was left, and what was still there after the limit."""
+    while True:
+        left = belongings(mark, runtime, shm_before)
+        waited_s = time.monotonic() - since
+        if not left or waited_s > 10.0:
+            return waited_s, left
+        time.sleep(0.02)
+
+
+def end_one(
+    kind: str, number: int, rng: random.Random, scratch: Path, latest_s: float, seen: Figures
+) -> None:
+    """Start a run, end it, note what is seen."""
+    from rlzmq.algorithms.checkpoints import read_algorithm
+    from rlzmq.core.checkpoint_series import find_checkpoint
+    from rlzmq.core.errors import CheckpointError
+
+    number_of_signal, expected, limit_s = KINDS[kind]
+    run, runtime = scratch / f"run-{number}", scratch / f"t{number}"
+    runtime.mkdir()
+    mark = f"{os.getpid()}-{number}"
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "END_RUNS_MARK": mark,
+        "XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "torch"),  # torch's own, meant to stay
+    }  # fmt: skip
+    shm_before = set(os.listdir("/dev/shm"))
+    log = (scratch / f"log-{number}").open("w+")
+    process = subprocess.Popen(
+        command(run), stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+    )
+    try:
+        wait_for_python(process.pid)
+        after_s = rng.uniform(0.0, latest_s)
+        time.sleep(after_s)
+        start = time.monotonic()
+        process.send_signal(number_of_signal)
+        if kind == "SIGINT twice":
+            time.sleep(rng.uniform(0.0, 0.3))
+            start = time.monotonic()
+            process.send_signal(number_of_signal)
+        code = process.wait(_DEADLINE_S)
+        end = time.monotonic()
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        seen.violations.append(f"{kind} at {after_s:.2f} s: still there after {_DEADLINE_S:g} s\n{text(log)}")
+        return
+    gone_s, left = wait_until_gone(mark, runtime, shm_before, end)
+    problems = []
+    if code != expected:
+        problems.append(f"exit code {code}, expected {expected}")
+    if kind != "SIGKILL" and end - start > limit_s:
+        problems.append(f"it took {end - start:.1f} s, more than {limit_s:g} s")
+    if gone_s > _LEFT_S or left:
+        problems.append(f"after {_LEFT_S:g} s there was something left, after {gone_s:.1f} s: {left[:5]}")
+    output = text(log)
+    if " at 0x" in output or "Traceback" in output:
+        problems.append("a traceback was printed")
+    found = find_checkpoint(run)
+    has_trained = "\niter " in f"\n{output}" or "\nresume " in output
+    if found.path is not None:
+        try:
+            read_algorithm(found.path)
+            seen.num_checkpoints[kind] += 1
+        except CheckpointError as error:
+            problems.append(f"its checkpoint does not load: {error}")
+    elif has_trained and kind in ("SIGTERM", "SIGUSR1", "SIGINT"):
+        problems.append("it had trained and left no checkpoint")
+    if found.skipped:
+        problems.append(f"a torn checkpoint: {found.skipped}")
+    seen.codes[kind][code] += 1
+    seen.ended_s[kind].append(end - start)
+    seen.gone_s[kind].append(gone_s)
+    seen.violations += [f"{kind} at {after_s:.2f} s: {problem}\n{output[-1500:]}" for problem in problems]
+    log.close()
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.rmtree(runtime, ignore_errors=True)
+
+
+def wait_for_python(pid: int) -> None:
+    """Until the interpreter runs the command: before that a signal is the shell's and the kernel's business."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except FileNotFoundError:
+            return
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+        if int(caught.split()[1], 16) & (1 << (signal.SIGTERM - 1)):
+            return
+        time.sleep(0.005)
+
+
+def text(log: object) -> str:
+    """What the run has printed."""
+    log.seek(0)  # type: ignore[attr-defined]
+    return str(log.read())  # type: ignore[attr-defined]
+
+
+def quantile(values: list[float], q: float) -> float:
+    """The value below which a share `q` of them lies (nearest rank)."""
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def main() -> int:
+    """End them, print what was seen."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument(
+        "--latest-s", type=float, default=12.0, help="the signal comes at 0 … so many seconds"
+    )
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    seen = Figures()
+    with tempfile.TemporaryDirectory(prefix="end-") as directory:
+        for number in range(args.runs):
+            kind = args.kinds[number % len(args.kinds)]
+            end_one(kind, number, rng, Path(directory), args.latest_s, seen)
+            if (number + 1) % 20 == 0:
+                print(f"{number + 1} runs ended, {len(seen.violations)} violations", flush=True)
+    for kind, values in seen.ended_s.items():
+        gone = seen.gone_s[kind]
+        print(
+            f"{kind:<13} {len(values):4d} runs, codes {dict(seen.codes[kind])}, "
+            f"ended p50 {quantile(values, 0.5):.2f} s p99 {quantile(values, 0.99):.2f} s max {max(values):.2f} s, "
+            f"nothing left p50 {quantile(gone, 0.5):.2f} s p99 {quantile(gone, 0.99):.2f} s, "
+            f"{seen.num_checkpoints[kind]} left a checkpoint, all load"
+        )
+    for violation in seen.violations[:10]:
+        print(f"BROKEN: {violation}\n")
+    print(f"{len(seen.violations)} violations in {args.runs} runs")
+    return 1 if seen.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

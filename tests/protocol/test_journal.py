@@ -1,0 +1,256 @@
+"""What the broker's journal writes, withholds, removes and gives back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from core_fakes import Bench
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlzmq.protocol.events import (
+    JournalAppend,
+    JournalFailed,
+    JournalRecalled,
+    JournalRemove,
+    JournalSynced,
+)
+from rlzmq.protocol.fragments import encode_fragment
+from rlzmq.protocol.journal import Journal, plan_recall
+from rlzmq.protocol.messages import Accepted, Fragment, Lease, Notice, Reset
+from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.protocol.schema import FragmentId
+
+
+def fragment(seq: int, *, version: int = 3, steps: int = 10, runner: str = "r") -> Fragment:
+    return Fragment(runner, 1, seq, 0, steps, 1, version, -1, {})
+
+
+def frames_of(message: Fragment) -> tuple[Any, ...]:
+    return tuple(encode_fragment(message, [np.arange(3)], {"num_env_steps": message.num_env_steps}))
+
+
+class Disk:
+    """Does what a journal says, in memory."""
+
+    def __init__(self, **options: Any) -> None:
+        self.journal = Journal(True, **options)
+        self.segments: dict[int, list[tuple[int, memoryview]]] = {}
+        self.last = -1
+
+    def write(self) -> None:
+        for item in self.journal.take():
+            if isinstance(item, JournalAppend):
+                payload = memoryview(b"".join(bytes(memoryview(part).cast("B")) for part in item.parts))
+                self.segments.setdefault(item.segment, []).append((item.kind, payload))
+                self.last = item.number
+            else:
+                self.segments = {n: records for n, records in self.segments.items() if n >= item.before}
+
+    def accept(self, *messages: Fragment) -> None:
+        for message in messages:
+            self.journal.accepted(message.fragment_id, "runner-0", frames_of(message))
+        self.write()
+
+    def train(self, update: int, *ranges: FragmentRange) -> None:
+        self.journal.trained(update, ranges)
+        self.journal.reported(update)
+        self.write()
+
+    def drop(self, message: Fragment, reason: Any) -> None:
+        self.journal.dropped(message.fragment_id, reason)
+        self.settle(message)
+
+    def settle(self, *messages: Fragment) -> None:
+        self.journal.settled(message.fragment_id for message in messages)
+        self.write()
+
+    def recall(self, next_update: int, max_lag: int = 0) -> dict[int, str | None]:
+        records = [record for _, segment in sorted(self.segments.items()) for record in segment]
+        items = plan_recall(records, next_update=next_update, max_lag=max_lag)
+        return {item.message.seq: item.reason for item in items}
+
+
+def whole(message: Fragment) -> FragmentRange:
+    return FragmentRange(message.fragment_id, 0, message.num_env_steps)
+
+
+# ------------------------------------------------------------------ what comes back
+
+
+def test_what_the_checkpoint_does_not_cover_comes_back_if_its_weights_fit() -> None:
+    disk = Disk()
+    trained, pending, newer, older = (fragment(seq, version=v) for seq, v in enumerate((3, 3, 4, 2)))
+    disk.accept(trained, pending, newer, older)
+    disk.train(3, whole(trained))
+    assert disk.recall(3) == {0: None, 1: None, 2: "rolled_back", 3: "stale"}, "update 3 is undone"
+    assert disk.recall(4) == {1: "stale", 2: None, 3: "stale"}, "update 3 is in the checkpoint"
+    assert disk.recall(4, max_lag=1) == {1: None, 2: None, 3: "stale"}
+    assert disk.recall(4, max_lag=-1) == {1: None, 2: None, 3: None}
+    assert set(disk.recall(-1).values()) == {"rolled_back"}, "a run that begins anew"
+
+
+def test_what_the_checkpoint_covers_in_part_stays_out() -> None:
+    disk = Disk()
+    cut = fragment(0)
+    disk.accept(cut)
+    disk.train(3, FragmentRange(cut.fragment_id, 0, 4))
+    assert disk.recall(4, max_lag=-1) == {}
+    assert disk.recall(3) == {0: None}
+
+
+def test_poison_is_never_given_back() -> None:
+    disk = Disk()
+    bad, surplus = fragment(0), fragment(1)
+    disk.accept(bad, surplus)
+    disk.train(2)
+    disk.drop(bad, "rejected")
+    disk.drop(surplus, "surplus")
+    assert disk.recall(3) == {0: "rejected", 1: None}
+    assert disk.recall(4, max_lag=-1) == {}, "both are in the checkpoint's account"
+
+
+@given(st.binary(max_size=80), st.integers(0, 4))
+def test_no_payload_is_worse_than_unreadable(payload: bytes, kind: int) -> None:
+    plan_recall([(kind, memoryview(payload))], next_update=3)
+
+
+@given(st.data())
+def test_a_damaged_record_gives_back_nothing_or_a_fragment(data: Any) -> None:
+    disk = Disk()
+    disk.accept(fragment(0))
+    ((kind, payload),) = disk.segments[0]
+    content = bytearray(payload)
+    for position in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+        content[position] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(content)))
+    plan_recall([(kind, memoryview(bytes(content[:cut])))], next_update=3)
+
+
+# ------------------------------------------------------------------ segments
+
+
+def test_segments_go_when_all_in_them_is_done_with_and_covered() -> None:
+    disk = Disk(segment_bytes=1)
+    first, second = fragment(0), fragment(1)
+    disk.accept(first, second)
+    disk.journal.covered(3)
+    disk.train(3, whole(first))
+    disk.settle(first)
+    disk.write()
+    assert disk.recall(3) == {0: None, 1: None}, "covered below 3 only"
+    disk.journal.covered(4)
+    disk.write()
+    assert disk.recall(4, max_lag=-1) == {1: None}
+    assert 0 not in disk.segments
+    disk.train(4, whole(second))
+    disk.settle(second)
+    disk.journal.covered(5)
+    disk.write()
+    assert not any(disk.segments.values())
+
+
+def test_a_record_of_training_outlives_the_record_of_its_fragment() -> None:
+    """An open fragment in the oldest segment keeps all later ones."""
+    disk = Disk(segment_bytes=1)
+    slow, fast = fragment(0), fragment(1)
+    disk.accept(slow, fast)
+    disk.train(3, FragmentRange(slow.fragment_id, 0, 1), whole(fast))
+    disk.settle(fast)
+    disk.journal.covered(4)
+    disk.write()
+    assert len(disk.segments) == 3
+    assert disk.recall(4, max_lag=-1) == {}
+
+
+def test_without_checkpoints_the_oldest_that_is_done_with_goes_by_size() -> None:
+    disk = Disk(segment_bytes=1000, max_bytes=5000)
+    for seq in range(60):
+        message = fragment(seq)
+        disk.accept(message)
+        disk.train(3, whole(message))
+        disk.settle(message)
+    size = sum(len(payload) for records in disk.segments.values() for _, payload in records)
+    assert size < 7000
+
+
+def test_a_restored_state_ends_what_was_accepted_before() -> None:
+    disk = Disk()
+    disk.accept(fragment(0))
+    disk.journal.begin_lineage(3)
+    disk.accept(fragment(1))
+    assert disk.recall(3) == {1: None}
+
+
+# ------------------------------------------------------------------ in the broker
+
+
+def journalled() -> Bench:
+    bench = Bench(journal=True)
+    bench.ready_run()
+    bench.runner()
+    return bench
+
+
+def last_number(bench: Bench) -> int:
+    return max(item.number for item in bench.out if isinstance(item, JournalAppend))
+
+
+def told(bench: Bench) -> list[Any]:
+    return [
+        spans
+        for kind in (Accepted, Lease)
+        for message in bench.sent("runner", kind)
+        if (spans := message.accepted)
+    ]
+
+
+def test_a_runner_hears_of_acceptance_when_it_is_on_disk() -> None:
+    bench = journalled()
+    bench.fragment(steps=2)
+    assert told(bench) == []
+    number = last_number(bench)
+    bench.event(JournalSynced(number - 1))
+    assert told(bench) == []
+    bench.event(JournalSynced(number))
+    assert told(bench) == [((0, 0),)]
+
+
+def test_a_fragment_sent_again_is_not_acknowledged_early_either() -> None:
+    bench = journalled()
+    bench.fragment(steps=2, seq=0)
+    number = last_number(bench)
+    bench.fragment(steps=2, seq=0)
+    assert told(bench) == []
+    bench.event(JournalSynced(number))
+    bench.fragment(steps=2, seq=0)
+    assert told(bench) == [((0, 0),)]
+
+
+def test_a_disk_that_fails_ends_the_journal_not_the_run() -> None:
+    bench = journalled()
+    bench.fragment(steps=2)
+    bench.event(JournalFailed("No space left"))
+    assert told(bench) == [((0, 0),)]
+    assert bench.sent("driver", Notice)[0].event == "journal_failed"
+    bench.fragment(steps=2)
+    assert told(bench) == [((1, 1),)]
+    assert not [item for item in bench.out if isinstance(item, JournalAppend | JournalRemove)]
+
+
+def test_what_is_given_back_is_pending_and_what_does_not_fit_is_dropped_with_its_reason() -> None:
+    bench = journalled()
+    bench.send("driver", Reset(7, 3))
+    disk = Disk()
+    disk.accept(fragment(0, steps=8, runner="gone"), fragment(1, version=9, steps=4, runner="gone"))
+    items = plan_recall(disk.segments[0], next_update=3)
+    bench.event(JournalRecalled(6, items))
+    assert bench.state.ledger.accounting.pending == 0, "of a lineage that is over"
+    bench.event(JournalRecalled(7, items))
+    accounting = bench.state.ledger.accounting
+    assert (accounting.sampled, accounting.pending) == (12, 8)
+    assert accounting.dropped["rolled_back"] == 4
+    entry = bench.state.ledger.entries[FragmentId("gone", 1, 0)]
+    assert (entry.version, entry.generation, entry.runner_name) == (3, 7, "runner-0")
+    assert [item.kind for item in bench.out if isinstance(item, JournalAppend)] == [1], "it is written anew"
