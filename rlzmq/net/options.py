@@ -31,7 +31,7 @@ class SocketOptions:
         heartbeat_interval_ms: ZMTP pings are this far apart; 0 switches them off, for channels
             whose peer's death is reported by the operating system (local processes).
         heartbeat_timeout_ms: A ping unanswered for this long disconnects its peer. Both together are the most
-            that a pulled cable goes unnoticed: below 2 s.
+            that a pulled cable goes unnoticed: below 2 s, also on a busy machine.
         handshake_interval_ms: A client that does not finish its greeting in this time is dropped.
         reconnect_interval_ms: First delay before connecting again; it doubles ...
         reconnect_interval_max_ms: ... up to this.
@@ -46,8 +46,8 @@ class SocketOptions:
     max_queued_messages: int = 1024
     max_queued_bytes: int = 64 * _MIB
     linger_ms: int = 0
-    heartbeat_interval_ms: int = 400
-    heartbeat_timeout_ms: int = 1400
+    heartbeat_interval_ms: int = 300
+    heartbeat_timeout_ms: int = 1200
     handshake_interval_ms: int = 2000
     reconnect_interval_ms: int = 100
     reconnect_interval_max_ms: int = 5000

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.launch.clusters import LEARNER, PORT, RUNNER, cluster_text, join_directories, launched
-from tests.support.machines import Machines, why_no_machines
+from tests.support.machines import SSH_PORT, Machines, why_no_machines
 
 asyncssh = pytest.importorskip("asyncssh")
 pytestmark = [
@@ -60,3 +62,88 @@ def test_five_machines_train_survive_kills_and_end_with_one_ctrl_c(machines: Mac
     assert "secret" not in text
     assert machines.leftovers() == {}
     assert join_directories(machines.directory) == []
+
+
+@pytest.mark.slow
+def test_a_local_head_serves_hosts_and_a_spent_budget_ends_everything(machines: Machines) -> None:
+    head = machines[0]
+    text = cluster_text(machines, head="local", runners=((1, 1),), restarts=1)
+    with launched(head, text) as launch:  # the launcher runs on the head itself
+        launch.wait_for(r"^preflight: 2 hosts")
+        for restart in (1, 2):
+            launch.wait_for(r"^\[runner-10.77.0.2-0\] .* joined ", count=restart)
+            os.kill(machines[1].pids(RUNNER)[0], signal.SIGKILL)
+            if restart == 1:
+                launch.wait_for(r"^\[runner-10.77.0.2-0\] ended with 137; restart 1 of 1")
+        assert launch.end() == 69
+    assert "failed 2 times in a row, the last time with exit code 137" in "\n".join(launch.output[-5:])
+    assert "Traceback" not in "\n".join(launch.output)
+    assert machines.leftovers() == {}
+    assert join_directories(machines.directory) == []
+
+
+@pytest.mark.slow
+def test_a_host_that_was_cut_off_is_there_again_and_a_dead_head_ends_everything(machines: Machines) -> None:
+    with launched(machines[4], cluster_text(machines, runners=((1, 1), (2, 1)))) as launch:
+        launch.wait_for(r"^\[runner-10.77.0.2-0\] .* joined ")
+        launch.wait_for(r"^\[runner-10.77.0.3-0\] .* joined ")
+        machines[1].cut()
+        after = launch.wait_for(r"^\[head\] broker: runner \S+@m1 lost: unreachable")
+        launch.wait_for(r"^\[head\] iter ", after=after, count=5)
+        machines[1].mend()
+        pids = machines[1].pids(RUNNER)
+        top = [sys.executable, "-m", "rlzmq", "top", "--count", "1"]
+        while "@m1" not in machines[0].popen(top, stdout=subprocess.PIPE, text=True).communicate()[0]:
+            assert launch.process.poll() is None
+        assert machines[1].pids(RUNNER) == pids  # nothing was restarted
+        assert not any("restart" in line for line in launch.output)
+        os.kill(machines[0].pids(f"{sys.executable} -m rlzmq train")[0], signal.SIGKILL)
+        assert launch.end() == 137
+    assert machines.leftovers() == {}
+    assert join_directories(machines.directory) == []
+
+
+def test_preflight_names_what_is_wrong_before_anything_starts(machines: Machines) -> None:
+    head, host, *_ = machines
+
+    def fails(text: str, code: int, *told: str) -> None:
+        with launched(machines[2], text) as launch:
+            assert launch.end() == code, launch.output
+        output = "\n".join(launch.output)
+        for problem in told:
+            assert problem in output, output
+        assert "Traceback" not in output
+
+    text = cluster_text(machines)
+    with head.popen([sys.executable, "-m", "http.server", "--bind", head.address, str(PORT)],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as taken:  # fmt: skip
+        while f"{head.address}:{PORT}" not in head.listening():
+            assert taken.poll() is None
+        fails(
+            text,
+            78,
+            f"port {PORT} of {head.address} on {head.address} cannot be listened on (Address already in use",
+        )
+        taken.kill()
+    fails(
+        text.replace(f"tcp://{head.address}", "tcp://10.99.0.1"),
+        78,
+        f"10.99.0.1 is no address of {head.address}",
+    )
+    fails(
+        cluster_text(machines, python="/usr/bin/false"),
+        69,
+        f"{host.address}: /usr/bin/false cannot import rlzmq",
+    )
+    host.cut_towards(head)  # ssh still works
+    try:
+        fails(text, 69, f"{host.address} cannot reach the head at {head.address} (port {PORT}: ")
+    finally:
+        host.mend_towards(head)
+    other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    known_hosts = machines.directory / "known_hosts"
+    lines = [f"[{host.address}]:{SSH_PORT} {other}" if host.address in line else line
+             for line in known_hosts.read_text().splitlines()]  # fmt: skip
+    known_hosts.write_text("\n".join(lines) + "\n")
+    fails(text, 69, f"{host.address}: Host key is not trusted")
+    assert machines.leftovers() == {}
