@@ -181,7 +181,9 @@ def _set_state(optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[in
         raise KeyError(
             f"optimizer state of an unknown parameter {unknown[0]!r}.{did_you_mean(unknown[0], positions)}"
         )
-    mine = optimizer.state_dict()["param_groups"]
+    # LeanAdam's is read and set directly: Optimizer.state_dict and load_state_dict import torch's compiler
+    is_lean = type(optimizer) is LeanAdam
+    mine = optimizer.param_groups if is_lean else optimizer.state_dict()["param_groups"]
     if len(mine) != len(state["groups"]):
         raise ValueError(f"expected the state of {len(mine)} parameter groups, got {len(state['groups'])}.")
     groups = [
@@ -192,7 +194,19 @@ def _set_state(optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[in
         positions[name]: {key: _from_plain(value) for key, value in entries.items()}
         for name, entries in state["state"].items()
     }
-    optimizer.load_state_dict({"state": values, "param_groups": groups})
+    if not is_lean:
+        optimizer.load_state_dict({"state": values, "param_groups": groups})
+        return
+    parameters = [p for group in mine for p in group["params"]]
+    for group, new in zip(mine, groups, strict=True):
+        group.update(new)
+    optimizer.state.clear()
+    for position, entries in values.items():
+        parameter = parameters[position]
+        optimizer.state[parameter] = {
+            key: value.to(device=parameter.device, dtype=torch.float32 if key == "step" else parameter.dtype)
+            for key, value in entries.items()
+        }
 
 
 def _to_plain(value: Any) -> Any:
