@@ -20,10 +20,6 @@ def interrupt() -> Iterator[Interrupt]:
         yield interrupt
 
 
-def wait() -> None:
-    signal.sigtimedwait([], 10.0)
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 )
@@ -41,9 +37,9 @@ def test_the_first_signal_only_asks_and_the_second_ends(
 
 
 def test_work_that_does_not_end_is_interrupted(interrupt: Interrupt) -> None:
+    signal.raise_signal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGTERM)
-        wait()
+        signal.sigtimedwait([], 10.0)
 
 
 def test_the_orderly_end_itself_is_not_interrupted(interrupt: Interrupt) -> None:
