@@ -81,6 +81,7 @@ _DEFAULTS: dict[str, Any] = {
     "restart_failed_env_runners": True, "ignore_env_runner_failures": False,
     "max_num_env_runner_restarts": 1000, "delay_between_env_runner_restarts_s": 0.1,
     "restart_failed_sub_environments": True, "num_consecutive_env_runner_failures_tolerance": 100,
+    "env_failures_per_minute_tolerance": 4,
     "env_runner_health_probe_timeout_s": 30.0, "env_runner_restore_timeout_s": 1800.0,
     "restart_failed_learners": True, "min_learners": 1, "restart_failed_broker": True,
     "env_step_timeout_s": None, "env_reset_timeout_s": 300.0, "quarantine_dir": None, "durability": "memory",
@@ -509,6 +510,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         delay_between_env_runner_restarts_s: NonNegative = NotProvided,
         restart_failed_sub_environments: bool = NotProvided,
         num_consecutive_env_runner_failures_tolerance: NonNegativeInt = NotProvided,
+        env_failures_per_minute_tolerance: NonNegativeInt | None = NotProvided,
         env_runner_health_probe_timeout_s: NonNegative = NotProvided,
         env_runner_restore_timeout_s: NonNegative = NotProvided,
         restart_failed_learners: bool = NotProvided,
@@ -531,6 +533,8 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             delay_between_env_runner_restarts_s: Seconds before the first restart; doubles up to 30.
             restart_failed_sub_environments: Recreate one env that raised, and go on.
             num_consecutive_env_runner_failures_tolerance: Failures in a row before the run stops.
+            env_failures_per_minute_tolerance: How many of a runner's envs may raise within 60 s; one more stops
+                the run, with seed and actions to reproduce it. None: any number.
             env_runner_health_probe_timeout_s: Only 30, without a meaning here: heartbeats find dead runners,
                 env_step_timeout_s hung ones.
             env_runner_restore_timeout_s: Seconds that a restarted runner has to be ready.

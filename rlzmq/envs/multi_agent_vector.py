@@ -17,6 +17,9 @@ __all__ = ["SyncVectorMultiAgentEnv", "make_multi_agent_vec"]
 
 Recover = Callable[[int, Exception], int | None]
 
+# Of each environment, to say how it came to where it raised.
+_MAX_ACTIONS_KEPT = 10_000
+
 
 class SyncVectorMultiAgentEnv:
     """N multi-agent environments in this process, with NEXT_STEP autoreset.
@@ -35,6 +38,8 @@ class SyncVectorMultiAgentEnv:
         needs_reset: bool[N], whether the next step resets; may be set (e.g. when all known agents are done).
         resetting: bool[N], whether the last step was a reset.
         failed: Indices of the environments that were recreated in the last step or reset.
+        last_seeds: What each environment's last reset was given.
+        actions_since_reset: Of each environment; the last ones only, of very long episodes.
         recover: Called with (index, error) when an environment raises; it raises itself, or returns the seed
             with which a new environment is reset in its place. None: the error is raised.
     """
@@ -54,6 +59,8 @@ class SyncVectorMultiAgentEnv:
         self.resetting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self.failed: list[int] = []
         self.recover: Recover | None = None
+        self.last_seeds: list[int | None] = [None] * self.num_envs
+        self.actions_since_reset: list[list[AgentDict]] = [[] for _ in range(self.num_envs)]
 
     @property
     def unwrapped(self) -> SyncVectorMultiAgentEnv:
@@ -125,6 +132,10 @@ class SyncVectorMultiAgentEnv:
                 row: tuple[Any, ...] = (observations, {}, {}, {}, infos)
                 self.needs_reset[index] = False
             else:
+                played = self.actions_since_reset[index]
+                played.append(action_dict)
+                if len(played) > 2 * _MAX_ACTIONS_KEPT:
+                    del played[:_MAX_ACTIONS_KEPT]
                 try:
                     row = env.step(action_dict)
                 except Exception as error:
@@ -139,11 +150,16 @@ class SyncVectorMultiAgentEnv:
     def _reset_env(
         self, index: int, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[AgentDict, AgentDict]:
+        self._note_reset(index, seed)
         try:
             observations, infos = self.envs[index].reset(seed=seed, options=options)
         except Exception as error:
             return self._recovered(index, error)
         return observations, infos or {}
+
+    def _note_reset(self, index: int, seed: int | None) -> None:
+        self.last_seeds[index] = seed
+        self.actions_since_reset[index] = []
 
     def _recovered(self, index: int, error: Exception) -> tuple[AgentDict, AgentDict]:
         """The first observations of a new environment in place of one that raised."""
@@ -163,6 +179,7 @@ class SyncVectorMultiAgentEnv:
             except Exception as close_error:  # it is broken already: only the new one counts
                 error.add_note(f"close() raised {close_error!r}")
             try:
+                self._note_reset(index, seed)
                 self.envs[index] = self._creators[index]()
                 observations, infos = self.envs[index].reset(seed=seed, options=None)
             except Exception as again:

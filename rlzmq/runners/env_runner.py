@@ -15,11 +15,12 @@ import torch
 
 from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.callbacks import CallbackList
-from rlzmq.core.errors import ClosedError, ConfigurationError, EnvironmentError_, StepFailedRecreateEnvError
+from rlzmq.core.errors import ClosedError, ConfigurationError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.envs.registry import EnvContext
+from rlzmq.runners.env_failures import EnvFailures, WayThere, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runners.runner_state import RunnerState
 
@@ -83,6 +84,7 @@ class EnvRunner(RunnerState, abc.ABC):
             self.generator.manual_seed(derive_seed(self.seed, "policy", self.stream_index, incarnation))
         self.num_env_failures = 0
         self._num_failures_in_a_row = 0
+        self._failures = EnvFailures(self)
         self._num_env_steps_lifetime_base = 0
         self._num_env_steps_since_base = 0
         self._num_envs_made = 0
@@ -182,7 +184,7 @@ class EnvRunner(RunnerState, abc.ABC):
         Unfinished episodes are dropped, and the next ``sample`` begins with a reset.
         """
         if self.env is not None:
-            self.env.close()
+            close_env(self.env, self.worker_index)
             self.env = None
         self._forget_episodes()
         self.remake_env()
@@ -238,50 +240,27 @@ class EnvRunner(RunnerState, abc.ABC):
             )
         return [func(self.env)]
 
-    def count_env_failure(self, error: BaseException, env_index: int | None, where: str) -> None:
+    def count_env_failure(
+        self, error: BaseException, env_index: int | None, where: str, way: WayThere | None = None
+    ) -> None:
         """Decides what an environment's exception means: returns if the env is to be recreated.
 
         Args:
             error: What the environment raised.
             env_index: Which environment, None when that cannot be told.
             where: "step" or "reset".
+            way: How it came there, where that is known.
 
         Raises:
             EnvironmentError_: ``config.restart_failed_sub_environments`` is off, or there were more failures
-                in a row than ``config.num_consecutive_env_runner_failures_tolerance``; from ``error``.
+                in a row than ``config.num_consecutive_env_runner_failures_tolerance``, or in 60 s than
+                ``config.env_failures_per_minute_tolerance``; from ``error``, with `way` as its ``way_there``.
         """
-        self.num_env_failures += 1
-        self._num_failures_in_a_row += 1
-        which = "An environment" if env_index is None else f"Environment {env_index}"
-        place = (
-            f"{which} of env runner {self.worker_index} raised {type(error).__name__} in {where}(): {error} "
-            f"(env_config {dict(getattr(self.config, 'env_config', None) or {})}, run seed {self.seed}, "
-            f"env seed {self.env_seed()}, incarnation {self.incarnation}, "
-            f"vector env number {self._num_envs_made}, {self.num_env_steps_sampled} env steps before)."
-        )
-        if not getattr(self.config, "restart_failed_sub_environments", False):
-            raise EnvironmentError_(
-                place
-                + " Set config.fault_tolerance(restart_failed_sub_environments=True) to go on with a new one."
-            ) from error
-        tolerance = getattr(self.config, "num_consecutive_env_runner_failures_tolerance", 100)
-        if self._num_failures_in_a_row > tolerance:
-            raise EnvironmentError_(
-                place
-                + f" It is failure {self._num_failures_in_a_row} in a row without a finished episode, more "
-                f"than num_consecutive_env_runner_failures_tolerance={tolerance}."
-            ) from error
-        if not isinstance(error, StepFailedRecreateEnvError):
-            self._log_env_failure(place, error)
+        self._failures.count(error, env_index, where, way)
 
     def forget_env_failures(self) -> None:
         """An episode ended in the normal way: the failures in a row are over."""
         self._num_failures_in_a_row = 0
-
-    def _log_env_failure(self, text: str, error: BaseException) -> None:
-        import logging
-
-        logging.getLogger("rlzmq.runners").warning("%s The environment is recreated.", text, exc_info=error)
 
     # -- module and weights --------------------------------------------------------------------
 
@@ -383,7 +362,7 @@ class EnvRunner(RunnerState, abc.ABC):
         """Closes the environments. Further calls do nothing; sampling raises ``ClosedError``."""
         self._is_stopped = True
         if self.env is not None:
-            self.env.close()
+            close_env(self.env, self.worker_index)
             self.env = None
 
     def _assert_running(self) -> None:

@@ -386,6 +386,11 @@ class EpisodeSampler:
             self._to_module = None
             self._module_observations = tree_stack([episode.observations.get(-1) for episode in self._acting])
 
+    def actions_so_far(self) -> tuple[Any, int, Any] | None:
+        """As FusedSampler's."""
+        actions = self._actions_for_env
+        return (by_env(actions), len(actions), None) if actions else None
+
     # -- the result ----------------------------------------------------------------------------
 
     def _collect(self) -> EpisodeBatch:

@@ -69,6 +69,7 @@ class FusedSampler:
         self._normalize = module_to_env.normalize
         self._module_observations: Any = None
         self._num_steps_untimed = 0
+        self._work: tuple[ColumnBlock, SampleRequest, int] | None = None
 
     # -- between fragments ---------------------------------------------------------------------
 
@@ -130,6 +131,7 @@ class FusedSampler:
         self._starts_with_reset = self._needs_reset.copy()
         self._infos = dict(self._carried_infos)
         self._num_failures = 0
+        self._work = (block, request, getattr(getattr(runner.env, "history", None), "num_steps", 0))
         self._num_env_steps = self._num_ends = self._num_steps = 0
         self._actions_for_env: list[Any] = []  # where the actions' column does not tell them
         while num_more := request.num_more_vector_steps(
@@ -137,6 +139,7 @@ class FusedSampler:
         ):
             self._make_room(block, self._num_steps + num_more)
             self._advance(block, num_more, request)
+        self._work = None
         return self._finish(block, request, begin_s), self._finished, self._num_steps
 
     def _make_room(self, block: ColumnBlock, num_steps: int) -> None:
@@ -289,15 +292,26 @@ class FusedSampler:
 
     def _keep_actions(self, block: ColumnBlock, request: SampleRequest) -> None:
         """The env's history gets the actions that it was given in this fragment."""
-        num_steps, convert = self._num_steps, None
+        keep_actions(self.runner.env, *self._given_actions(block, request, self._num_steps))
+
+    def _given_actions(
+        self, block: ColumnBlock, request: SampleRequest, num_steps: int
+    ) -> tuple[Any, int, Any]:
+        """What `StepHistory.add` is told of the fragment's first steps."""
         if self._actions_for_env:
-            actions = by_env(self._actions_for_env)
-        else:
-            begin, end = self.lookback, self.lookback + num_steps
-            actions = tree_map(lambda leaf: leaf[:, begin:end].copy(), block.columns[Columns.ACTIONS])
-            if self._normalize is not None and not request.random_actions:
-                convert = self._normalize.apply_vectorized
-        keep_actions(self.runner.env, actions, num_steps, convert)
+            return by_env(self._actions_for_env[:num_steps]), num_steps, None
+        begin, end = self.lookback, self.lookback + num_steps
+        actions = tree_map(lambda leaf: leaf[:, begin:end].copy(), block.columns[Columns.ACTIONS])
+        converts = self._normalize is not None and not request.random_actions
+        return actions, num_steps, self._normalize.apply_vectorized if converts else None
+
+    def actions_so_far(self) -> tuple[Any, int, Any] | None:
+        """Of the fragment at work, for the history: the step at hand is the last one. None between fragments."""
+        if self._work is None:
+            return None
+        block, request, first_step = self._work
+        num_steps = self.runner.env.history.num_steps - first_step
+        return self._given_actions(block, request, num_steps) if num_steps else None
 
     # -- off the hot way -----------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_ag
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.runners.env_failures import WayThere
 from rlzmq.runners.module_step import to_numpy
 from rlzmq.runners.multi_agent_fused import FusedMultiAgentSampler
 from rlzmq.runners.multi_agent_sampler import MultiAgentSampler
@@ -136,7 +137,9 @@ class MultiAgentEnvRunner(SamplingRunner):
 
     def _recover_env(self, index: int, error: Exception) -> int | None:
         """The seed of the environment that replaces one that raised; raises if it is not to be replaced."""
-        self.count_env_failure(error, index, "step")
+        actions = self.env.actions_since_reset[index]
+        way = WayThere.of_agents(self.env.last_seeds[index], actions)
+        self.count_env_failure(error, index, "step" if actions else "reset", way)
         return self.env_seed(index, self.num_env_failures)
 
     def _make_pipelines(self) -> None:

@@ -14,6 +14,7 @@ from rlzmq.core.errors import ConfigurationError, EnvironmentError_
 from rlzmq.core.stage_timers import ENV_RESET_TIMER
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
 from rlzmq.envs.vector import sparse_infos
+from rlzmq.runners.env_failures import WayThere, close_env
 
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner
@@ -108,24 +109,33 @@ class VectorStepper:
         lean = self._lean
         assert lean is not None
         where = "reset" if lean.needs_reset(index) else "step"
+        way = self._way_there(index)
         while True:
-            self._runner.count_env_failure(error, index, where)
+            self._runner.count_env_failure(error, index, where, way)
             with contextlib.suppress(Exception):
                 lean.envs[index].close()
             try:
                 lean.envs[index] = lean.env_fns[index]()
                 seed = self._runner.env_seed(index, self._runner.num_env_failures)
+                way = WayThere(seed, None, [])
                 observation, info = lean.envs[index].reset(seed=seed)
             except Exception as next_error:
                 error, where = next_error, "reset"
             else:
+                lean.history.restart(index, seed)
                 return observation, info
+
+    def _way_there(self, index: int) -> WayThere | None:
+        lean, sampler = self._lean, getattr(self._runner, "_sampler", None)
+        assert lean is not None
+        latest = sampler.actions_so_far() if getattr(sampler, "has_episodes", False) else None
+        way = lean.history.way_back(index, latest)
+        return None if way is None else WayThere.of_history(*way)
 
     def _remake(self, error: Exception, where: str) -> None:
         """A vector env that raised cannot tell which part failed: all of it is made anew."""
         self._runner.count_env_failure(error, None, where)
-        with contextlib.suppress(Exception):
-            self.env.close()
+        close_env(self.env, self._runner.worker_index)
         self.env = self._runner.remake_env()
 
     def _check(self, observations: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import gymnasium as gym
@@ -104,7 +105,11 @@ def test_too_many_failures_in_a_row_stop_the_run(make_runner: Any) -> None:
 
 def test_failures_between_finished_episodes_are_not_in_a_row(make_runner: Any) -> None:
     # env 0 finishes an episode every 20 steps, env 1 fails every 15
-    runner = make_runner({"fails_at": 15, "failing": [1]}, num_consecutive_env_runner_failures_tolerance=2)
+    runner = make_runner(
+        {"fails_at": 15, "failing": [1]},
+        num_consecutive_env_runner_failures_tolerance=2,
+        env_failures_per_minute_tolerance=None,
+    )
     assert runner.sample_lease(200).num_env_steps > 300
 
 
@@ -117,6 +122,95 @@ def test_an_env_may_ask_to_be_recreated_without_a_log(make_runner: Any, caplog: 
         runner.sample_lease(4)
     assert runner.num_env_failures == 1
     assert caplog.text == ""
+
+
+def test_five_failures_within_a_minute_stop_the_run_and_say_how_to_reproduce_them(make_runner: Any) -> None:
+    runner = make_runner({"fails_at": 4, "failing": [1]}, num_envs=2)
+    with pytest.raises(EnvironmentError_, match="5 failures within 60 s, more than env_failures") as info:
+        runner.sample_lease(50)
+    text, way = str(info.value), info.value.way_there  # type: ignore[attr-defined]
+    assert isinstance(info.value.__cause__, RuntimeError)
+    assert "Environment 1 of env runner 0 raised RuntimeError in step(): the simulator broke" in text
+    assert f"reset(seed={way.seed}), then 4 steps" in text
+    assert str(way.actions) in text
+    assert runner.num_env_failures == 5
+    assert way.seed == runner.env_seed(1, 4)  # of the environment that replaced the fourth
+
+
+class Rare(gym.Env[Any, Any]):
+    """Episodes of 70 steps; raises when a random number that depends on all actions of the episode is high."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,))
+    action_space = spaces.Discrete(5)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t, self.x = 0, float(self.np_random.random())
+        return np.array([self.x], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t, self.x = self.t + 1, (self.x + float(self.np_random.random()) * (1 + int(action))) % 1
+        if self.x > 0.998:
+            raise LookupError(f"x is {self.x!r}")
+        return np.array([self.x], np.float32), 0.0, False, self.t == 70, {}
+
+
+def test_random_state_and_actions_lead_there_again_over_episodes_and_fragments(make_runner: Any) -> None:
+    num_lengths = set()
+    for seed in range(4):
+        runner = make_runner({}, env=Rare, restart_failed_sub_environments=False)
+        runner.seed = seed
+        with pytest.raises(EnvironmentError_, match="To reproduce: reset") as info:
+            for _ in range(500):
+                runner.sample_lease(11)
+        way = info.value.way_there  # type: ignore[attr-defined]
+        num_lengths.add(len(way.actions) > 50)
+        assert ("more (all of them" in str(info.value)) == (len(way.actions) > 50)
+        env = Rare()
+        env.reset(seed=0)
+        if way.seed is None:
+            env.np_random.bit_generator.state = way.random_state
+        env.reset(seed=way.seed)
+        done = False
+        with pytest.raises(LookupError) as again:
+            for action in way.actions:
+                if done:
+                    env.reset()
+                    done = False
+                else:
+                    done = env.step(action)[3]
+        assert str(again.value) == str(info.value.__cause__)
+    assert num_lengths == {True, False}
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("cannot travel")
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        raise RuntimeError("not even a text")
+
+
+class FailsAtReset(FailsAt):
+    error = Unpicklable
+
+    def reset(self, **kwargs: Any) -> Any:
+        raise self.error
+
+    def close(self) -> None:
+        raise OSError("close() breaks, too")
+
+
+def test_an_env_that_fails_in_reset_and_close_with_an_odd_exception(make_runner: Any, caplog: Any) -> None:
+    runner = make_runner({"fails_at": 0, "failing": []}, env=FailsAtReset)
+    with pytest.raises(
+        EnvironmentError_, match=r"raised Unpicklable in reset.*text cannot be made.*reset\(seed=\d+"
+    ):
+        runner.sample_lease(3)
+    runner.stop()
+    assert "raised in close()" in caplog.text
+    runner.stop()
 
 
 class NativeFailing(gym.vector.VectorEnv[Any, Any, Any]):

@@ -78,7 +78,11 @@ def run(config: Any, kind: str, program: list[dict[str, Any]] = PROGRAM) -> tupl
             assert type(runner._sampler) is expected
         metrics = runner.get_metrics()
     return samples, {
-        key: value for key, value in metrics.items() if key not in ("sample", "episode_duration_sec_mean")
+        key: value
+        for key, value in metrics.items()
+        if key not in ("sample", "episode_duration_sec_mean", "time_between_sampling")
+        and not key.endswith(("_timer", "_connector"))
+        and "sum_episodes_length" not in key
     }
 
 
@@ -237,6 +241,7 @@ def test_with_failing_envs() -> None:
             return super().reset(**kwargs)
 
     config = make_config(Failing, env_config={"max_episode_steps": 5, "p_terminated": 0.1})
+    config.fault_tolerance(env_failures_per_minute_tolerance=None)
     results = []
     for kind in ("fused", "hybrid", "all pieces"):
         Failing.count = 0

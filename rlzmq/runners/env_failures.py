@@ -1,0 +1,170 @@
+"""What becomes of an environment's exception: go on with a new one, or stop and say how to reproduce it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlzmq.core.errors import EnvironmentError_, StepFailedRecreateEnvError
+from rlzmq.core.tree import tree_map, tree_unstack
+
+if TYPE_CHECKING:
+    from rlzmq.runners.env_runner import EnvRunner
+
+__all__ = ["EnvFailures", "WayThere", "close_env"]
+
+_logger = logging.getLogger("rlzmq.runners")
+_WINDOW_S = 60.0
+_MAX_SHOWN = 50  # actions in an error's text
+
+
+@dataclass
+class WayThere:
+    """How an environment came to where it raised: a reset, and the actions since.
+
+    Attributes:
+        seed: That the reset was given; None: it went on with its own random numbers.
+        random_state: Of the environment's bit generator before that reset, where it has one.
+        actions: What it was given since, the last one led to the exception. An action that follows an episode's
+            end stands for a reset.
+    """
+
+    seed: int | None
+    random_state: dict[str, Any] | None
+    actions: list[Any]
+
+    @classmethod
+    def of_history(cls, begin: Any, rows: Any) -> WayThere:
+        """Of what `StepHistory.way_back` returns."""
+        actions = [] if rows is None else [_plain(row) for row in tree_unstack(rows)]
+        return cls(begin.seed, begin.random, actions)
+
+    @classmethod
+    def of_agents(cls, seed: int | None, actions: Sequence[dict[Any, Any]]) -> WayThere:
+        """Of a multi-agent environment: one dict of actions by agent id per step."""
+        plain = [{agent_id: _plain(action) for agent_id, action in one.items()} for one in actions]
+        return cls(seed, None, plain)
+
+    def __str__(self) -> str:
+        if self.seed is not None:
+            begin = f"reset(seed={self.seed})"
+        elif self.random_state is not None:
+            begin = f"reset() with unwrapped.np_random.bit_generator.state = {self.random_state}"
+        else:
+            begin = "reset()"
+        num = len(self.actions)
+        if not num:
+            return f"To reproduce: {begin}."
+        shown = ", ".join(map(repr, self.actions[: _MAX_SHOWN // 2 if num > _MAX_SHOWN else num]))
+        if num > _MAX_SHOWN:
+            rest = ", ".join(map(repr, self.actions[-_MAX_SHOWN // 2 :]))
+            shown = (
+                f"{shown}, … {num - _MAX_SHOWN} more (all of them in the exception's `way_there`) …, {rest}"
+            )
+        return (
+            f"To reproduce: {begin}, then {num} step{'s' if num > 1 else ''} (after an episode's end a step is a "
+            f"reset) with the actions [{shown}]."
+        )
+
+
+class EnvFailures:
+    """Counts a runner's failing environments and decides about each.
+
+    Args:
+        runner: Whose environments; its config has the tolerances.
+    """
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self._runner = runner
+        self._times: deque[float] = deque()
+
+    def count(self, error: BaseException, env_index: int | None, where: str, way: WayThere | None) -> None:
+        """See `EnvRunner.count_env_failure`."""
+        runner = self._runner
+        config = runner.config
+        runner.num_env_failures += 1
+        runner._num_failures_in_a_row += 1
+        text = self._describe(error, env_index, where, way)
+        if not getattr(config, "restart_failed_sub_environments", False):
+            self._stop(
+                "Set config.fault_tolerance(restart_failed_sub_environments=True) to go on with a new one.",
+                text,
+                error,
+                way,
+            )
+        in_a_row = runner._num_failures_in_a_row
+        tolerance = getattr(config, "num_consecutive_env_runner_failures_tolerance", 100)
+        if in_a_row > tolerance:
+            self._stop(
+                f"It is failure {in_a_row} in a row without a finished episode, more than "
+                f"num_consecutive_env_runner_failures_tolerance={tolerance}.",
+                text,
+                error,
+                way,
+            )
+        if isinstance(error, StepFailedRecreateEnvError):  # it asked for it: not an error
+            return
+        self._check_rate(text, error, way)
+        _logger.warning("%s The environment is recreated.", text, exc_info=error)
+
+    def _check_rate(self, text: str, error: BaseException, way: WayThere | None) -> None:
+        tolerance = getattr(self._runner.config, "env_failures_per_minute_tolerance", 4)
+        now = time.perf_counter()
+        self._times.append(now)
+        while self._times and self._times[0] < now - _WINDOW_S:
+            self._times.popleft()
+        if tolerance is not None and len(self._times) > tolerance:
+            self._stop(
+                f"These are {len(self._times)} failures within {_WINDOW_S:.0f} s, more than "
+                f"env_failures_per_minute_tolerance={tolerance}: correct the environment, or have more tolerance "
+                "(None: any number).",
+                text,
+                error,
+                way,
+            )
+
+    def _stop(self, reason: str, text: str, error: BaseException, way: WayThere | None) -> None:
+        failure = EnvironmentError_(f"{text} {reason}")
+        failure.way_there = way  # type: ignore[attr-defined]
+        raise failure from error
+
+    def _describe(self, error: BaseException, env_index: int | None, where: str, way: WayThere | None) -> str:
+        runner = self._runner
+        which = "An environment" if env_index is None else f"Environment {env_index}"
+        try:
+            said = str(error)
+        except Exception:  # the user's __str__ is broken, too
+            said = "(its text cannot be made)"
+        how = "How it came there is not known." if way is None else str(way)
+        return (
+            f"{which} of env runner {runner.worker_index} raised {type(error).__name__} in {where}(): {said} "
+            f"(env_config {dict(getattr(runner.config, 'env_config', None) or {})}, run seed {runner.seed}, "
+            f"env seed {runner.env_seed()}, incarnation {runner.incarnation}, "
+            f"vector env number {runner._num_envs_made}, {runner.num_env_steps_sampled} env steps before). {how}"
+        )
+
+
+def close_env(env: Any, worker_index: int) -> None:
+    """Close a vector env and all its parts; what raises is logged, and holds up nothing."""
+    try:
+        env.close()
+    except Exception:
+        _logger.warning("An environment of env runner %d raised in close().", worker_index, exc_info=True)
+        parts: Sequence[Any] = getattr(env, "envs", ())
+        for part in parts:
+            try:
+                part.close()
+            except Exception:
+                _logger.debug("Another one raised in close().", exc_info=True)
+
+
+def _plain(action: Any) -> Any:
+    """An action as Python values: short to read, and the same to the environment."""
+    action = tree_map(np.asarray, action)
+    return tree_map(lambda leaf: leaf.item() if leaf.ndim == 0 else leaf.tolist(), action)
