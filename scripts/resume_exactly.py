@@ -6,7 +6,7 @@ Another process goes on from the newest whole checkpoint, is killed in turn, and
 the end. Its last checkpoint must hold what that of the undisturbed run holds: weights, optimizer, connectors,
 random streams, episodes, counters. Only times, and the random part of episode ids, are left out.
 
-    python scripts/resume_exactly.py                     # 20 kills over all cases
+    python scripts/resume_exactly.py                     # 24 kills, one in each form of each case
     python scripts/resume_exactly.py --kills 100 --seed 3
     python scripts/resume_exactly.py --cases filter-8 --form processes
 
@@ -32,7 +32,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-CASES = ("mlp", "filter", "lstm", "previous", "piece")
+CASES = ("mlp", "filter", "lstm", "previous", "stacking", "piece")
 FORMS = {"serial": (0, 0), "processes": (1, 1), "runner": (1, 0), "learner": (0, 1)}
 # What is measured with a clock, and what a process draws so that nobody else has it.
 TIMES = {"durations_s", "duration_s", "ages_s", "time_total_s"}
@@ -76,7 +76,7 @@ def parse() -> Any:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--updates", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", nargs="+", choices=all_cases, default=all_cases, metavar="CASE")
@@ -90,7 +90,12 @@ def parse() -> Any:
 def make_config(case: str, form: str) -> Any:
     from rlzmq import PPOConfig
     from rlzmq.connectors.connector_v2 import ConnectorV2
-    from rlzmq.connectors.env_to_module import FrameStackingEnvToModule, MeanStdFilter, PrevActionsPrevRewards
+    from rlzmq.connectors.env_to_module import (
+        FlattenObservations,
+        FrameStackingEnvToModule,
+        MeanStdFilter,
+        PrevActionsPrevRewards,
+    )
     from rlzmq.connectors.learner import FrameStackingLearner
 
     class Remembers(ConnectorV2):
@@ -104,7 +109,11 @@ def make_config(case: str, form: str) -> Any:
     name, _, num_envs = case.rpartition("-")
     pieces = {
         "filter": lambda env, spaces, device: MeanStdFilter(),
-        "previous": lambda env, spaces, device: [PrevActionsPrevRewards(n_prev_actions=2, n_prev_rewards=2)],
+        "previous": lambda env, spaces, device: [
+            PrevActionsPrevRewards(n_prev_actions=2, n_prev_rewards=2),
+            FlattenObservations(),
+        ],
+        "stacking": lambda env, spaces, device: FrameStackingEnvToModule(num_frames=3),
         "piece": lambda env, spaces, device: [Remembers(), MeanStdFilter()],
     }
     model: dict[str, Any] = {"fcnet_hiddens": [16]}
@@ -124,11 +133,9 @@ def make_config(case: str, form: str) -> Any:
         .rl_module(model_config=model)
         .debugging(seed=11)
     )
-    if name == "previous":  # with frames stacked on top of it where the observations are one Box
-        config.env_runners(
-            env_to_module_connector=lambda env, spaces, device: [FrameStackingEnvToModule(num_frames=3)],
-            episode_lookback_horizon=3,
-        ).training(learner_connector=lambda spaces, act, device: [FrameStackingLearner(num_frames=3)])
+    if name == "stacking":
+        config.env_runners(episode_lookback_horizon=3)
+        config.training(learner_connector=lambda spaces, act, device: FrameStackingLearner(num_frames=3))
     num_env_runners, num_learners = FORMS[form]
     return config.env_runners(num_env_runners=num_env_runners).learners(num_learners=num_learners)
 
