@@ -1,12 +1,15 @@
 """Kills processes of a training run at random, and proves from their histories that nothing was lost.
 
     python scripts/nemesis.py --kills 60                     # runners, learner ranks, the broker
-    python scripts/nemesis.py --kills 100 --roles broker     # the gap after a broker's death (R6)
-    python scripts/nemesis.py --kills 50 --stop              # SIGSTOP in place of SIGKILL (R5)
+    python scripts/nemesis.py --kills 1000 --impatient       # the next one long before everybody is back
+    python scripts/nemesis.py --kills 100 --roles broker     # the gap after a broker's death
+    python scripts/nemesis.py --kills 50 --how stop          # SIGSTOP in place of SIGKILL
+    python scripts/nemesis.py --kills 50 --how hold --roles runner learner   # the interpreter's lock, held in C
+    python scripts/nemesis.py --kills 50 --how wait --roles learner          # a loss that never returns
 
-Each kill comes at a random moment of an update, once everybody is back from the one before; it counts only
-when the process's exit status shows the signal. The seconds from a kill to the next committed update are
-printed by role. Exit code 1: a promise was broken, or training stood still.
+Each kill comes at a random moment of an update, once everybody is back from the one before (`--impatient`:
+two updates after it); it counts only when the process's exit status shows the signal. The seconds from a kill
+to the next committed update are printed by role. Exit code 1: a promise was broken, or training stood still.
 """
 
 from __future__ import annotations
@@ -14,18 +17,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import os
 import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 ROLES = ("runner", "learner", "broker")
+WAYS = ("kill", "stop", "hold", "wait")
 _STANDSTILL_S = 60.0
+# After one that hung, others are given more time until the run has worked for a while.
+_UPDATES_BETWEEN_HANGS = 100
+_MIN_BETWEEN_HANGS_S = 3.0
+
+
+def hold_the_lock(role: Any) -> None:
+    """On the actor's thread: keep the interpreter's lock for ever, in C."""
+    while True:
+        ctypes.PyDLL(None).pause()
+
+
+def wait_in_the_loss(role: Any) -> None:
+    """From now on the loss of this rank never returns."""
+    role.learner.compute_loss_for_module = lambda **kwargs: threading.Event().wait()
 
 
 class Nemesis:
@@ -34,16 +54,20 @@ class Nemesis:
     Args:
         algo: A started AsyncAlgorithm.
         num_kills, roles, seed: How many, whom, and the random stream.
-        number: The signal.
+        how: One of WAYS.
+        is_impatient: Whether the next one comes before everybody is back.
     """
 
-    def __init__(self, algo: Any, *, num_kills: int, roles: list[str], seed: int, number: int) -> None:
+    def __init__(
+        self, algo: Any, *, num_kills: int, roles: list[str], seed: int, how: str, is_impatient: bool
+    ) -> None:
         self.algo = algo
         self.session = algo.session
         self.num_kills = num_kills
         self.roles = roles
         self.random = random.Random(seed)
-        self.number = number
+        self.how = how
+        self.is_impatient = is_impatient
         self.num_updates = 0
         self.updated = asyncio.Condition()
         self.gaps_s: dict[str, list[float]] = defaultdict(list)
@@ -55,10 +79,9 @@ class Nemesis:
         training = asyncio.create_task(self._train())
         try:
             for number in range(self.num_kills):
-                await self._guard(training, self._wait_healthy())
-                await self._guard(training, self._next_updates(1))
+                await self._guard(training, self._wait_for_the_moment())
                 await asyncio.sleep(self.random.random() * max(self.update_s[-5:]))
-                role = self.random.choice(self.roles)
+                role = self.random.choice([role for role in self.roles if self._may_die(role)])
                 await self._guard(training, self._kill(role))
                 if (number + 1) % 20 == 0:
                     print(f"{number + 1} kills, {self.num_updates} updates", flush=True)
@@ -93,6 +116,32 @@ class Nemesis:
             async with self.updated:
                 self.updated.notify_all()
 
+    async def _wait_for_the_moment(self) -> None:
+        if self.is_impatient:
+            await self._next_updates(2)
+            while not any(map(self._may_die, self.roles)):  # noqa: ASYNC110 (facts of other objects)
+                await asyncio.sleep(0.01)
+            return
+        await self._wait_healthy()
+        await self._next_updates(1)
+        if self.how in ("hold", "wait"):
+            until = time.monotonic() + _MIN_BETWEEN_HANGS_S
+            await self._next_updates(_UPDATES_BETWEEN_HANGS)
+            while time.monotonic() < until:
+                await self._next_updates(1)
+
+    def _living(self, role: str) -> list[Any]:
+        handles = {
+            "runner": self.session.env_runner_group.handles,
+            "learner": self.session.learner_group.handles,
+            "broker": [self._broker()],
+        }[role]
+        return [handle for handle in handles if not handle.exited.done()]
+
+    def _may_die(self, role: str) -> bool:
+        """With the last rank the weights would go, and the run back to a checkpoint: another promise."""
+        return len(self._living(role)) > (role == "learner")
+
     async def _next_updates(self, num: int) -> None:
         target = self.num_updates + num
         async with self.updated:
@@ -114,14 +163,15 @@ class Nemesis:
     async def _kill(self, role: str) -> None:
         from rlzmq.core import faults
 
-        handles = {
-            "runner": self.session.env_runner_group.handles,
-            "learner": self.session.learner_group.handles,
-            "broker": [self._broker()],
-        }[role]
-        handle = self.random.choice(handles)
+        handle = self.random.choice(self._living(role))
         start = time.monotonic()
-        os.kill(handle.pid, self.number)
+        if self.how in ("hold", "wait"):
+            fault = asyncio.ensure_future(
+                handle.apply(hold_the_lock if self.how == "hold" else wait_in_the_loss)
+            )
+            fault.add_done_callback(lambda done: done.cancelled() or done.exception())  # it dies in the midst
+        else:
+            os.kill(handle.pid, signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
         gap = asyncio.ensure_future(self._next_updates(1))
         status = await handle.exited  # of a stopped process: once its supervisor has noticed and killed it
         if status.signal_number != signal.SIGKILL:
@@ -129,6 +179,8 @@ class Nemesis:
         faults.record("killed", place=handle.name, pid=handle.pid)
         await gap
         self.gaps_s[role].append(time.monotonic() - start)
+        if self.is_impatient:
+            return
         await self._wait_healthy()
         self.replaced_s[role].append(time.monotonic() - start)
 
@@ -153,7 +205,8 @@ async def attack(args: argparse.Namespace, directory: Path) -> Any:
             num_kills=args.kills,
             roles=args.roles,
             seed=args.seed,
-            number=signal.SIGSTOP if args.stop else signal.SIGKILL,
+            how=args.how,
+            is_impatient=args.impatient,
         )
         await nemesis.run()
         return nemesis
@@ -174,11 +227,18 @@ def main() -> int:
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
     parser.add_argument("--env-runners", type=int, default=2)
     parser.add_argument("--learners", type=int, default=2)
-    parser.add_argument("--stop", action="store_true", help="SIGSTOP in place of SIGKILL")
+    parser.add_argument(
+        "--how", choices=WAYS, default="kill", help="SIGKILL, SIGSTOP, or a hang in Python or C"
+    )
+    parser.add_argument("--impatient", action="store_true", help="do not wait until everybody is back")
     parser.add_argument(
         "--history", type=Path, help="where the histories go (default: a temporary directory)"
     )
     args = parser.parse_args()
+    if args.how == "wait" and args.roles != ["learner"]:
+        parser.error("--how wait is for --roles learner: an env that waits is a slow one for half a minute")
+    if args.how == "hold" and "broker" in args.roles:
+        parser.error("--how hold is for --roles runner learner")
     with contextlib.ExitStack() as stack:
         directory = args.history or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ["RLZMQ_HISTORY"] = str(directory)

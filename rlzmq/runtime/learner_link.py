@@ -13,8 +13,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -36,6 +34,7 @@ from rlzmq.protocol.fragments import decode_fragment
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.values import pack_blob
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
+from rlzmq.runtime.batch_check import BatchCheck
 from rlzmq.runtime.peer_link import Curve, PeerLink, new_peer_id
 
 __all__ = ["LearnerLink"]
@@ -78,6 +77,7 @@ class LearnerLink(PeerLink):
         self._rank = 0
         self._generation = -1
         self._is_forming = False
+        self._check = BatchCheck()
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
 
     def register(self) -> None:
@@ -137,7 +137,7 @@ class LearnerLink(PeerLink):
         if self._is_multi_agent:
             from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch as batch_class
         batch = batch_class.from_wire(header.batch, arrays)
-        check_finite(batch)
+        self._check.check(batch)
         last = shard.first + shard.num_steps
         if last > batch.num_env_steps:
             raise ValueError(f"steps {shard.first}…{last} are wanted of a fragment of {batch.num_env_steps}")
@@ -171,6 +171,7 @@ class LearnerLink(PeerLink):
                 self.fail(done.exception())
                 return
             faults.at("learner.trained")
+            self._check.trained()
             self.num_env_steps_before = num_steps
             if faults.is_recording:
                 ranges = [[str(f), first, n] for f, first, n in self.core.training_ranges(update.update_id)]
@@ -198,6 +199,7 @@ class LearnerLink(PeerLink):
         """
         self._synced_module_ids = synced_module_ids
         self._layout = None
+        self._check.forget()
 
     def _snapshot(self) -> NewWeights:
         if self._layout is None:
@@ -231,23 +233,3 @@ class LearnerLink(PeerLink):
         if not self.core.is_stopped:
             self.handle(Leave())
         await self.close()
-
-
-def check_finite(batch: Any) -> None:
-    """Raise ValueError where a step that would be trained holds NaN or infinity, naming column and step.
-
-    Args:
-        batch: EpisodeBatch or MultiAgentEpisodeBatch.
-    """
-    import optree
-
-    for part in getattr(batch, "agent_batches", [batch]):
-        slots = part.step_slots()
-        for name, column in part.columns.items():
-            for leaf in optree.tree_leaves(column):
-                if leaf.dtype.kind != "f":
-                    continue
-                finite = np.isfinite(leaf[slots])
-                if not finite.all():
-                    first = int(np.argwhere(~finite.reshape(len(slots), -1).all(axis=1))[0, 0])
-                    raise ValueError(f"column {name!r} is not finite at step {first} of the fragment")
