@@ -182,4 +182,5 @@ class _Screen:
             return
         from rich.text import Text
 
-        self._live.update(Text("\n".join(lines)), refresh=True)
+        text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")  # a line stays one in a narrow window
+        self._live.update(text, refresh=True)

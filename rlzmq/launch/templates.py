@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 from rlzmq.launch.cluster import Cluster
 from rlzmq.net.addresses import split_tcp
@@ -11,6 +12,9 @@ from rlzmq.net.addresses import split_tcp
 __all__ = ["render"]
 
 _IMAGE = "REGISTRY/IMAGE:TAG"
+_JOIN, _LISTEN, _RUN = "RLZMQ-JOIN-DIRECTORY", "RLZMQ-LISTEN", "RLZMQ-RUN-DIRECTORY"
+_LAST_JOIN_FILE = "join.observer.toml"  # once it is there the others are
+_RESUMABLE, _WRONG_CONFIG = 75, 78  # the head's exit codes
 
 
 def render(scheduler: str, cluster: Cluster) -> str:
@@ -23,31 +27,41 @@ def render(scheduler: str, cluster: Cluster) -> str:
     return _slurm(cluster) if scheduler == "slurm" else _kubernetes(cluster)
 
 
-def _commands(cluster: Cluster, join_dir: str, listen: str) -> dict[str, tuple[int, list[str]]]:
-    """Role → (processes, command)."""
+def _commands(cluster: Cluster, run_dir: str) -> dict[str, tuple[int, list[str]]]:
+    """Role → (processes, command); `_JOIN` and `_LISTEN` stand for what is known on the spot."""
     base = [cluster.python, "-m", "rlzmq"]
-    head = [*base, "train", *cluster.train, "--listen", listen, "--join-file", f"{join_dir}/join.toml"]
+    head = [*base, "train", *cluster.train, "--listen", _LISTEN, "--join-file", f"{_JOIN}/join.toml"]
     num = cluster.num_learners
     if num:
         head += ["--learners", str(num), "--num-remote-learners", str(num)]
+    # A job that was interrupted (75) is started again by its scheduler: it goes on from its checkpoint.
+    if not _has(cluster, "--run-dir"):
+        head += ["--run-dir", run_dir]
+    if not _has(cluster, "--resume"):
+        head += ["--resume", "auto"]
     return {
         "head": (1, head),
-        "learner": (num, [*base, "learner", "--join", f"{join_dir}/join.learner.toml"]),
+        "learner": (num, [*base, "learner", "--join", f"{_JOIN}/join.learner.toml"]),
         "runner": (
             sum(place.count for place in cluster.runners),
-            [*base, "runner", "--join", f"{join_dir}/join.toml"],
+            [*base, "runner", "--join", f"{_JOIN}/join.toml"],
         ),
     }
 
 
+def _has(cluster: Cluster, option: str) -> bool:
+    return any(argument == option or argument.startswith(f"{option}=") for argument in cluster.train)
+
+
 def _slurm(cluster: Cluster) -> str:
     port = split_tcp(cluster.listen)[1]
-    roles = _commands(cluster, "JOIN", "LISTEN")
+    roles = _commands(cluster, _RUN)
 
     def line(role: str) -> str:
-        # The two names stand for shell variables: everything else is quoted.
+        # The placeholders become shell variables; everything else is quoted.
         text = shlex.join(roles[role][1])
-        return text.replace("LISTEN", f'"tcp://$HEAD:{port}"').replace("JOIN/", '"$JOIN"/')
+        text = text.replace(_LISTEN, f'"tcp://$HEAD:{port}"').replace(f"{_JOIN}/", '"$JOIN"/')
+        return text.replace(_RUN, '"runs/slurm-$SLURM_JOB_ID"')
 
     total = sum(count for count, _ in roles.values())
     lines = [
@@ -59,66 +73,94 @@ def _slurm(cluster: Cluster) -> str:
         "#SBATCH --signal=B:TERM@60",
         "set -u",
         f"cd {shlex.quote(cluster.workdir)}",
-        "export OMP_NUM_THREADS=1",
-        'HEAD=$(hostname -I | cut -d" " -f1)',
+        *(f"export {name}={shlex.quote(value)}" for name, value in _environment(cluster).items()),
+        "# The address of this node that the others reach; RLZMQ_HEAD names another one.",
+        'HEAD=${RLZMQ_HEAD:-$(hostname -I | cut -d" " -f1)}',
         "# On a file system that all nodes share; the join files in it have mode 0600.",
         'JOIN="$PWD/.rlzmq-$SLURM_JOB_ID"; mkdir -m 700 -p "$JOIN"; rm -f "$JOIN"/*.toml',
         "trap 'kill -TERM $head 2>/dev/null' TERM INT",
         f'srun --exact -n1 -w "$SLURMD_NODENAME" {line("head")} & head=$!',
-        'until [ -f "$JOIN/join.toml" ] || ! kill -0 $head 2>/dev/null; do sleep 1; done',
+        f'until [ -f "$JOIN/{_LAST_JOIN_FILE}" ] || ! kill -0 $head 2>/dev/null; do sleep 1; done',
+        "peers=",
     ]
     for role in ("learner", "runner"):
         if roles[role][0]:
-            lines.append(f"srun --exact -n{roles[role][0]} {line(role)} &")
+            lines.append(f'srun --exact -n{roles[role][0]} {line(role)} & peers="$peers $!"')
     lines += [
         "wait $head; code=$?",
-        "[ $code -gt 128 ] && { wait $head; code=$?; }  # the first wait was cut short by the signal",
-        'rm -rf "$JOIN"',
-        '[ $code -eq 75 ] && scontrol requeue "$SLURM_JOB_ID"  # interrupted, to be resumed',
+        "# A wait that a signal cuts short says more than 128, and the head is still there.",
+        "while [ $code -gt 128 ] && kill -0 $head 2>/dev/null; do wait $head; code=$?; done",
+        "# The run's goodbye ends the others; who did not hear it is ended.",
+        "for i in 1 2 3 4 5 6 7 8 9 10; do kill -0 $peers 2>/dev/null || break; sleep 1; done",
+        'kill $peers 2>/dev/null; rm -rf "$JOIN"',
+        f'[ $code -eq {_RESUMABLE} ] && scontrol requeue "$SLURM_JOB_ID"  # interrupted, to be resumed',
         "exit $code",
     ]
     return "\n".join(lines) + "\n"
 
 
+def _environment(cluster: Cluster) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1", **cluster.environment}
+
+
 def _kubernetes(cluster: Cluster) -> str:
-    """A JobSet; the roles meet in a directory on a shared volume, and by the head pod's stable name."""
+    """A JobSet; the roles meet in a directory on a shared volume, where the head puts each role's key for this run."""
     port = split_tcp(cluster.listen)[1]
-    roles = _commands(cluster, "/join", "LISTEN")
     jobs = []
-    for role, (count, command) in roles.items():
+    for role, (count, command) in _commands(cluster, "/join/run").items():
         if not count:
             continue
-        text = shlex.join(command).replace("LISTEN", f'"tcp://$POD_IP:{port}"')
-        file = {"learner": "/join/join.learner.toml", "runner": "/join/join.toml"}.get(role)
-        wait = f"until [ -f {file} ]; do sleep 1; done; " if file else "rm -f /join/*.toml; "
+        text = shlex.join(command).replace(_LISTEN, f'"tcp://$POD_IP:{port}"').replace(_JOIN, "/join")
+        wait = f"until [ -f /join/{_LAST_JOIN_FILE} ]; do sleep 1; done; "
         container = {
             "name": role,
             "image": _IMAGE,
             "workingDir": cluster.workdir,
-            "command": ["sh", "-c", f"{wait}exec {text}"],
+            "command": ["sh", "-c", f"{'rm -f /join/*.toml; ' if role == 'head' else wait}exec {text}"],
             "env": [
                 {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-                {"name": "OMP_NUM_THREADS", "value": "1"},
+                *({"name": name, "value": value} for name, value in _environment(cluster).items()),
             ],
             "volumeMounts": [{"name": "join", "mountPath": "/join"}],
         }
         pod = {
-            "restartPolicy": "OnFailure",
+            # The head's end is the run's: the JobSet begins anew, from the checkpoint.
+            "restartPolicy": "Never" if role == "head" else "OnFailure",
             "terminationGracePeriodSeconds": 60,
+            # One user in all pods: the join files are its alone (mode 0600).
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000},
             "containers": [container],
             "volumes": [{"name": "join", "persistentVolumeClaim": {"claimName": "rlzmq-join"}}],
         }
-        spec = {
-            "parallelism": count, "completions": count, "completionMode": "Indexed", "backoffLimit": 6,
+        spec: dict[str, Any] = {
+            "parallelism": count,
+            "completions": count,
+            "completionMode": "Indexed",
+            "backoffLimit": 0 if role == "head" else 6,
             "template": {"spec": pod},
-        }  # fmt: skip
+        }
+        if role == "head":
+            in_head = {"containerName": "head", "operator": "In", "values": [_WRONG_CONFIG]}
+            spec["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": in_head}]}
         jobs.append({"name": role, "replicas": 1, "template": {"spec": spec}})
     job_set = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": "rlzmq"},
         "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]},
+            "failurePolicy": {
+                "maxRestarts": cluster.restarts,
+                "rules": [
+                    {
+                        "name": "wrong-configuration",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                        "targetReplicatedJobs": ["head"],
+                    }
+                ],
+            },
             "replicatedJobs": jobs,
         },
     }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +79,7 @@ async def test_a_killed_runner_is_started_again_and_one_stop_ends_all(tmp_path: 
     launcher = Launcher(Cluster.parse(cluster_text(tmp_path, ssh_port)), lines.append)
     running = asyncio.create_task(launcher.run())
     async with asyncio.timeout(60):
+        await _until(running, lambda: sum(" joined " in line for line in lines) == 2)
         await _until(running, lambda: any("[head] iter 1" in line for line in lines))
         await launcher._running["runner-127.0.0.1-0"].signal("KILL")
         await _until(running, lambda: sum("runner-127.0.0.1-0]" in x and " joined " in x for x in lines) == 2)
@@ -122,6 +126,95 @@ def test_job_files_are_rendered_of_the_same_cluster(tmp_path: Path) -> None:
     assert "#SBATCH --ntasks=5" in script.read_text()
     assert "scontrol requeue" in script.read_text()
     job_set = json.loads(render("kubernetes", cluster))
-    assert {job["name"]: job["template"]["spec"]["parallelism"] for job in job_set["spec"]["replicatedJobs"]} == {
-        "head": 1, "learner": 2, "runner": 2,
+    assert job_set["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert job_set["kind"] == "JobSet"
+    spec = job_set["spec"]
+    jobs = {job["name"]: job["template"]["spec"] for job in spec["replicatedJobs"]}
+    assert {name: job["parallelism"] for name, job in jobs.items()} == {"head": 1, "learner": 2, "runner": 2}
+    assert spec["network"]["enableDNSHostnames"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["head"]}
+    assert spec["failurePolicy"]["maxRestarts"] == cluster.restarts
+    assert jobs["head"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [78]
+    for name, job in jobs.items():
+        assert job["completions"] == job["parallelism"]
+        assert job["completionMode"] == "Indexed"
+        pod = job["template"]["spec"]
+        # With a podFailurePolicy Kubernetes takes no other restart policy.
+        assert pod["restartPolicy"] == ("Never" if name == "head" else "OnFailure")
+        (container,) = pod["containers"]
+        assert {volume["name"] for volume in pod["volumes"]} == {
+            mount["name"] for mount in container["volumeMounts"]
+        }
+        assert container["command"][:2] == ["sh", "-c"]
+        subprocess.run(["sh", "-n", "-c", container["command"][2]], check=True)
+        assert "secret" not in json.dumps(container)  # keys come by files of the volume
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_slurm_script_runs_is_requeued_when_interrupted_and_goes_on(tmp_path: Path) -> None:
+    text = cluster_text(tmp_path, 22).replace(f'"--run-dir", "{tmp_path / "run"}"', "")
+    text = text.replace(f", '--run-dir', {str(tmp_path / 'run')!r}", "")
+    script = tmp_path / "job.sh"
+    script.write_text(render("slurm", Cluster.parse(text)))
+    bin_directory = tmp_path / "bin"
+    bin_directory.mkdir()
+    for name, code in (("srun", _SRUN), ("scontrol", _SCONTROL)):
+        (bin_directory / name).write_text(f"#!{sys.executable}\n{code}")
+        (bin_directory / name).chmod(0o755)
+    environment = {
+        **os.environ, "PATH": f"{bin_directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "here", "RLZMQ_HEAD": "127.0.0.1", "CALLS": str(tmp_path / "calls"),
     }  # fmt: skip
+    log = tmp_path / "job.log"
+    with _job(script, log, environment) as job:
+        while "iter 3 " not in log.read_text():
+            assert job.poll() is None, log.read_text()
+            time.sleep(0.1)
+        job.terminate()  # what Slurm sends before the time limit
+        assert job.wait(60) == 75, log.read_text()
+    assert (tmp_path / "calls").read_text() == "requeue 7\n"
+    assert not list(tmp_path.glob(".rlzmq-*"))
+    # The requeued job: the same script, the same id.
+    script.write_text(script.read_text().replace("--env-runners 0", "--env-runners 0 --stop time=1"))
+    with _job(script, log, environment) as job:
+        assert job.wait(150) == 0, log.read_text()
+    assert "resumed " in log.read_text()
+    assert (tmp_path / "calls").read_text() == "requeue 7\n"
+
+
+@contextlib.contextmanager
+def _job(script: Path, log: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A job script in a session of its own; nothing of it is left afterwards."""
+    with log.open("w") as output:
+        job = subprocess.Popen(
+            ["bash", str(script)], stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+    try:
+        yield job
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+_SRUN = """
+import os, signal, subprocess, sys
+arguments, count = sys.argv[1:], 1
+while arguments[0].startswith("-"):
+    option = arguments.pop(0)
+    if option.startswith("-n"):
+        count = int(option[2:])
+    elif option == "-w":
+        assert arguments.pop(0) == "here"
+tasks = [subprocess.Popen(arguments, env={**os.environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)})
+         for n in range(count)]
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: [task.send_signal(number) for task in tasks])
+sys.exit(max(task.wait() for task in tasks))
+"""
+_SCONTROL = """
+import os, sys
+with open(os.environ["CALLS"], "a") as calls:
+    print(*sys.argv[1:], file=calls)
+"""
