@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
-from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.tree import tree_leaves, tree_map
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "set_space_random_state",
     "space_random_state",
 ]
+
+_log = logging.getLogger("rlzmq.envs")
 
 Convert = Callable[[Any], Any]
 
@@ -336,7 +339,8 @@ def _own_state(env: Any) -> dict[str, Any] | None:
     layer, limits = found
     try:
         state = to_plain(layer.get_state())
-    except (NotPlainError, NotImplementedError):
+    except Exception as error:  # user code: its episode is replayed instead
+        _log.warning("%s.get_state() is of no use: %s: %s", type(layer).__name__, type(error).__name__, error)
         return None
     return {"state": state, "elapsed": [int(limit._elapsed_steps or 0) for limit in limits]}
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.protocol.values import pack_blob, unpack_blob
 from rlzmq.runtime.run import Run, runner_for
 from rlzmq.runtime.runner import EnvRunnerRole, make_env_runner
@@ -210,7 +210,9 @@ class AsyncEnvRunnerGroup:
                     return await supervisor.call(index, lambda handle: handle.get_sampling_state())
             except TimeoutError:
                 _log.warning("runner-%d did not tell its state within %g s", index, _STATE_WITHIN_S)
-                return None
+            except PeerLostError as error:
+                _log.warning("runner-%d cannot tell its state: %s", index, error)
+            return None
 
         states = await asyncio.gather(*(state_of(index) for index in range(len(self.handles))))
         return {f"runner-{i}": unpack_blob(state) for i, state in enumerate(states) if state is not None}

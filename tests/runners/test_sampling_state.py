@@ -130,6 +130,22 @@ def test_actions_that_are_trees_are_replayed(tmp_path: Path) -> None:
     check(make_config(NestedActions), tmp_path / "c")
 
 
+class CannotSay(NestedActions):
+    """Has the methods, but they are of no use."""
+
+    def get_state(self) -> Any:
+        raise RuntimeError("not today")
+
+    def set_state(self, state: Any) -> None:
+        raise AssertionError("nobody calls this")
+
+
+def test_an_env_that_fails_to_give_its_state_is_replayed(tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, logger="rlzmq.envs"):
+        check(make_config(CannotSay), tmp_path / "c", num_fragments=3)
+    assert "not today" in caplog.text
+
+
 class Unpredictable(NestedActions):
     """Has randomness that nobody can see."""
 
