@@ -111,7 +111,10 @@ def end_one(
     )
     try:
         wait_for_python(process.pid)
-        after_s = rng.uniform(0.0, latest_s)
+        trains = rng.random() < 0.5  # else it may not have come so far, depending on the machine
+        if trains:
+            wait_for_training(log.name)
+        after_s = rng.uniform(0.0, 2.0 if trains else latest_s)
         time.sleep(after_s)
         start = time.monotonic()
         process.send_signal(number_of_signal)
@@ -172,6 +175,13 @@ def wait_for_python(pid: int) -> None:
         time.sleep(0.005)
 
 
+def wait_for_training(log: str) -> None:
+    """Until the first iteration is done."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and "iter 1 " not in Path(log).read_text():
+        time.sleep(0.02)
+
+
 def text(log: object) -> str:
     """What the run has printed."""
     log.seek(0)  # type: ignore[attr-defined]
@@ -192,7 +202,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument(
-        "--latest-s", type=float, default=12.0, help="the signal comes at 0 … so many seconds"
+        "--latest-s",
+        type=float,
+        default=8.0,
+        help="half of the signals come at 0 … so many seconds, the others in training",
     )
     args = parser.parse_args()
     rng = random.Random(args.seed)

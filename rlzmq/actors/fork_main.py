@@ -27,7 +27,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rlzmq.actors.stderr_tail import StderrTail
 
@@ -48,16 +48,37 @@ def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[s
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole job: the driver ends it in order
-    # While imports keep this process busy, the kernel ends it (SIGIO) as soon as the driver is gone.
+    control = socket.socket(fileno=control_fd)
+    # While imports keep this process busy, the kernel tells it (SIGIO) as soon as the driver is gone.
+    signal.signal(signal.SIGIO, lambda *_: _clean_up(control, set()))
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
-    driver_fd = os.pidfd_open(driver_pid)
+    try:
+        driver_fd = os.pidfd_open(driver_pid)
+    except ProcessLookupError:
+        return
     if os.getppid() != driver_pid or select.select([lifeline_fd], [], [], 0)[0]:
         return  # it ended before the lines above
     _import_all(preload)
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, 0)
     os.close(lifeline_fd)
-    _Server(socket.socket(fileno=control_fd), driver_fd).serve()
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    _Server(control, driver_fd).serve()
+
+
+def _clean_up(control: socket.socket, directories: set[str]) -> NoReturn:
+    """The driver has ended; what it asked for last may not have been looked at yet."""
+    control.setblocking(False)
+    with contextlib.suppress(OSError):
+        while data := control.recv(_MAX_REQUEST_BYTES):
+            request = json.loads(data)
+            if request["op"] == "own":
+                directories.add(request["path"])
+            elif request["op"] == "disown":
+                directories.discard(request["path"])
+    for path in directories:
+        shutil.rmtree(path, ignore_errors=True)
+    os._exit(0)
 
 
 def _import_all(modules: Sequence[str]) -> None:
@@ -254,6 +275,4 @@ class _Server:
         """The driver is gone: leave nothing behind. Never returns."""
         for child in self._children.values():
             child.signal(signal.SIGKILL)
-        for path in self._directories:
-            shutil.rmtree(path, ignore_errors=True)
-        os._exit(0)
+        _clean_up(self._control, self._directories)
