@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
     from rlzmq.learners.data_parallel import DataParallelForward
 
-__all__ = ["LearnerRanks", "UpdateAgreement"]
+__all__ = ["COMPARE_EVERY_UPDATES", "LearnerRanks", "UpdateAgreement"]
+
+_log = logging.getLogger("rlzmq.learners")
+
+COMPARE_EVERY_UPDATES = 100
+"""How often the ranks compare a hash of all weights; they also do so whenever they come together anew."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,17 @@ class UpdateAgreement:
 
 
 class LearnerRanks(LearnerBase):
-    """The part of a Learner that knows of its peers. Alone (`group` is None) it does nothing."""
+    """The part of a Learner that knows of its peers. Alone (`group` is None) it does nothing.
+
+    Attributes:
+        group: The RankGroup; None: alone.
+        num_divergences: How often the ranks were found to hold different weights; see `mend_divergence`.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.group: RankGroup | None = None
+        self.num_divergences = 0
         self._data_parallel: DataParallelForward | None = None
 
     def setup_distributed(
@@ -176,6 +188,26 @@ class LearnerRanks(LearnerBase):
         """
         return self.group is None or self.group.agree(self.parameter_hash())
 
+    def mend_divergence(self) -> bool:
+        """Where ranks hold different weights (a flipped bit, say), all take over rank 0's state. A collective.
+
+        Returns:
+            Whether they differed; that is logged as an error and counted in `num_divergences`.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        if self.ranks_agree():
+            return False
+        self.num_divergences += 1
+        _log.error(
+            "learner rank %d: the ranks hold different weights at update %d; all take over those of rank 0.",
+            self.rank,
+            self.weights_seq_no,
+        )
+        self.broadcast_state(0)
+        return True
+
     def data_parallel(self) -> DataParallelForward:
         """The forward and backward pass that averages gradients over ranks."""
         if self._data_parallel is None:
@@ -231,6 +263,8 @@ class LearnerRanks(LearnerBase):
             DesynchronizedError: The ranks did not take the same steps.
         """
         if self.group is not None:
+            if self.weights_seq_no % COMPARE_EVERY_UPDATES == 0:
+                self.mend_divergence()
             faults.at("learner.vote")
             self.group.vote([], step_id=self.num_gradient_updates_lifetime, num_skipped=num_skipped)
             faults.at("learner.voted")

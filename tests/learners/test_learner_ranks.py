@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, no_grad
 
 from rlzmq.core.errors import PeerLostError
 from rlzmq.learners.distributed import loopback_interface
 from rlzmq.learners.learner import Learner
+from rlzmq.learners.learner_ranks import COMPARE_EVERY_UPDATES
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
 from tests.learners.ranks import DiedError, run_ranks
 
@@ -58,6 +59,25 @@ def test_a_group_of_one_is_a_learner_on_its_own(tmp_path: Path) -> None:
     for learner in (alone, single):
         learner.update(episodes=episode_batch(40, 24))
     assert alone.parameter_hash() == single.parameter_hash()
+
+
+def diverging_main(rank: int, world_size: int, path: Path) -> Any:
+    learner = ppo_learner(ppo_config(minibatch_size=None, num_epochs=1))
+    join(learner, path, rank, world_size)
+    learner.weights_seq_no = COMPARE_EVERY_UPDATES - 2
+    learner.update(episodes=episode_batch(40, 24))
+    if rank == 1:  # a bit flips
+        with no_grad():
+            next(learner.module["default_policy"].parameters()).view(-1)[0] += 1.0
+    agreed = learner.ranks_agree()
+    learner.update(episodes=episode_batch(40, 24))
+    answer = agreed, learner.num_divergences, learner.ranks_agree(), learner.weights_seq_no
+    learner.leave_distributed()
+    return answer
+
+
+def test_ranks_that_have_come_to_differ_are_found_and_made_equal(tmp_path: Path) -> None:
+    assert run_ranks(diverging_main, 2, tmp_path) == [(False, 1, True, COMPARE_EVERY_UPDATES)] * 2
 
 
 class NaNOnRankOne(SquareLearner):
