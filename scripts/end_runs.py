@@ -125,10 +125,11 @@ def end_one(
         code = process.wait(_DEADLINE_S)
         end = time.monotonic()
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
         seen.violations.append(f"{kind} at {after_s:.2f} s: still there after {_DEADLINE_S:g} s\n{text(log)}")
         return
+    finally:
+        process.kill()
+        process.wait()
     gone_s, left = wait_until_gone(mark, runtime, shm_before, end)
     problems = []
     if code != expected:
@@ -205,7 +206,7 @@ def main() -> int:
         "--latest-s",
         type=float,
         default=8.0,
-        help="half of the signals come at 0 … so many seconds, the others in training",
+        help="half of the signals come by then, the others in training",
     )
     args = parser.parse_args()
     rng = random.Random(args.seed)
