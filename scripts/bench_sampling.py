@@ -10,6 +10,7 @@ env steps per second; the resets of autoreset steps do not count, in neither of 
     python scripts/bench_sampling.py --envs 8 --image
     python scripts/bench_sampling.py --envs 8 --custom-piece
     python scripts/bench_sampling.py --peer rllib --peer-python /path/to/venv/with/ray/bin/python
+    python scripts/bench_sampling.py --memory --mode sync --peer rllib --peer-python …
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ def main() -> None:
 
     print(
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, gymnasium {gymnasium.__version__}, 1 torch thread; "
-        f"{options.turns} turns of {options.turn_s} s each"
+        f"torch {torch.__version__}, gymnasium {gymnasium.__version__}, 1 torch thread"
     )
+    if options.memory:
+        print_memory(options)
+        return
+    print(f"{options.turns} turns of {options.turn_s} s each")
     print(f"{'mode':20} {'envs':>5} {'bare/s':>11} {'rlzmq/s':>11} {'ratio':>7}", end="")
     print(f" {'rllib/s':>11} {'ratio':>7}" if options.peer else "")
     for mode in options.mode:
@@ -85,6 +89,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lease", type=int, default=200, help="vector steps per call (default 200)")
     parser.add_argument("--turns", type=int, default=15, help="turns of each side (default 15)")
     parser.add_argument("--turn-s", type=float, default=0.25, help="seconds per turn (default 0.25)")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="instead of speed: memory (PSS) of one runner process of a run, after --memory-steps vector steps",
+    )
+    parser.add_argument("--memory-steps", type=int, default=2000, help="vector steps before (default 2000)")
     parser.add_argument("--peer", choices=["rllib"], help="also measure RLlib's SingleAgentEnvRunner")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter in which ray is installed")
     parser.add_argument("--as-peer", action="store_true", help=argparse.SUPPRESS)
@@ -189,6 +199,64 @@ def our_rate(runner: Any, options: argparse.Namespace) -> float:
     return num_steps / elapsed
 
 
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def proportional_bytes(pid: int) -> int:
+    """A process's proportional set size: pages shared by n processes count as 1/n of each."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"/proc/{pid}/smaps_rollup has no line 'Pss:'.")
+
+
+def print_memory(options: argparse.Namespace) -> None:
+    """The runner process of a run of each library: same net, same environments, same steps."""
+    print(f"hidden layers {options.hiddens}, {options.memory_steps} vector steps")
+    print(
+        f"{'mode':20} {'envs':>5} {'rlzmq MB':>9}"
+        + (f" {'rllib MB':>9} {'ratio':>6}" if options.peer else "")
+    )
+    for mode in options.mode:
+        for num_envs in options.envs or default_sizes(mode, options):
+            ours = our_memory(options, mode, num_envs) / 1e6
+            print(f"{mode:20} {num_envs:5d} {ours:9.0f}", end="", flush=True)
+            if options.peer:
+                with contextlib.closing(Peer(options, mode, num_envs)) as peer:
+                    theirs = peer.ask("memory ") / 1e6
+                print(f" {theirs:9.0f} {ours / theirs:6.2f}", end="")
+            print(flush=True)
+
+
+def our_memory(options: argparse.Namespace, mode: str, num_envs: int) -> int:
+    config = our_config(options, mode, num_envs).env_runners(num_env_runners=1)
+    with config.build() as algo:
+        for _ in range(-(-options.memory_steps // options.lease)):
+            algo.env_runner_group.sample(num_timesteps=options.lease * num_envs)
+        (pid,) = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
+        return proportional_bytes(pid)
+
+
+def rllib_memory(config: Any, options: argparse.Namespace, num_envs: int) -> int:
+    """Of RLlib's runner actor; raylet, object store and driver are not counted."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    config.env_runners(num_env_runners=1, rollout_fragment_length="auto")
+    algo = config.build_algo()
+    try:
+        for _ in range(-(-options.memory_steps // options.lease)):
+            algo.env_runner_group.foreach_env_runner(
+                lambda runner: len(runner.sample(num_timesteps=options.lease * num_envs)),
+                local_env_runner=False,
+            )
+        (pid,) = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+        return proportional_bytes(pid)
+    finally:
+        algo.stop()
+        ray.shutdown()
+
+
 class BareLoop:
     """Env, module and sampling by hand."""
 
@@ -260,18 +328,24 @@ class Peer:
         command += ["--turn-s", str(options.turn_s), "--hiddens", *map(str, options.hiddens)]
         command += [f"--{name}" for name in ("lstm", "image") if getattr(options, name)]
         command += ["--custom-piece"] if options.custom_piece else []
+        command += ["--memory", "--memory-steps", str(options.memory_steps)] if options.memory else []
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
 
     def rate(self) -> float:
+        """Env steps per second of one turn; nan without a peer."""
+        return self.ask("rate ")
+
+    def ask(self, name: str) -> float:
+        """Have it do its work once; the number on the line of its answer that begins with `name`."""
         if self.process is None:
             return math.nan
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print("turn", file=self.process.stdin, flush=True)
         for line in self.process.stdout:
-            if line.startswith("rate "):
+            if line.startswith(name):
                 return float(line.split()[1])
         raise SystemExit(f"RLlib's process ended with exit status {self.process.wait()}.")
 
@@ -311,6 +385,10 @@ def serve_rllib(options: argparse.Namespace) -> None:
     )
     if options.custom_piece:
         config.env_runners(env_to_module_connector=lambda env, spaces, device: halver(ConnectorV2)())
+    if options.memory:
+        sys.stdin.readline()
+        print("memory", rllib_memory(config, options, num_envs), flush=True)
+        return
     runner = SingleAgentEnvRunner(config=config, worker_index=0)
     for _ in sys.stdin:
         num_steps, start = 0, time.perf_counter()

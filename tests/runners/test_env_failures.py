@@ -160,7 +160,7 @@ def test_random_state_and_actions_lead_there_again_over_episodes_and_fragments(m
     for seed in range(4):
         runner = make_runner({}, env=Rare, restart_failed_sub_environments=False)
         runner.seed = seed
-        with pytest.raises(EnvironmentError_, match="To reproduce: reset") as info:
+        with pytest.raises(EnvironmentError_, match="To reproduce: reset") as info:  # noqa: PT012
             for _ in range(500):
                 runner.sample_lease(11)
         way = info.value.way_there  # type: ignore[attr-defined]
@@ -172,7 +172,7 @@ def test_random_state_and_actions_lead_there_again_over_episodes_and_fragments(m
             env.np_random.bit_generator.state = way.random_state
         env.reset(seed=way.seed)
         done = False
-        with pytest.raises(LookupError) as again:
+        with pytest.raises(LookupError) as again:  # noqa: PT012
             for action in way.actions:
                 if done:
                     env.reset()
