@@ -1,6 +1,7 @@
 """Pulls cables between machines that train together: how soon it is noticed, and what is left when it heals.
 
-    python scripts/partitions.py notice --repeat 20            # R7: deaths and cuts, until the head says so
+    python scripts/partitions.py notice --repeat 20            # R7: a runner host dies or is cut off, until the head says so
+    python scripts/partitions.py local --repeat 20             # deaths of a runner of the head's own
     python scripts/partitions.py learners --repeat 20          # the same for learner hosts, and the next update
     python scripts/partitions.py heal --cut 60 --repeat 5      # R8: whole runner host cut off, then mended
     python scripts/partitions.py heal --cut 60 --one-way       # what the host sends vanishes, the rest arrives
@@ -186,8 +187,8 @@ class Seconds(defaultdict[str, list[float]]):
         return is_good
 
 
-def notice(repeat: int) -> bool:
-    """Deaths and cuts of a runner host, and deaths of a local runner, until the head says so."""
+def notice(repeat: int, *, is_local: bool) -> bool:
+    """Deaths and cuts of a runner host, or deaths of a local runner, until the head says so."""
     seconds = Seconds()
     with (
         tempfile.TemporaryDirectory(prefix="history-") as name,
@@ -209,7 +210,13 @@ def notice(repeat: int) -> bool:
         }
         runner.wait_for(" joined ")
         cluster.updates(2)
-        for _ in range(repeat):
+        for _ in range(repeat if is_local else 0):
+            local = _forked_runner(history)
+            start = time.monotonic()
+            os.kill(local, signal.SIGKILL)
+            seconds.add("local runner, kill -9", head.wait_for(r"Restarted in", since=start) - start)
+            _wait_back(cluster, 2)
+        for _ in range(0 if is_local else repeat):
             for name, (begin, end) in cut.items():
                 time.sleep(0.13)  # at another phase of the heartbeats
                 start = time.monotonic()
@@ -222,11 +229,6 @@ def notice(repeat: int) -> bool:
             seconds.add("remote runner, kill -9", head.wait_for(_LOST_RUNNER, since=start) - start)
             runner = cluster.start("runner", 1)
             runner.wait_for(" joined ")
-            _wait_back(cluster, 2)
-            local = _forked_runner(history)
-            start = time.monotonic()
-            os.kill(local, signal.SIGKILL)
-            seconds.add("local runner, kill -9", head.wait_for(r"Restarted in", since=start) - start)
             _wait_back(cluster, 2)
         print(cluster.stop())
     return seconds.show({"remote": 2.0, "local": 0.1})
@@ -344,7 +346,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("notice", "learners", "heal"))
+    parser.add_argument("what", choices=("notice", "local", "learners", "heal"))
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--cut", type=float, default=60.0, help="seconds of each cut of `heal`")
     parser.add_argument("--one-way", action="store_true")
@@ -356,7 +358,9 @@ def main() -> int:
         signal.signal(number, lambda *_: sys.exit(1))  # nothing stays behind
     if args.what == "heal":
         return not heal(args.cut, args.repeat, one_way=args.one_way)
-    return not (notice if args.what == "notice" else learners)(args.repeat)
+    if args.what == "learners":
+        return not learners(args.repeat)
+    return not notice(args.repeat, is_local=args.what == "local")
 
 
 if __name__ == "__main__":
