@@ -302,8 +302,9 @@ class FusedSampler:
             return by_env(self._actions_for_env[:num_steps]), num_steps, None
         begin, end = self.lookback, self.lookback + num_steps
         actions = tree_map(lambda leaf: leaf[:, begin:end].copy(), block.columns[Columns.ACTIONS])
-        converts = self._normalize is not None and not request.random_actions
-        return actions, num_steps, self._normalize.apply_vectorized if converts else None
+        if self._normalize is None or request.random_actions:
+            return actions, num_steps, None
+        return actions, num_steps, self._normalize.apply_vectorized
 
     def actions_so_far(self) -> tuple[Any, int, Any] | None:
         """Of the fragment at work, for the history: the step at hand is the last one. None between fragments."""

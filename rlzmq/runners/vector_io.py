@@ -126,9 +126,10 @@ class VectorStepper:
                 return observation, info
 
     def _way_there(self, index: int) -> WayThere | None:
-        lean, sampler = self._lean, getattr(self._runner, "_sampler", None)
+        lean = self._lean
+        sampler: Any = getattr(self._runner, "_sampler", None)
         assert lean is not None
-        latest = sampler.actions_so_far() if getattr(sampler, "has_episodes", False) else None
+        latest = None if sampler is None or not sampler.has_episodes else sampler.actions_so_far()
         way = lean.history.way_back(index, latest)
         return None if way is None else WayThere.of_history(*way)
 
