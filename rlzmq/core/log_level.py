@@ -13,7 +13,7 @@ def apply_log_level(config: Any) -> None:
 
     A process whose logging nobody has set up gets a handler that writes to stderr.
     """
-    given = getattr(config, "given", dict)()
+    given: dict[str, Any] = config.given() if hasattr(config, "given") else {}
     if "log_level" not in given:
         return
     logger = logging.getLogger("rlzmq")

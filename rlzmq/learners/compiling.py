@@ -55,8 +55,7 @@ class LearnerCompiler:
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, compiled at its first call, and again for other shapes."""
-        options = {} if self._mode is None else {"mode": self._mode}
-        return torch.compile(function, backend=self._backend, **options)
+        return torch.compile(function, backend=self._backend, mode=self._mode)
 
     def compile_step(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
         """A learner's whole step on one minibatch, compiled in the parts that dynamo can trace."""

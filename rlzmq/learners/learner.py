@@ -92,7 +92,9 @@ class Learner(LearnerHooks):
         if self.module is None:
             super().build()
             if self._compiler is not None and self._compiler.compiles_complete_update:
-                self._train_minibatch = self._compiler.compile_step(self._train_minibatch)  # type: ignore[method-assign]
+                self._train_minibatch = self._compiler.compile_step(  # type: ignore[assignment,method-assign]
+                    self._train_minibatch
+                )
             self._builder = TrainBatchBuilder(self._learner_connector, self.module, self.device)
 
     # -- one update --------------------------------------------------------------------------------
