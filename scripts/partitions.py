@@ -1,6 +1,6 @@
 """Pulls cables between machines that train together: how soon it is noticed, and what is left when it heals.
 
-    python scripts/partitions.py notice --repeat 20            # R7: a runner host dies or is cut off, until the head says so
+    python scripts/partitions.py notice --repeat 20            # R7: a runner host dies or is cut off
     python scripts/partitions.py local --repeat 20             # deaths of a runner of the head's own
     python scripts/partitions.py learners --repeat 20          # the same for learner hosts, and the next update
     python scripts/partitions.py heal --cut 60 --repeat 5      # R8: whole runner host cut off, then mended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 from collections.abc import AsyncIterator, Sequence
@@ -94,8 +95,10 @@ class Host:
                 start_new_session=True,
                 limit=_MAX_LINE_BYTES,
             )
-            raw.stdin.write(stdin.encode())
-            raw.stdin.close()
+            # A process that ended already has closed it: uvloop raises RuntimeError, asyncio OSError.
+            with contextlib.suppress(OSError, RuntimeError):
+                raw.stdin.write(stdin.encode())
+                raw.stdin.close()
             return Process(raw, self)
         import asyncssh
 
