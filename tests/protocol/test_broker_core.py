@@ -318,6 +318,19 @@ def test_the_rank_that_the_other_waits_for_is_told():
     assert told == [(3.5, "hung", "learner-1")]
 
 
+def test_the_only_rank_hangs_by_its_own_pace():
+    bench = Bench(first_hung_after_s=100.0)
+    bench.driver()
+    bench.learner()
+    told = []
+    for now in range(1, 60):
+        bench.now = float(now)
+        bench.send("learner-0", LearnerState(1, 1, (1,), (0,), (1,), (2,), min(now, 10)))
+        bench.event(Tick())
+        told += [(bench.now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
+    assert told == [(40.0, "hung", "learner-0")], "thirty seconds after its last minibatch"
+
+
 def test_more_than_a_share_of_the_memory_is_not_taken_without_a_lease():
     bench = Bench(window_bytes=1000, memory_bytes=1000)
     bench.driver()
