@@ -319,7 +319,7 @@ def test_the_rank_that_the_other_waits_for_is_told():
 
 
 def test_the_only_rank_hangs_by_its_own_pace():
-    bench = Bench(first_hung_after_s=100.0)
+    bench = Bench(first_hung_after_s=100.0, peer_timeout_s=1000.0)
     bench.driver()
     bench.learner()
     told = []
