@@ -73,8 +73,20 @@ def belongings(mark: str, runtime: Path, shm_before: set[str]) -> list[str]:
     left += [f"file {path}" for path in runtime.rglob("*") if not path.is_dir() or path.parent == runtime]
     with open("/proc/net/unix") as sockets:
         left += [f"socket {line.split()[-1]}" for line in sockets if str(runtime) in line]
-    left += [f"shared memory {name}" for name in set(os.listdir("/dev/shm")) - shm_before]
+    blocks = set(os.listdir("/dev/shm")) - shm_before
+    left += [f"shared memory {name}" for name in sorted(blocks) if not is_mapped(name)]
     return left
+
+
+def is_mapped(name: str) -> bool:
+    """Whether a process uses this block: one of another program then, since the run's own are counted above."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if f"/dev/shm/{name}" in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return not Path("/dev/shm", name).exists()
 
 
 def wait_until_gone(mark: str, runtime: Path, shm_before: set[str], since: float) -> tuple[float, list[str]]:
