@@ -92,7 +92,8 @@ def test_a_host_that_was_cut_off_is_there_again_and_a_dead_head_ends_everything(
         launch.wait_for(r"^\[head\] iter ", after=after, count=5)
         machines[1].mend()
         pids = machines[1].pids(RUNNER)
-        top = [sys.executable, "-m", "rlzmq", "top", "--count", "1"]
+        observer = str(next(machines[0].directory.glob("tmp.*/join.observer.toml")))
+        top = [sys.executable, "-m", "rlzmq", "top", observer, "--count", "1"]
         while "@m1" not in machines[0].popen(top, stdout=subprocess.PIPE, text=True).communicate()[0]:
             assert launch.process.poll() is None
         assert machines[1].pids(RUNNER) == pids  # nothing was restarted
