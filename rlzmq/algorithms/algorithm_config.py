@@ -85,7 +85,8 @@ _DEFAULTS: dict[str, Any] = {
     "env_runner_health_probe_timeout_s": 30.0, "env_runner_restore_timeout_s": 1800.0,
     "restart_failed_learners": True, "min_learners": 1, "restart_failed_broker": True,
     "env_step_timeout_s": None, "env_reset_timeout_s": 300.0, "quarantine_dir": None, "durability": "memory",
-    "journal_dir": None, "learner_timeout_s": 60.0, "learner_snapshot_every_s": 60.0,
+    "journal_dir": None, "env_runner_memory_limit_bytes": None, "learner_memory_limit_bytes": None,
+    "learner_timeout_s": 60.0, "learner_snapshot_every_s": 60.0,
     # networking
     "listen": None, "advertise": None, "join_file": None, "broker": None,
     "num_remote_learners": 0,
@@ -521,6 +522,8 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         quarantine_dir: str | None = NotProvided,
         durability: Literal["memory", "journal"] = NotProvided,
         journal_dir: str | None = NotProvided,
+        env_runner_memory_limit_bytes: PositiveInt | None = NotProvided,
+        learner_memory_limit_bytes: PositiveInt | None = NotProvided,
         learner_timeout_s: NonNegative = NotProvided,
         learner_snapshot_every_s: NonNegative | None = NotProvided,
     ) -> Self:
@@ -548,6 +551,9 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             durability: Where accepted fragments live until trained: "memory": in two processes' memory;
                 "journal": in a journal on disk too, for a run that is resumed after all of it was killed.
             journal_dir: Where that journal is (`rlzmq train`: in the run directory).
+            env_runner_memory_limit_bytes: Private memory beyond which a runner process (an env that leaks, say)
+                ends and is replaced; None: no limit.
+            learner_memory_limit_bytes: The same for a learner process.
             learner_timeout_s: Seconds after which a silent collective of the learners fails.
             learner_snapshot_every_s: Seconds between copies of the learners' state in the driver's memory,
                 to go back to should all learners die at once; each costs the transfer of weights and

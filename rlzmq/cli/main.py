@@ -74,10 +74,7 @@ def _guarded(module: str, arguments: list[str]) -> int:
     from rlzmq.core.errors import AuthenticationError, CheckpointError, ConfigurationError, PeerLostError
 
     try:
-        try:
-            return int(importlib.import_module(module).run(arguments))
-        except ExceptionGroup as group:  # of parts that were started together: the first one's error
-            raise _first(group) from group
+        return int(importlib.import_module(module).run(arguments))
     except KeyboardInterrupt:
         print("rlzmq: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -94,12 +91,6 @@ def _guarded(module: str, arguments: list[str]) -> int:
 
         traceback.print_exception(error)
         return EXIT_INTERNAL
-
-
-def _first(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _print_with_notes(error: BaseException) -> None:

@@ -16,7 +16,15 @@ __all__ = [
     "RlzmqError",
     "StepFailedRecreateEnvError",
     "UnsupportedSpaceError",
+    "first_error",
 ]
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Of errors of tasks that ran side by side (an ExceptionGroup) the first; any other error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class RlzmqError(Exception):

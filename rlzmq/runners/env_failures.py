@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlzmq.core.errors import EnvironmentError_, StepFailedRecreateEnvError
+from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.tree import tree_map, tree_unstack
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class EnvFailures:
         """See `EnvRunner.count_env_failure`."""
         runner = self._runner
         config = runner.config
+        end_if_out_of_memory(error, f"env runner {runner.worker_index}")
         runner.num_env_failures += 1
         runner._num_failures_in_a_row += 1
         text = self._describe(error, env_index, where, way)

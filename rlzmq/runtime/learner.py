@@ -15,6 +15,7 @@ from typing import Any
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.log_level import apply_log_level
+from rlzmq.core.memory_limit import limit_memory
 from rlzmq.protocol.values import pack_blob, unpack_blob
 
 __all__ = ["LearnerRole", "make_learner"]
@@ -54,6 +55,7 @@ class LearnerRole:
         torch.set_num_threads(config.torch_num_threads)
         apply_log_level(config)
         faults.arm(f"learner-{rank}", incarnation)
+        limit_memory(config.learner_memory_limit_bytes, "learner_memory_limit_bytes")
         self.config = config
         self.rank = rank
         self.learner = make_learner(config, module_spec, rank, num_ranks)

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.protocol.errors import WireError
@@ -163,6 +164,7 @@ class LearnerLink(PeerLink):
         def finish(done: Any) -> None:
             if done.cancelled():
                 return
+            end_if_out_of_memory(done.exception(), self.core.name)
             if isinstance(done.exception(), (PeerLostError, DesynchronizedError)):
                 if not self.group_lost.done():
                     self.group_lost.set_result(str(done.exception()))

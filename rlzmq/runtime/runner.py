@@ -15,6 +15,7 @@ from typing import Any
 
 from rlzmq.core import faults
 from rlzmq.core.log_level import apply_log_level
+from rlzmq.core.memory_limit import limit_memory
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
 
@@ -50,6 +51,7 @@ class EnvRunnerRole:
         torch.set_num_threads(config.torch_num_threads)
         apply_log_level(config)
         faults.arm(f"runner-{worker_index - 1}", incarnation)
+        limit_memory(config.env_runner_memory_limit_bytes, "env_runner_memory_limit_bytes")
         self.config = config
         self.env_runner = make_env_runner(config, worker_index, incarnation)
         self._link: Any = None

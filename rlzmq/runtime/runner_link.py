@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlzmq.core import faults
+from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.net.context import Context
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
@@ -168,6 +169,7 @@ class RunnerLink(PeerLink):
         def finish(done: Any) -> None:
             if done.cancelled():
                 return
+            end_if_out_of_memory(done.exception(), self.core.name)
             if done.exception() is not None:
                 self.handle(LeaseFailed(lease.lease_id, repr(done.exception())))
                 self.fail(done.exception())

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, first_error
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
@@ -85,10 +85,13 @@ class Session:
                 join_keys,
                 self._learner_door.control_address if self._learner_door is not None else None,
             )
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.env_runner_group.start())
-                tasks.create_task(self.learner_group.start())
-                tasks.create_task(self._pipeline.start_broker())
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self.env_runner_group.start())
+                    tasks.create_task(self.learner_group.start())
+                    tasks.create_task(self._pipeline.start_broker())
+            except BaseExceptionGroup as group:
+                raise first_error(group) from None
         self._pipeline.accounting = self.accounting
         await self._pipeline.start()
 

@@ -15,6 +15,7 @@ import pytest
 from recovery_runs import check_account, kill, small, until
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import ConfigurationError
 
 RECREATED: list[tuple[list[int], bool]] = []
 
@@ -126,6 +127,46 @@ async def test_an_env_that_never_returns_is_killed_after_its_time_with_its_stack
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
     assert "in step" in caplog.text, "the stack of the hanging thread"
     assert "test_recovery_runners.py" in caplog.text
+
+
+class Leaking(Spinning):
+    """Keeps 64 MiB more with every episode, for as long as a file is there; it never touches them."""
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t % 10 == 0 and self.marker.exists():
+            self.kept = [*getattr(self, "kept", []), np.empty(1 << 26, np.uint8)]
+        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+
+
+async def test_a_runner_that_outgrows_its_memory_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaks = tmp_path / "leaks"
+    leaks.touch()
+    config = (
+        small(1, 1)
+        .environment(Leaking, env_config={"marker": str(leaks)})
+        .env_runners(num_envs_per_env_runner=1)
+        .fault_tolerance(env_runner_memory_limit_bytes=2 << 30)
+    )
+    async with config.build_async() as algo:
+        group = algo.env_runner_group
+        number = 0
+        while not group.num_restarts:
+            number += 1
+            check_account(await algo.train(), number)
+        leaks.unlink()
+        check_account(await algo.train(), number + 1)
+    assert "exited with code 71" in caplog.text
+    assert "OOM: env runner 1 has outgrown its limit" in caplog.text
+
+
+async def test_a_limit_below_what_a_runner_needs_to_start_is_said_at_once() -> None:
+    config = small(1, 1).fault_tolerance(env_runner_memory_limit_bytes=1 << 20)
+    with pytest.raises(ConfigurationError, match="env_runner_memory_limit_bytes=1048576"):
+        async with config.build_async():
+            pass
 
 
 async def test_without_restarts_the_first_death_ends_the_run_with_its_reason() -> None:

@@ -1,0 +1,65 @@
+"""A role's memory limit: the one process that outgrows it ends and says so, instead of the machine's last free page.
+
+The limit is the kernel's (RLIMIT_DATA: private writable memory, touched or not). What fails then is an
+allocation, in Python (MemoryError) or in torch; the process ends with EXIT_OUT_OF_MEMORY and its supervisor
+starts another one.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["EXIT_OUT_OF_MEMORY", "end_if_out_of_memory", "limit_memory"]
+
+EXIT_OUT_OF_MEMORY = 71
+
+_TORCH_MARKS = ("can't allocate memory", "not enough memory")
+
+
+def limit_memory(num_bytes: int | None, setting: str) -> None:
+    """Limit this process; None: no limit.
+
+    Args:
+        num_bytes: Of private writable memory, all that it holds already included.
+        setting: Its name, for the error.
+
+    Raises:
+        ConfigurationError: The process holds more already.
+    """
+    if num_bytes is None:
+        return
+    held = _private_bytes()
+    if held >= num_bytes:
+        raise ConfigurationError(
+            f"{setting}={num_bytes}: expected more than the {held} bytes that the process needs to start."
+        )
+    resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def end_if_out_of_memory(error: BaseException | None, role: str) -> None:
+    """End this process if the error is a failed allocation under its limit; else return.
+
+    Args:
+        error: What a job of the role raised.
+        role: For the line on stderr.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if error is None or limit == resource.RLIM_INFINITY:
+        return
+    is_torchs = isinstance(error, RuntimeError) and any(mark in str(error) for mark in _TORCH_MARKS)
+    if isinstance(error, MemoryError) or is_torchs:
+        print(f"OOM: {role} has outgrown its limit of {limit} bytes: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_OUT_OF_MEMORY)
+
+
+def _private_bytes() -> int:
+    """Private writable memory of this process, as the kernel counts it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    return 0
