@@ -182,5 +182,7 @@ class _Screen:
             return
         from rich.text import Text
 
-        text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")  # a line stays one in a narrow window
+        text = Text(
+            "\n".join(lines), no_wrap=True, overflow="ellipsis"
+        )  # a line stays one in a narrow window
         self._live.update(text, refresh=True)

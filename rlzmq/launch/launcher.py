@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlzmq.core.errors import PeerLostError
+from rlzmq.core.errors import PeerLostError, first_error
 from rlzmq.launch.cluster import Cluster, Place
 from rlzmq.launch.hosts import Host, Process, connect
 from rlzmq.launch.preflight import preflight
@@ -86,11 +86,11 @@ class Launcher:
         code: int | None = None
         try:
             await asyncio.wait((head, roles), return_when=asyncio.FIRST_COMPLETED)
-            if roles.done() and roles.exception() is not None and not head.done():
+            if roles.done() and (failure := roles.exception()) is not None and not head.done():
                 await self.stop()
                 await asyncio.wait((head,), timeout=_GRACE_S)
                 code = EXIT_INTERRUPTED
-                raise _first(roles.exception())
+                raise first_error(failure)
             _, code = await head
             if code is None:
                 raise PeerLostError(f"the connection to the head {host.name} broke: it may still run there")
@@ -171,11 +171,3 @@ class Launcher:
             jobs.append(self._hosts[self._cluster.head].run(["rm", "-rf", self._directory]))
         await asyncio.gather(*jobs, return_exceptions=True)
         await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
-
-
-def _first(error: BaseException | None) -> BaseException:
-    """What went wrong first, out of the group that a TaskGroup makes of it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert error is not None
-    return error
