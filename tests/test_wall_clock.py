@@ -1,0 +1,44 @@
+"""Clocks may jump: nothing is ordered, awaited or expired by the wall clock."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "rlzmq"
+
+# Labels for people; numbers that rise by themselves and only begin at the wall clock's; a file's age.
+ALLOWED = {
+    "algorithms/checkpoint_keeper.py",
+    "launch/preflight.py",
+    "net/run_directory.py",
+    "runtime/broker.py",
+    "runtime/broker_keeper.py",
+    "runtime/run_lock.py",
+    "telemetry/run_directory.py",
+}
+WALL = {
+    ("time", "time"),
+    ("time", "time_ns"),
+    ("time", "strftime"),
+    ("datetime", "now"),
+    ("datetime", "utcnow"),
+}
+
+
+def reads_the_wall_clock(source: str) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in WALL
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def test_the_wall_clock_is_read_where_it_is_known_to_do_no_harm() -> None:
+    readers = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if reads_the_wall_clock(path.read_text())
+    }
+    assert readers == ALLOWED
