@@ -121,8 +121,9 @@ def lines_of(status: Mapping[str, Any], rates: Mapping[str, float], address: str
     lines = [
         f"run {status['run_id'][:8]} at {address}   driver {yes}   weights version {version}",
         f"steps     sampled {account['sampled']}  trained {account['trained']}  "
-        f"dropped {sum(dropped.values())}  pending {account['pending']}"
-        + (f"  | {rates['sampled']:.0f} sampled/s  {rates['trained']:.0f} trained/s" if rates else ""),
+        f"dropped {sum(dropped.values())}  pending {account['pending']}",
+        "rates     "
+        + (f"{rates['sampled']:.0f} sampled/s  {rates['trained']:.0f} trained/s" if rates else "-"),
         "drops     " + (_pairs(dropped) or "none"),
         f"updates   next commit {status['next_commit']}  open {len(status['open_updates'])}  "
         f"in flight {len(status['updates_in_flight'])}",
