@@ -391,6 +391,8 @@ class Updates:
         updates = [peer.next_update for peer in state.ranks.values()]
         if state.next_commit is not None and max(updates) < state.next_commit:
             return  # they went back to a checkpoint: the driver's RESET is on its way
+        if max(peer.hello.lineage for peer in state.ranks.values()) > state.min_generation:
+            return  # so it is here, to the very update that is due; what is held may be trained already
         state.group_next_update = max(updates)
         # Updates run in order: behind one that nobody was told to train, nobody has begun.
         begun = max(updates)

@@ -174,6 +174,9 @@ class DriverCore(PeerCore):
         return instructions
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
+        # HELLO asked for every report from `next_report` on. One that came early from the broker before
+        # would let this one wait for an update that is not open here any more.
+        self._early.clear()
         instructions: list[Instruction] = []
         if self._config:
             instructions.append(Send(b"", Config(self.run_id, self._digests[1]), (self._config,)))

@@ -179,6 +179,8 @@ class GroupFormed:
         next_update: First update that this state has not trained; the same on all ranks.
         memory: `LearnerCore.export_memory` of the rank whose state all adopted; b"" for a new run
             or after a checkpoint was restored. Broadcast it with the state.
+        begins_lineage: The state is not what the generation before trained: a checkpoint was restored,
+            and the driver's RESET to this generation says so to the broker.
     """
 
     generation: int
@@ -186,6 +188,7 @@ class GroupFormed:
     num_ranks: int
     next_update: int
     memory: Buffer = b""
+    begins_lineage: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ class LearnerCore(PeerCore):
         self.generation = -1
         self.rank = -1
         self.num_ranks = 0
+        self.lineage = -1
         self.next_update = 0
         self.progress = 0
         self._digests = (package_version, config_digest)
@@ -193,10 +194,12 @@ class LearnerCore(PeerCore):
             [to_header(item.message), [bytes(memoryview(frame).cast("B")) for frame in item.payload]]
             for item in self._done.values()
         ]
-        return pack_blob({"trained": list(pack_ranges(self._trained_ranges())), "done": done})
+        trained = list(pack_ranges(self._trained_ranges()))
+        return pack_blob({"lineage": self.lineage, "trained": trained, "done": done})
 
     def _import_memory(self, memory: Buffer) -> None:
         content = unpack_blob(memory)
+        self.lineage = content["lineage"]
         self._note_trained(tuple(content["trained"]))
         for header, payload in content["done"]:
             message = from_header(UpdateDone, header)
@@ -211,6 +214,8 @@ class LearnerCore(PeerCore):
         self.generation, self.rank, self.num_ranks = event.generation, event.rank, event.num_ranks
         if event.memory:
             self._import_memory(event.memory)
+        if event.begins_lineage:
+            self.lineage = event.generation
         for update_id in [u for u in self._done if u >= event.next_update]:
             del self._done[update_id]  # its step did not survive
         for done in self._done.values():
@@ -440,6 +445,7 @@ class LearnerCore(PeerCore):
             next_update=self.next_update,
             training_updates=tuple(training),
             training_attempts=tuple(item.attempt for item in training.values()),
+            lineage=self.lineage,
         )
         payload = pack_ranges(self._trained_ranges())
         for item in training.values():

@@ -36,6 +36,7 @@ class Hello(WireMessage):
             gave; 0 for "give me one".
         run_id, package_version, config_digest, spaces_digest: Must equal the broker's; "" = unchecked.
         generation: Of a learner's process group; of the driver's last RESET; else -1.
+        lineage: Of a learner: the RESET that its state goes back to, by its generation; -1: none.
         rank, num_ranks: Of a learner; -1 for other roles.
         next_update: Learner: first update it has not committed. Driver: first without a report.
         training_updates, training_attempts: Of a learner: what it got TRAIN for and has not done.
@@ -60,6 +61,7 @@ class Hello(WireMessage):
     next_update: int = 0
     training_updates: tuple[int, ...] = ()
     training_attempts: tuple[int, ...] = ()
+    lineage: int = -1
     num_envs: int = 0
     first_unacked: int = 0
     next_seq: int = 0

@@ -174,9 +174,9 @@ class LearnerRole:
             self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
 
     async def form(self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int) -> None:
-        """The group stands anew, or holds another state: register again under this generation."""
+        """The group holds another state: register again under this generation, with which a lineage begins."""
         self._link.num_env_steps_before = num_env_steps_before
-        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
+        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=True)
 
     async def rejoin(self, rank: int, num_ranks: int, store_path: str, generation: int) -> int:
         """Come together with the other ranks as a new generation, all with the newest state among them.

@@ -88,12 +88,21 @@ class LearnerLink(PeerLink):
         """The group is about to be formed anew: no further update is trained under the old one."""
         self._is_forming = True
 
-    def form(self, *, generation: int, rank: int, num_ranks: int, memory: bytes = b"") -> None:
+    def form(
+        self,
+        *,
+        generation: int,
+        rank: int,
+        num_ranks: int,
+        memory: bytes = b"",
+        begins_lineage: bool = False,
+    ) -> None:
         """The process group stands: register, and (rank 0) publish the current weights.
 
         Args:
             generation, rank, num_ranks: This rank's place.
             memory: `LearnerCore.export_memory` of the rank whose state all adopted.
+            begins_lineage: The ranks were given another state.
         """
         self._rank, self._generation = rank, generation
         self._is_forming = False
@@ -102,7 +111,7 @@ class LearnerLink(PeerLink):
         self._shards.clear()
         version = self._learner.weights_seq_no
         faults.record("formed", generation=generation, rank=rank, num_ranks=num_ranks, next_update=version)
-        self.handle(GroupFormed(generation, rank, num_ranks, version, memory))
+        self.handle(GroupFormed(generation, rank, num_ranks, version, memory, begins_lineage))
         if rank == 0:
             self._run_blocking(self._snapshot).add_done_callback(self._publish)
 

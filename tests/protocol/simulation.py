@@ -304,7 +304,8 @@ class Simulation:
         furthest = None if source is None else source.chain
         memory = b"" if source is None else source.core.export_memory()
         self.generation += 1
-        if furthest is None and self.generation > 1:
+        is_rollback = furthest is None and self.generation > 1
+        if is_rollback:
             furthest = self.checkpoint
             self.history.rollbacks += 1
             self.do(self.driver, self.driver.core.reset(self.generation, len(furthest)))
@@ -313,7 +314,9 @@ class Simulation:
         for rank, member in enumerate(members):
             member.chain = list(furthest or [])
             member.generation, member.rank, member.shards = self.generation, rank, {}
-            event = E.GroupFormed(self.generation, rank, len(members), len(member.chain), memory)
+            event = E.GroupFormed(
+                self.generation, rank, len(members), len(member.chain), memory, begins_lineage=is_rollback
+            )
             self.do(member, member.core.handle(event, self.now))
         self.new_weights(members[0])
 

@@ -663,6 +663,21 @@ def test_a_reset_drops_the_old_lineage():
     assert len(bench.sent("learner-0", Welcome)) == 1
 
 
+def test_learners_of_a_new_lineage_get_nothing_before_its_reset():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20, seq=0)  # its update is planned for learners that die
+    bench.learner(generation=7, lineage=7)
+    assert bench.sent("learner-0", ShardPlan) == []
+    bench.send("driver", Reset(7, 0))
+    bench.open(batch=20, min_generation=7)
+    bench.fragment(steps=20, seq=1, generation=7)
+    (plan,) = bench.sent("learner-0", ShardPlan)
+    assert plan.generation == 7
+    assert bench.state.ledger.accounting.dropped == {"rolled_back": 20}
+
+
 # ------------------------------------------------------------------ a restarted broker
 
 

@@ -325,6 +325,17 @@ def test_a_new_generation_voids_what_was_not_trained_and_hands_memory_on():
         core.handle(E.GroupFormed(2, 0, 1, 1), 1.0)
 
 
+def test_a_lineage_is_handed_on_with_the_memory():
+    core = _learner()
+    (hello,) = _sent(core.handle(E.GroupFormed(2, 0, 1, 0, begins_lineage=True), 0.0), m.Hello)
+    assert hello.lineage == 2
+    (hello,) = _sent(core.handle(E.GroupFormed(3, 0, 2, 0, core.export_memory()), 0.0), m.Hello)
+    assert hello.lineage == 2
+    replacement = LearnerCore("run", "learner-1", "other", timers=_TIMERS)
+    (hello,) = _sent(replacement.handle(E.GroupFormed(3, 1, 2, 0, core.export_memory()), 0.0), m.Hello)
+    assert hello.lineage == 2
+
+
 def test_a_refusal_of_an_older_generation_is_ignored():
     core = _learner()
     core.handle(E.GroupFormed(3, 0, 1, 0), 0.0)
@@ -390,6 +401,18 @@ def test_reports_come_once_and_in_order():
     again = _report(core, 0)
     assert _made(again, E.Report) == []
     assert _sent(again, m.DriverState) == [m.DriverState(-1, 2)]
+
+
+def test_a_report_that_came_early_is_left_to_a_new_broker_to_make_again():
+    core = _driver()
+    for update_id in range(2):
+        core.open_update(_update(update_id))
+    _report(core, 1)
+    _receive(core, m.BrokerBeat(6))
+    assert [update.update_id for update in _sent(_welcome(core, broker=6), m.OpenUpdate)] == [0, 1]
+    (report,) = _made(_report(core, 0, broker=6), E.Report)
+    assert report.report.update_id == 0
+    assert _made(_report(core, 1, broker=6), E.Report)
 
 
 def test_reports_of_another_broker_or_lineage_are_ignored():
