@@ -43,13 +43,13 @@ async def test_a_killed_broker_is_replaced_on_the_same_addresses() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "broker.OpenUpdate:kill:2",
+        pytest.param("broker.OpenUpdate:kill:2", marks=pytest.mark.slow),
         "broker.Fragment:kill:3",  # in the ledger, not acknowledged
-        "broker.ShardReady:kill:2",
+        pytest.param("broker.ShardReady:kill:2", marks=pytest.mark.slow),
         "broker.UpdateDone:kill:3",  # trained, the driver not told
-        "broker.UpdateDone:kill:4",
+        pytest.param("broker.UpdateDone:kill:4", marks=pytest.mark.slow),
         "broker.Weights:kill:2",
-        "broker.DriverState:kill:2",
+        pytest.param("broker.DriverState:kill:2", marks=pytest.mark.slow),
     ],
 )
 async def test_a_broker_that_dies_at_a_chosen_place(

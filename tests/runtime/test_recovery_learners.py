@@ -65,12 +65,12 @@ async def test_a_killed_rank_is_survived_and_replaced_without_losing_an_update(r
     "fault",
     [
         "learner.Shard@learner-1:kill:2",  # delivered, not decoded
-        "learner.Train@learner-0:kill:2",  # told to train
-        "learner.train@learner-1:kill:2",  # before its first collective
+        pytest.param("learner.Train@learner-0:kill:2", marks=pytest.mark.slow),  # told to train
+        pytest.param("learner.train@learner-1:kill:2", marks=pytest.mark.slow),  # before its first collective
         "learner.vote@learner-0:kill:2",  # all steps done, no vote
-        "learner.voted@learner-1:kill:2",  # voted, nobody told
+        pytest.param("learner.voted@learner-1:kill:2", marks=pytest.mark.slow),  # voted, nobody told
         "learner.trained@learner-0:kill:2",  # trained, the broker not told
-        "learner.UpdateCommitted@learner-1:kill:1",
+        pytest.param("learner.UpdateCommitted@learner-1:kill:1", marks=pytest.mark.slow),
         "learner.voted@learner-1:stop:2",  # hangs
     ],
 )
