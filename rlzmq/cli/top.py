@@ -127,7 +127,8 @@ def lines_of(status: Mapping[str, Any], rates: Mapping[str, float], address: str
         "drops     " + (_pairs(dropped) or "none"),
         f"updates   next commit {status['next_commit']}  open {len(status['open_updates'])}  "
         f"in flight {len(status['updates_in_flight'])}",
-        f"queues    {status['num_fragments_held']} fragments, {status['fragment_bytes'] / 1e6:.1f} MB held  "
+        f"queues    {status['num_fragments_held']} fragments, {status['fragment_bytes'] / 1e6:.1f} MB held, "
+        f"the oldest for {status['oldest_fragment_s']:.1f} s  "
         f"{status['num_env_steps_leased']} steps leased  {status['num_duplicates']} duplicates",
         f"broker    loop lag {status['loop_lag_s'] * 1e3:.1f} ms, at most {status['max_loop_lag_s'] * 1e3:.0f} ms  "
         f"{status['num_messages']} messages  refused {_pairs(status['refused']) or 'none'}",
@@ -138,14 +139,14 @@ def lines_of(status: Mapping[str, Any], rates: Mapping[str, float], address: str
         lines.append(
             f"door      {door['let_in']} let in  {turned_away} turned away: {_pairs(refused) or '-'}"
         )
-    lines.append(f"{'runner':<34}{'steps':>10}{'steps/s':>9}{'leases':>8}{'unacked':>9}  state")
+    lines.append(f"{'runner':<34}{'steps':>10}{'steps/s':>9}{'leases':>8}{'oldest':>9}{'unacked':>9}  state")
     for runner in status["runners"]:
         rate = f"{rates[runner['name']]:.0f}" if runner["name"] in rates else "-"
         state = "suspect" if runner["is_suspect"] else "ok"
         bad = f", {runner['num_bad']} bad" if runner["num_bad"] else ""
         lines.append(
             f"{runner['name'][:33]:<34}{runner['num_env_steps']:>10}{rate:>9}{runner['num_leases']:>8}"
-            f"{runner['num_uncommitted']:>9}  {state}{bad}"
+            f"{runner['oldest_lease_s']:>7.1f} s{runner['num_uncommitted']:>9}  {state}{bad}"
         )
     for learner in status["learners"]:
         lag = (status["next_commit"] or 0) - learner["next_update"]

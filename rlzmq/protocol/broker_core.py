@@ -113,6 +113,7 @@ class BrokerCore:
         self._updates = Updates(self.state)
         self._grants = Grants(self.state)
         self._watch = Watch(self.state)
+        self._now = 0.0
         self._beat_at = float("-inf")
         self._weights_asked_at = float("-inf")
         self._handlers: dict[type[WireMessage], Callable[[Peer, Received, float], None]] = {
@@ -144,6 +145,7 @@ class BrokerCore:
             now: Seconds of a monotonic clock; never decreases.
         """
         state = self.state
+        self._now = now
         if state.started_at is None:
             state.started_at = now
         if isinstance(event, Received):
@@ -151,7 +153,7 @@ class BrokerCore:
         elif isinstance(event, Tick):
             self._on_tick(now)
         elif isinstance(event, JournalSynced | JournalFailed | JournalRecalled):
-            on_journal(state, self._updates, event)
+            on_journal(state, self._updates, event, now)
         elif isinstance(event, PeerLost):
             peer = state.by_routing.get(event.peer)
             if peer is not None:
@@ -172,9 +174,11 @@ class BrokerCore:
         return out
 
     def status(self) -> dict[str, Any]:
-        """Everything an observer may want to see, as plain values."""
-        state = self.state
+        """Everything an observer may want to see, as plain values; ages in seconds."""
+        state, now = self.state, self._now
         accounting = state.ledger.accounting
+        leases = {uuid: state.leases.of_peer(uuid) for uuid in state.runners}
+        oldest = next(iter(state.ledger.entries.values()), None)
         return {
             "run_id": self.options.run_id,
             "incarnation": self.options.incarnation,
@@ -187,7 +191,9 @@ class BrokerCore:
                 {
                     "name": peer.hello.name,
                     "incarnation": peer.incarnation,
-                    "num_leases": state.leases.num_of_peer(uuid),
+                    "num_leases": len(leases[uuid]),
+                    "oldest_lease_s": now - leases[uuid][0].granted_at if leases[uuid] else 0.0,
+                    "env_steps_per_s": peer.pace.env_steps_per_s,
                     "num_uncommitted": state.ledger.runner(uuid, peer.incarnation).num_uncommitted,
                     "num_env_steps": peer.sampled,
                     "num_bad": peer.num_bad,
@@ -203,6 +209,7 @@ class BrokerCore:
             "accounting": {**accounting.counts(), "dropped": dict(accounting.dropped)},
             "num_duplicates": accounting.num_duplicates,
             "num_fragments_held": len(state.ledger.entries),
+            "oldest_fragment_s": now - oldest.accepted_at if oldest is not None else 0.0,
             "fragment_bytes": state.ledger.num_bytes,
             "num_env_steps_leased": state.leases.leased_env_steps(),
             "refused": dict(state.refused),
@@ -306,6 +313,8 @@ class BrokerCore:
         lease = state.leases.leases.get(message.lease_id)
         if lease is not None and lease.peer == peer.uuid:
             state.leases.end(message.lease_id)
+            peer.pace.note(message.num_env_steps, now - max(lease.granted_at, peer.fragment_at))
+            peer.fragment_at = now
         else:
             lease = None
         if state.ledger.is_committed(fragment):
@@ -340,6 +349,7 @@ class BrokerCore:
             frames=event.frames,
             num_bytes=num_bytes,
             runner_name=peer.hello.name,
+            now=now,
         )
         if entry is not None:
             peer.sampled += message.num_env_steps

@@ -10,6 +10,10 @@ from rlzmq.protocol.ranges import to_spans
 __all__ = ["Grants", "take_acks"]
 
 
+_LEAST_MAX_S = 0.05
+_SLACK = 2.0  # times what a lease should take
+
+
 class Grants:
     """Grants leases for the update that is being collected; see `leases` for how much."""
 
@@ -89,9 +93,17 @@ class Grants:
         )
         while remaining > 0 and state.leases.available:
             granted = 0
-            num_runners = self._num_active()
+            num_runners, mean_pace = self._num_active(), self._mean_pace()
             for peer in self._candidates():
-                num_steps = plan_lease(remaining, num_runners, peer.hello.num_envs, update.fragment_length)
+                num_steps = plan_lease(
+                    remaining,
+                    num_runners,
+                    peer.hello.num_envs,
+                    update.fragment_length,
+                    pace=(peer.pace.env_steps_per_s or mean_pace) / mean_pace if mean_pace else 1.0,
+                    leased_env_steps=state.leases.leased_env_steps(update.update_id),
+                    held_env_steps=sum(lease.num_env_steps for lease in state.leases.of_peer(peer.uuid)),
+                )
                 if not num_steps:
                     break
                 if state.leases.num_of_peer(peer.uuid) and num_steps < update.fragment_length:
@@ -161,6 +173,23 @@ class Grants:
     def _num_active(self) -> int:
         return max(1, sum(not peer.is_suspect for peer in self._state.runners.values()))
 
+    def _mean_pace(self) -> float:
+        """Env steps per second of a runner, on average of those of which it is known; 0 if of none."""
+        paces = [
+            peer.pace.env_steps_per_s
+            for peer in self._state.runners.values()
+            if not peer.is_suspect and peer.pace.env_steps_per_s
+        ]
+        return sum(paces) / len(paces) if paces else 0.0
+
+    def _max_s(self, peer: Peer, num_env_steps: int) -> float:
+        """When a lease is cut so that others sample the rest of it: a runner that has become slow would
+        let them wait. 0 (never) for a runner on its own."""
+        if self._num_active() < 2:
+            return 0.0
+        pace = peer.pace.env_steps_per_s or self._mean_pace()
+        return max(_LEAST_MAX_S, _SLACK * num_env_steps / pace) if pace else 0.0
+
     def _candidates(self) -> list[Peer]:
         """Runners that may get a lease: those without one first, then by turn."""
         state = self._state
@@ -184,6 +213,7 @@ class Grants:
             exact=update_id >= 0,
             connector_version=state.connector_version,
             timeout_s=terms.lease_timeout_s,
+            max_s=self._max_s(peer, lease.num_env_steps),
             accepted=take_acks(state, peer.uuid),
         )
         state.send(peer, message)

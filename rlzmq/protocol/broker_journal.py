@@ -12,13 +12,13 @@ __all__ = ["on_journal"]
 
 
 def on_journal(
-    state: BrokerState, updates: Updates, event: JournalSynced | JournalFailed | JournalRecalled
+    state: BrokerState, updates: Updates, event: JournalSynced | JournalFailed | JournalRecalled, now: float
 ) -> None:
     """Something happened on disk."""
     if isinstance(event, JournalRecalled):
         if event.generation == state.min_generation:  # else this lineage is over already
             for item in event.fragments:
-                _give_back(state, updates, item)
+                _give_back(state, updates, item, now)
         return
     if isinstance(event, JournalFailed):
         due = state.journal.failed()
@@ -35,7 +35,7 @@ def _acknowledge(state: BrokerState, fragment: FragmentId) -> None:
         state.acks.setdefault(peer.uuid, set()).add(fragment.seq)
 
 
-def _give_back(state: BrokerState, updates: Updates, item: Recalled) -> None:
+def _give_back(state: BrokerState, updates: Updates, item: Recalled, now: float) -> None:
     """As if its runner had sent it just now; what does not fit any more is dropped with its reason."""
     message = item.message
     entry = state.ledger.accept(
@@ -46,6 +46,7 @@ def _give_back(state: BrokerState, updates: Updates, item: Recalled) -> None:
         frames=item.frames,
         num_bytes=sum(memoryview(frame).nbytes for frame in item.frames),
         runner_name=item.runner_name,
+        now=now,
     )
     if entry is None:
         return

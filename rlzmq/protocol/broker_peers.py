@@ -52,7 +52,7 @@ class Door:
         peer = Peer(routing, hello, incarnation, now, next_update=hello.next_update)
         if previous is not None:
             peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
-            peer.silence = previous.silence
+            peer.silence, peer.pace = previous.silence, previous.pace
         else:
             peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
         peer.silence.heard(now)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.journal import Journal
-from rlzmq.protocol.leases import LeaseBook
+from rlzmq.protocol.leases import LeaseBook, Pace
 from rlzmq.protocol.ledger import Entry, Ledger, RunnerRecord
 from rlzmq.protocol.messages import Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
 from rlzmq.protocol.progress_watch import ProgressWatch, SilenceWatch
@@ -83,6 +83,7 @@ class Peer:
         is_late: It should have said something by now.
         first_unacked: Of a runner: what it said last.
         sampled: Of a runner: env steps accepted from it.
+        pace, fragment_at: Of a runner: how fast it samples; when its last fragment came.
     """
 
     routing: bytes
@@ -99,6 +100,8 @@ class Peer:
     sampled: int = 0
     num_bad: int = 0
     connector_version: int = -1
+    pace: Pace = field(default_factory=Pace)
+    fragment_at: float = float("-inf")
 
     @property
     def uuid(self) -> str:

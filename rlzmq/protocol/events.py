@@ -300,7 +300,8 @@ class JournalRemove:
 
 @dataclass(frozen=True, slots=True)
 class StartLease:
-    """Sample exactly so many vector steps; then FragmentSampled or LeaseFailed. One at a time."""
+    """Sample so many vector steps, fewer after `max_s` (0: exactly); then FragmentSampled or LeaseFailed.
+    One at a time."""
 
     lease_id: int
     update_id: int
@@ -308,6 +309,7 @@ class StartLease:
     generation: int
     weights_version: int
     connector_version: int
+    max_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,35 +6,73 @@ so plans the same leases as a distributed run with one runner. `LeaseBook` keeps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["GrantedLease", "LeaseBook", "plan_lease", "small_lease", "step_allowance"]
+__all__ = ["GrantedLease", "LeaseBook", "Pace", "plan_lease", "small_lease", "step_allowance"]
 
 
-def plan_lease(remaining_env_steps: int, num_runners: int, num_envs: int, fragment_length: int) -> int:
+_MEMORY = 0.7  # of what came before, with each fragment
+
+
+def plan_lease(
+    remaining_env_steps: int,
+    num_runners: int,
+    num_envs: int,
+    fragment_length: int,
+    *,
+    pace: float = 1.0,
+    leased_env_steps: int = 0,
+    held_env_steps: int = 0,
+) -> int:
     """Vector steps of the next lease of a batch; 0 when the batch is covered.
 
     Full leases while there is much to do; towards the end a runner's part of the rest, but no less
-    than a small lease (a quarter of a full one); never more than what covers the rest. So runners
-    finish together and less than one small lease is surplus. Growing `remaining_env_steps` never
-    shrinks the result.
+    than a small lease (a quarter of a full one, less for a slow runner); never more than what covers
+    the rest. A runner's part goes by its pace. So runners finish together and less than one small
+    lease is surplus. Growing `remaining_env_steps` never shrinks the result.
 
     Args:
         remaining_env_steps: Batch minus what came and minus what is leased (counted in full).
         num_runners: That share the rest, >= 1.
         num_envs: Env steps per vector step of the runner that asks.
         fragment_length: Vector steps of a full lease.
+        pace: Env steps per second of the runner that asks, over the mean of all runners.
+        leased_env_steps: What all runners hold of this batch, the one that asks included.
+        held_env_steps: What the one that asks holds of it.
 
     Example:
         >>> plan_lease(1000, 1, 8, 50), plan_lease(100, 1, 8, 50), plan_lease(0, 1, 8, 50)
         (50, 13, 0)
+        >>> plan_lease(400, 2, 8, 50), plan_lease(400, 2, 8, 50, pace=0.2), plan_lease(400, 2, 8, 50, pace=1.8)
+        (25, 5, 45)
     """
     if remaining_env_steps <= 0:
         return 0
     covering = -(-remaining_env_steps // num_envs)
-    part = -(-remaining_env_steps // (num_envs * max(1, num_runners)))
-    return min(fragment_length, covering, max(part, small_lease(fragment_length)))
+    part = (remaining_env_steps + leased_env_steps) * pace / max(1, num_runners) - held_env_steps
+    least = max(1, int(small_lease(fragment_length) * min(1.0, pace)))
+    return min(fragment_length, covering, max(math.ceil(part / num_envs), least))
+
+
+class Pace:
+    """Env steps per second of a runner of late: its last few fragments count most."""
+
+    def __init__(self) -> None:
+        self._num_env_steps = 0.0
+        self._seconds = 0.0
+
+    @property
+    def env_steps_per_s(self) -> float:
+        """0 as long as nothing came."""
+        return self._num_env_steps / self._seconds if self._seconds else 0.0
+
+    def note(self, num_env_steps: int, seconds: float) -> None:
+        """A fragment came, so many seconds after its runner could begin it."""
+        if num_env_steps > 0:
+            self._num_env_steps = _MEMORY * self._num_env_steps + num_env_steps
+            self._seconds = _MEMORY * self._seconds + max(seconds, 1e-6)
 
 
 def small_lease(fragment_length: int) -> int:

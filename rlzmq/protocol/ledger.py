@@ -32,6 +32,7 @@ class Entry:
         frames: The runner's message, forwarded untouched; dropped once committed.
         deaths: How often a learner died while it was in flight.
         is_reported: Whether the driver has its meta.
+        accepted_at: By the clock of `BrokerCore.handle`.
     """
 
     id: FragmentId
@@ -47,6 +48,7 @@ class Entry:
     taken: int = 0
     deaths: int = 0
     is_reported: bool = False
+    accepted_at: float = 0.0
 
     @property
     def free(self) -> int:
@@ -121,6 +123,7 @@ class Ledger:
         frames: Sequence[Buffer] = (),
         num_bytes: int = 0,
         runner_name: str = "",
+        now: float = 0.0,
     ) -> Entry | None:
         """Puts a fragment in; None if it was accepted or refused before (idempotent).
 
@@ -140,6 +143,7 @@ class Ledger:
             num_bytes,
             runner_name or fragment.runner,
             taken=num_steps,
+            accepted_at=now,
         )
         self._next_order += 1
         self.entries[fragment] = entry

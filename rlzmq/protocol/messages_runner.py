@@ -24,11 +24,12 @@ class Lease(WireMessage):
 
     Attributes:
         update_id: The update it is for; -1 when the data may go to any (staleness >= 1).
-        num_vector_steps: Exactly so many steps of the runner's vector env.
+        num_vector_steps: Exactly so many steps of the runner's vector env, unless `max_s` ends it.
         generation, weights_version: At least these weights; exactly this version if ``exact``.
         connector_version: At least this connector state; -1 if there is none.
         timeout_s: After this the broker grants the steps to someone else.
         accepted: Sequence numbers accepted since the last message to this runner.
+        max_s: Hand over what there is after this many seconds of sampling; 0: however long it takes.
     """
 
     kind: ClassVar[Kind] = Kind.LEASE
@@ -41,6 +42,7 @@ class Lease(WireMessage):
     connector_version: int
     timeout_s: float
     accepted: Spans = ()
+    max_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

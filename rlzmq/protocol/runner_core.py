@@ -333,6 +333,7 @@ class RunnerCore(PeerCore):
             self.weights.generation,
             self.weights.version,
             self.connector_version,
+            lease.max_s,
         )
 
     def _offer(self, frame: Buffer) -> None:

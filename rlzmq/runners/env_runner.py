@@ -130,19 +130,23 @@ class EnvRunner(RunnerState, abc.ABC):
         """
 
     @abc.abstractmethod
-    def sample_lease(self, num_vector_steps: int, *, max_env_steps: int | None = None) -> Any:
-        """Samples exactly ``num_vector_steps`` vector steps, continuing the ongoing episodes.
+    def sample_lease(
+        self, num_vector_steps: int, *, max_env_steps: int | None = None, max_s: float | None = None
+    ) -> Any:
+        """Samples ``num_vector_steps`` vector steps, continuing the ongoing episodes.
 
         The trajectories depend on the total number of vector steps alone, not on how they are split.
 
         Args:
             num_vector_steps: At least 1.
             max_env_steps: Stop after the vector step with which so many env steps are reached.
+            max_s: Stop after the vector step with which so many seconds have passed.
 
         Returns:
-            An EpisodeBatch whose columns have ``num_envs * (lookback + num_vector_steps + 1)`` slots; its
-            ``meta`` has num_env_steps, num_vector_steps, weights_version, weights_generation and
-            episode_metrics (lists of returns, lengths and durations_s of the episodes that finished).
+            An EpisodeBatch whose columns have ``num_envs * (lookback + num_vector_steps + 1)`` slots, also
+            if it ended before; its ``meta`` has num_env_steps, num_vector_steps, weights_version,
+            weights_generation and episode_metrics (lists of returns, lengths and durations_s of the
+            episodes that finished).
         """
 
     @abc.abstractmethod

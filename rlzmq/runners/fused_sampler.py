@@ -165,7 +165,8 @@ class FusedSampler:
         num_env_steps = self._num_env_steps
         num_workers = max(runner.num_workers, 1)
         global_steps = runner.global_env_steps
-        num_episodes, max_env_steps = request.num_episodes, request.max_env_steps
+        num_episodes = request.num_episodes
+        may_end_early = request.max_env_steps is not None or request.ends_at is not None
         first = self._num_steps
         clock, timers = time.perf_counter, runner.timers
         phase = self._num_steps_untimed - first
@@ -234,7 +235,7 @@ class FusedSampler:
                 self._num_ends += num_resetting
                 if num_episodes is not None and self._num_ends >= num_episodes:
                     break
-            if max_env_steps is not None and num_env_steps >= max_env_steps:
+            if may_end_early and request.is_over(num_env_steps):
                 break
         self._num_steps_untimed = (step + 1 + phase) & (_STEPS_PER_TIMED - 1)
         self._num_steps = step + 1

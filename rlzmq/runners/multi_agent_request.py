@@ -34,6 +34,6 @@ class StepCount:
         if request.num_timesteps is not None:
             made = self.num_agent_steps if self.counts_agent_steps else self.num_env_steps
             return made >= request.num_timesteps
-        if request.max_env_steps is not None and self.num_env_steps >= request.max_env_steps:
+        if self.num_vector_steps and request.is_over(self.num_env_steps):
             return True
         return self.num_vector_steps >= (request.num_vector_steps or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 __all__ = ["SampleRequest"]
@@ -18,6 +19,7 @@ class SampleRequest:
         num_timesteps: At least so many env steps.
         num_episodes: Exactly so many finished episodes.
         max_env_steps: With num_vector_steps: stop once so many env steps are reached.
+        ends_at: With num_vector_steps: stop after the vector step that ends later, by time.perf_counter().
     """
 
     explore: bool
@@ -26,6 +28,7 @@ class SampleRequest:
     num_timesteps: int | None = None
     num_episodes: int | None = None
     max_env_steps: int | None = None
+    ends_at: float | None = None
 
     def num_more_vector_steps(
         self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
@@ -43,9 +46,15 @@ class SampleRequest:
             return block if num_ends < self.num_episodes else 0
         if self.num_timesteps is not None:
             return max(-(-(self.num_timesteps - num_env_steps) // num_envs), 0)
-        if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
+        if num_vector_steps and self.is_over(num_env_steps):
             return 0
         return (self.num_vector_steps or 0) - num_vector_steps
+
+    def is_over(self, num_env_steps: int) -> bool:
+        """Whether it ends before its vector steps are made: enough env steps, or out of time."""
+        if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
+            return True
+        return self.ends_at is not None and time.perf_counter() >= self.ends_at
 
     def num_vector_steps_expected(self, num_envs: int) -> int:
         """How many vector steps to make room for at first."""

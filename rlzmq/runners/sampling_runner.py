@@ -67,7 +67,12 @@ class SamplingRunner(EnvRunner):
         return self._run(request, force_reset=force_reset or num_episodes is not None)
 
     def sample_lease(
-        self, num_vector_steps: int, *, max_env_steps: int | None = None, explore: bool | None = None
+        self,
+        num_vector_steps: int,
+        *,
+        max_env_steps: int | None = None,
+        max_s: float | None = None,
+        explore: bool | None = None,
     ) -> Any:
         self._assert_running()
         if num_vector_steps < 1:
@@ -76,6 +81,7 @@ class SamplingRunner(EnvRunner):
             explore=self.config.explore if explore is None else explore,
             num_vector_steps=num_vector_steps,
             max_env_steps=max_env_steps,
+            ends_at=None if max_s is None else time.perf_counter() + max_s,
         )
         return self._run(request, force_reset=False)
 

@@ -7,18 +7,19 @@ from typing import Any
 __all__ = ["take_fragment"]
 
 
-def take_fragment(runner: Any, num_vector_steps: int) -> Any:
+def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None) -> Any:
     """Sample a lease and put what the driver must learn of it into the batch's meta.
 
     Args:
         runner: An EnvRunner.
         num_vector_steps: The lease.
+        max_s: See `EnvRunner.sample_lease`.
 
     Returns:
         The runner's EpisodeBatch; its meta holds episode metrics, counts, and the connector delta
         where a piece has one.
     """
-    batch = runner.sample_lease(num_vector_steps)
+    batch = runner.sample_lease(num_vector_steps, **({} if max_s is None else {"max_s": max_s}))
     delta = runner.get_connector_delta()
     if delta:
         batch.meta["connector_delta"] = delta

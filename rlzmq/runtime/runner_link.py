@@ -153,7 +153,7 @@ class RunnerLink(PeerLink):
     def _sample(self, lease: StartLease) -> None:
         def job() -> FragmentSampled:
             self._stamp_steps(self._env_runner.env)
-            batch = take_fragment(self._env_runner, lease.num_vector_steps)
+            batch = take_fragment(self._env_runner, lease.num_vector_steps, lease.max_s or None)
             header, arrays = batch.to_wire()
             return FragmentSampled(
                 lease_id=lease.lease_id,

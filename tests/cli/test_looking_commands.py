@@ -109,6 +109,7 @@ def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "50 sampled/s" in text
     assert "1 let in  2 turned away: unknown key 2" in text
     assert "driver NO" in text
+    assert "the oldest for 0.0 s" in text
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,9 @@ class Simulation:
         most = lease.num_vector_steps * self.plan.num_envs
         lost = sum(self.rng.random() < 0.1 for _ in range(most)) if most < 64 else most // 10
         seconds = 0.01 * lease.num_vector_steps
+        if lease.max_s > 0.0 and self.rng.random() < 0.2:
+            most = self.rng.randint(1, lease.num_vector_steps) * self.plan.num_envs  # it was out of time
+            lost = min(lost, most)
         if self.faulty() and self.rng.random() < 0.03:
             seconds += self.rng.uniform(1.0, 12.0)  # hangs, longer than its lease may take
         event = E.FragmentSampled(

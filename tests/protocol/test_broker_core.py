@@ -230,6 +230,60 @@ def test_what_autoreset_took_is_granted_again_exactly():
     assert rest.accepted == ((1, 1),), "the lease carries the acknowledgement"
 
 
+def test_a_runner_on_its_own_is_never_cut_short():
+    bench = Bench()
+    bench.ready_run(batch=400)
+    bench.runner()
+    for _ in range(5):
+        (lease, *_) = bench.leases()
+        bench.now += 1.0
+        bench.fragment(lease.lease_id, steps=lease.num_vector_steps * 4)
+        assert {lease.max_s for lease in bench.leases()} <= {0.0}
+
+
+def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
+    bench = Bench()
+    bench.ready_run(batch=1200)
+    seconds_per_step = {"fast": 0.005, "slow": 0.045}
+    for name in seconds_per_step:
+        bench.runner(name)
+    ends_at: dict[str, float] = {}
+    num_steps = dict.fromkeys(seconds_per_step, 0)
+    limits: list[float] = []
+    while True:
+        for name, pace in seconds_per_step.items():
+            leases = bench.state.leases.of_peer(f"uuid-{name}")
+            if leases and name not in ends_at:
+                ends_at[name] = bench.now + leases[0].num_env_steps * pace
+        if not ends_at:
+            break
+        name = min(ends_at, key=ends_at.__getitem__)
+        bench.now = ends_at.pop(name)
+        lease = bench.state.leases.of_peer(f"uuid-{name}")[0]
+        num_steps[name] += lease.num_env_steps
+        bench.fragment(lease.lease_id, steps=lease.num_env_steps, runner=name)
+        limits += [item.max_s / (item.num_vector_steps * 4) for item in bench.leases("slow") if item.max_s]
+    assert sum(num_steps.values()) == 1200
+    assert 80 <= num_steps["slow"] <= 160, "a tenth of it"
+    assert bench.now <= 6.3, "both end at about the same time; 5.4 s would be perfect"
+    assert limits == pytest.approx([2 * 0.045] * len(limits))
+    assert limits
+
+
+def test_what_a_slow_runner_left_of_its_lease_is_granted_to_others():
+    bench = Bench()
+    bench.ready_run(batch=80)
+    bench.runner("a")
+    bench.runner("b")
+    bench.now = 1.0
+    for lease in bench.state.leases.of_peer("uuid-b"):
+        bench.fragment(lease.lease_id, steps=20, runner="b")
+    assert bench.leases("b") == [], "a holds all that is left"
+    bench.fragment(bench.state.leases.of_peer("uuid-a")[0].lease_id, steps=4, runner="a")
+    (rest,) = bench.leases("b")
+    assert rest.num_vector_steps * 4 == 20 - 4
+
+
 def test_runners_take_turns():
     bench = Bench()
     bench.ready_run(batch=60)

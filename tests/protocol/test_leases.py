@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlzmq.protocol.leases import LeaseBook, plan_lease, small_lease, step_allowance
+from rlzmq.protocol.leases import LeaseBook, Pace, plan_lease, small_lease, step_allowance
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,32 @@ from rlzmq.protocol.leases import LeaseBook, plan_lease, small_lease, step_allow
 )
 def test_lease_sizes(remaining, num_runners, num_envs, length, expected):
     assert plan_lease(remaining, num_runners, num_envs, length) == expected
+
+
+@pytest.mark.parametrize(
+    ("remaining", "leased", "held", "pace", "expected"),
+    [
+        (800, 0, 0, 1.0, 50),  # a full lease
+        (400, 0, 0, 1.8, 45),  # nine times as fast as the other one: nine tenths of the rest
+        (400, 0, 0, 0.2, 5),
+        (200, 200, 0, 1.0, 25),  # the other one holds half of it already
+        (200, 200, 200, 1.0, 12),  # it does itself: no less than a small lease
+        (200, 200, 200, 0.1, 1),
+    ],
+)
+def test_a_runners_part_of_the_rest_goes_by_its_pace(remaining, leased, held, pace, expected):
+    lease = plan_lease(remaining, 2, 8, 50, pace=pace, leased_env_steps=leased, held_env_steps=held)
+    assert lease == expected
+
+
+def test_a_pace_follows_the_last_fragments():
+    pace = Pace()
+    assert pace.env_steps_per_s == 0.0
+    pace.note(100, 1.0)
+    assert pace.env_steps_per_s == pytest.approx(100.0)
+    for _ in range(12):
+        pace.note(100, 10.0)
+    assert pace.env_steps_per_s == pytest.approx(10.0, rel=0.05)
 
 
 _sizes = {

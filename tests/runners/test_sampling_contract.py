@@ -166,6 +166,17 @@ def test_a_lease_has_constant_shapes_and_says_what_it_holds() -> None:
     assert 9 <= short.num_env_steps <= 12
 
 
+def test_a_lease_out_of_time_ends_with_the_step_at_hand_and_the_next_goes_on_there(make_runner: Any) -> None:
+    whole, cut = make_runner(lengths_config(50, 50)), make_runner(lengths_config(50, 50))
+    expected = [episode.get_observations().tolist() for episode in whole.sample_lease(12)]
+    first = cut.sample_lease(4, max_s=0.0)
+    assert (first.meta["num_vector_steps"], first.num_env_steps) == (1, 2)
+    rest = cut.sample_lease(11, max_s=60.0)
+    assert rest.meta["num_vector_steps"] == 11
+    for begin, end, steps in zip(first, rest, expected, strict=True):
+        assert begin.get_observations().tolist() + end.get_observations().tolist()[1:] == steps
+
+
 def test_metrics_are_rllibs_and_count_whole_episodes(make_runner: Any) -> None:
     runner = make_runner(lengths_config(7, 3))
     for _ in range(5):
