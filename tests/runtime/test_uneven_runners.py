@@ -1,0 +1,56 @@
+"""Runners of different speed: nobody waits for equal parts."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlzmq import PPOConfig
+
+
+class SleepyEnv(gymnasium.Env[Any, Any]):
+    """One step of the second runner takes as long as twenty of the first one."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self._step_s = 0.04 if config.worker_index == 2 else 0.002
+        self._num_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        self._num_steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._step_s)
+        self._num_steps += 1
+        return np.zeros(2, np.float32), 1.0, False, self._num_steps == 30, {}
+
+
+def count_steps(*, env_runner: Any, metrics_logger: Any, samples: Any, **kwargs: Any) -> None:
+    metrics_logger.log_value(f"runner-{env_runner.worker_index}", samples.num_env_steps, reduce="sum")
+
+
+def test_a_slow_runner_samples_its_part_of_a_batch_not_an_equal_one() -> None:
+    config = (
+        PPOConfig()
+        .environment(SleepyEnv)
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=1, rollout_fragment_length=50)
+        .training(train_batch_size_per_learner=400, minibatch_size=400, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .callbacks(on_sample_end=count_steps)
+    )
+    counts = {"runner-1": 0, "runner-2": 0}
+    with config.build() as algo:
+        algo.train()  # their pace is not known before
+        for _ in range(3):
+            result = algo.train()
+            assert result["accounting"]["dropped"].get("surplus", 0) <= 40
+            for name in counts:
+                counts[name] += result["env_runners"].get(name, 0)
+    assert sum(counts.values()) >= 3 * 400
+    assert 0 < counts["runner-2"] <= 0.2 * sum(counts.values()), "a twenty-first part by its pace"
