@@ -16,7 +16,13 @@ from typing import Any, Self
 
 from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
-from rlzmq.algorithms.checkpoints import latest_checkpoint, load_config, read_algorithm, write_algorithm
+from rlzmq.algorithms.checkpoints import (
+    latest_checkpoint,
+    load_config,
+    read_algorithm,
+    with_stored_seed,
+    write_algorithm,
+)
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import (
     ModuleChanges,
@@ -504,7 +510,10 @@ class AsyncAlgorithm:
             trust_code: Whether functions and classes that the stored config names are imported.
         """
         state = read_algorithm(path)
-        chosen = config if config is not None else load_config(path, trust_code=trust_code)
+        if config is None:
+            chosen = load_config(path, trust_code=trust_code)
+        else:
+            chosen = with_stored_seed(config, path)
         chosen = with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
         algorithm = cls(chosen._for_build(None, True))
         await algorithm.start()

@@ -14,7 +14,14 @@ from rlzmq.core.checkpoint import read_checkpoint, read_manifest, write_checkpoi
 from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 
-__all__ = ["latest_checkpoint", "load_config", "read_algorithm", "to_components", "write_algorithm"]
+__all__ = [
+    "latest_checkpoint",
+    "load_config",
+    "read_algorithm",
+    "to_components",
+    "with_stored_seed",
+    "write_algorithm",
+]
 
 _log = logging.getLogger("rlzmq.checkpoints")
 
@@ -113,6 +120,15 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> Any:
             f"for the first run{hint}."
         )
     return config_class.from_dict(stored["values"])
+
+
+def with_stored_seed(config: Any, path: str | Path) -> Any:
+    """`config`, with the seed that the run before had if it names none: the run goes on, and whoever
+    joined it before is still of the same config."""
+    if config.seed is not None:
+        return config
+    seed = read_checkpoint(_resolve(path), _CONFIG)[_CONFIG]["values"].get("seed")
+    return config if seed is None else config.copy(copy_frozen=False).debugging(seed=seed)
 
 
 def _names_code(value: Any) -> bool:

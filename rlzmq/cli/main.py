@@ -25,6 +25,7 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
+    "attach": ("rlzmq.cli.attach", "go on with a run whose driver died: rlzmq attach RUN_DIR"),
     "runner": ("rlzmq.cli.runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
     "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
     "broker": ("rlzmq.cli.broker", "a broker on its own: rlzmq broker --listen tcp://HOST:PORT"),

@@ -186,7 +186,9 @@ def _places(name: str, options: Any, config: Any) -> tuple[Path, Path | None]:
 
 
 def _build(config: Any, checkpoint: Path | None) -> Any:
-    algorithm = config.build()
+    from rlzmq.algorithms.checkpoints import with_stored_seed
+
+    algorithm = (config if checkpoint is None else with_stored_seed(config, checkpoint)).build()
     if checkpoint is not None:
         try:
             algorithm.restore_from_path(checkpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
 import sys
@@ -23,7 +24,7 @@ class RunDirectory:
     """Where a run leaves what it did.
 
     Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions,
-    seed), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``checkpoints/NNNNNN/`` (by
+    seed, process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``checkpoints/NNNNNN/`` (by
     iteration; see `rlzmq.core.checkpoint_series`), ``journal/`` (with ``durability="journal"``).
 
     Attributes:
@@ -105,6 +106,9 @@ def _facts(config: Any) -> dict[str, Any]:
 
     return {
         "command": sys.argv,
+        "cwd": str(Path.cwd()),
+        "pid": os.getpid(),
+        "host": platform.node(),
         "seed": config.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {

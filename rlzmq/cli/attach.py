@@ -1,0 +1,103 @@
+"""``rlzmq attach``: a new driver in place of one that died, while its broker and runners still wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["AttachOptions", "run"]
+
+_OWN = ("--resume", "--run-dir")  # options that attach gives anew
+
+
+@dataclass
+class AttachOptions:
+    """Options of ``rlzmq attach``."""
+
+    run_dir: str = ""
+    """The run's directory (default: the newest under runs/)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq attach``; the exit code is that of the run."""
+    import tyro
+
+    from rlzmq.cli import train
+
+    given = list(arguments)
+    where = given.pop(0) if given and not given[0].startswith("-") else ""
+    options: AttachOptions = tyro.cli(
+        AttachOptions,
+        args=given,
+        prog="rlzmq attach [RUN_DIR]",
+        description="Go on with a run whose driver died.",
+    )
+    directory = _find(where or options.run_dir)
+    facts = _read(directory)
+    _check_driver_is_gone(directory, facts)
+    command = _without(facts["command"][2:], _OWN)
+    os.chdir(facts["cwd"])
+    return train.run([*command, "--run-dir", str(directory), "--resume", "auto"])
+
+
+def _find(where: str) -> Path:
+    if where:
+        return Path(where).absolute()
+    runs = Path("runs")
+    found = [path for path in runs.glob("*/run.json") if path.is_file()] if runs.is_dir() else []
+    if not found:
+        raise ConfigurationError("no run under runs/: name its directory (rlzmq attach RUN_DIR)")
+    return max(found, key=lambda path: path.stat().st_mtime).parent.absolute()
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    path = directory / "run.json"
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{directory} is no run directory: {error}") from error
+    command = facts.get("command", []) if isinstance(facts, dict) else []
+    if len(command) < 3 or command[1] != "train" or not isinstance(facts.get("cwd"), str):
+        raise ConfigurationError(
+            f"{path}: its run was not started by 'rlzmq train', so its command is not known here. Start your script "
+            "again; Algorithm.resume(RUN_DIR, config=…) goes on from its newest checkpoint."
+        )
+    return dict(facts)
+
+
+def _check_driver_is_gone(directory: Path, facts: dict[str, Any]) -> None:
+    """Two drivers of one run would take it from each other."""
+    pid, host = facts.get("pid"), facts.get("host")
+    if host != platform.node() or not isinstance(pid, int):
+        return
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return
+    expected = [argument.encode() for argument in facts["command"][1:]]
+    if [part for part in command if part][-len(expected) :] == expected:
+        raise ConfigurationError(
+            f"{directory}: its driver (pid {pid}) runs still. End it first (kill {pid}): two drivers would take the "
+            "run from each other."
+        )
+
+
+def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments, less these options and their values."""
+    kept: list[str] = []
+    skips_next = False
+    for argument in arguments:
+        if skips_next:
+            skips_next = False
+        elif argument in names:
+            skips_next = True
+        elif argument.partition("=")[0] not in names:
+            kept.append(argument)
+    return kept
