@@ -94,6 +94,8 @@ _SAYS: dict[str, frozenset[type[WireMessage]]] = {
     "observer": frozenset({StatusRequest, Goodbye}),
 }
 
+_MAX_OFFENCES = 10
+
 
 class BrokerCore:
     """See the module's head.
@@ -233,17 +235,23 @@ class BrokerCore:
         peer.heard_at = now
         self._watch.heard(peer, now)
         if type(message) not in _SAYS[peer.hello.role]:
-            state.count_refused("role")
-            detail = f"a {peer.hello.role} does not send {type(message).__name__}"
-            state.send(peer, Rejected(-1, "role", detail))
-            state.notify("protocol_error", peer.hello.role, peer.hello.name, detail)
+            self._offence(peer, "role", f"a {peer.hello.role} does not send {type(message).__name__}")
             return
         try:
             self._handlers[type(message)](peer, event, now)
         except WireError as error:
-            state.count_refused(error.reason)
-            state.send(peer, Rejected(-1, error.reason, str(error)[:1000]))
-            state.notify("protocol_error", peer.hello.role, peer.hello.name, str(error))
+            self._offence(peer, error.reason, str(error))
+
+    def _offence(self, peer: Peer, reason: str, detail: str) -> None:
+        """A registered peer sent what no peer of this version sends. One that goes on with it is expelled."""
+        state, role = self.state, peer.hello.role
+        state.count_refused(reason)
+        peer.num_bad += 1
+        peer.num_offences += 1
+        state.send(peer, Rejected(-1, reason, detail[:1000]))
+        state.notify("protocol_error", role, peer.hello.name, detail)
+        if peer.num_offences >= _MAX_OFFENCES and role != "driver":
+            self._door.expel(peer, f"{peer.num_offences} messages that no {role} sends; the last: {detail}")
 
     def _on_hello(self, event: Received, message: Hello, now: float) -> None:
         state = self.state
@@ -289,13 +297,12 @@ class BrokerCore:
 
     def _on_malformed(self, event: Malformed) -> None:
         state = self.state
-        state.count_refused(event.reason)
         peer = state.by_routing.get(event.peer)
         if peer is not None:
-            peer.num_bad += 1
-            state.send(peer, Rejected(-1, event.reason, event.detail[:1000]))
-            state.notify("protocol_error", peer.hello.role, peer.hello.name, event.detail)
-        elif event.reason == "version":
+            self._offence(peer, event.reason, event.detail)
+            return
+        state.count_refused(event.reason)
+        if event.reason == "version":
             state.send(event.peer, Refused("version", event.detail[:1000]))
 
     # ------------------------------------------------------------------ runners

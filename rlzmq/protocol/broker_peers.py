@@ -53,6 +53,7 @@ class Door:
         if previous is not None:
             peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
             peer.silence, peer.pace = previous.silence, previous.pace
+            peer.num_offences = previous.num_offences
         else:
             peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
         peer.silence.heard(now)
@@ -75,6 +76,12 @@ class Door:
         elif role == "driver" and state.driver is peer:
             state.driver = None
         state.notify(event, role, peer.hello.name, detail)
+
+    def expel(self, peer: Peer, detail: str) -> None:
+        """Its process may not come back; a new one of its name may."""
+        self._state.fence(peer.uuid)
+        self._state.send(peer, Refused("expelled", detail[:1000], peer.hello.generation))
+        self.forget(peer, "expelled", detail)
 
     # ------------------------------------------------------------------ private
 

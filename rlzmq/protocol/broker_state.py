@@ -83,6 +83,7 @@ class Peer:
         is_late: It should have said something by now.
         first_unacked: Of a runner: what it said last.
         sampled: Of a runner: env steps accepted from it.
+        num_offences: Messages that no peer of this version sends; see `BrokerCore`.
         pace, fragment_at: Of a runner: how fast it samples; when its last fragment came.
     """
 
@@ -99,6 +100,7 @@ class Peer:
     first_unacked: int = 0
     sampled: int = 0
     num_bad: int = 0
+    num_offences: int = 0
     connector_version: int = -1
     pace: Pace = field(default_factory=Pace)
     fragment_at: float = float("-inf")

@@ -284,6 +284,34 @@ def test_what_a_slow_runner_left_of_its_lease_is_granted_to_others():
     assert rest.num_vector_steps * 4 == 20 - 4
 
 
+def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_is_free():
+    bench = Bench()
+    bench.ready_run(batch=400)
+    bench.runner()
+    for _ in range(9):
+        bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
+        assert bench.sent("runner", Refused) == []
+    bench.runner()  # saying HELLO again wipes nothing out
+    bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
+    assert bench.sent("runner", Refused)[0].reason == "expelled"
+    assert bench.sent("driver", Notice)[-1].event == "expelled"
+    assert bench.state.leases.leased_env_steps() == 0, "its leases are free"
+    assert bench.fragment(steps=20) is not None
+    assert bench.sent("runner", Rejected)[0].reason == "fenced"
+    bench.runner()
+    assert bench.sent("runner", Refused)[0].reason == "fenced"
+    bench.runner(uuid="another", incarnation=0)
+    assert bench.sent("runner", Welcome)
+
+
+def test_the_driver_is_never_expelled():
+    bench = Bench()
+    bench.ready_run()
+    for _ in range(30):
+        bench.event(Malformed(b"driver", "dtype", "x"))
+    assert bench.state.driver is not None
+
+
 def test_runners_take_turns():
     bench = Bench()
     bench.ready_run(batch=60)
