@@ -167,7 +167,8 @@ class Grants:
         return (
             record.num_uncommitted + held < window
             and record.uncommitted_bytes + (held + 1) * bytes_per_fragment <= options.window_bytes
-            and state.ledger.num_bytes <= options.memory_bytes
+            and state.ledger.num_bytes + len(state.leases.leases) * state.ledger.mean_bytes
+            <= options.memory_bytes
         )
 
     def _num_active(self) -> int:

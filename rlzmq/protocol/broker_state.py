@@ -39,7 +39,7 @@ class BrokerOptions:
         max_leases_per_runner: 1 would idle a runner for a round trip between two leases.
         window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not run
             ahead of the update that is being collected.
-        memory_bytes: Fragments held in all beyond which nobody may run ahead.
+        memory_bytes: Fragments held, and those still to come of leases, beyond which nobody may run ahead.
         death_limit: A fragment in flight at so many learner deaths is quarantined.
         push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
         hung_after_s: A runner at work without progress for so long hangs; 0: learnt from its own

@@ -93,6 +93,7 @@ class Ledger:
         self.entries: dict[FragmentId, Entry] = {}
         self.runners: dict[tuple[str, int], RunnerRecord] = {}
         self.num_bytes = 0
+        self._num_accepted = self._bytes_accepted = 0
         self._free: dict[FragmentId, Entry] = {}
         self._free_steps_by_version: dict[int, int] = {}
         # Of fragments that a broker before this one held and whose runners did not re-send them yet:
@@ -105,6 +106,11 @@ class Ledger:
     def runner(self, runner: str, incarnation: int) -> RunnerRecord:
         """The record of a (runner, incarnation), made on first use."""
         return self.runners.setdefault((runner, incarnation), RunnerRecord())
+
+    @property
+    def mean_bytes(self) -> int:
+        """Of a fragment, on average of all that were accepted."""
+        return self._bytes_accepted // max(1, self._num_accepted)
 
     def is_committed(self, fragment: FragmentId) -> bool:
         """Whether it was trained or dropped here."""
@@ -151,6 +157,8 @@ class Ledger:
         record.num_uncommitted += 1
         record.uncommitted_bytes += num_bytes
         self.num_bytes += num_bytes
+        self._num_accepted += 1
+        self._bytes_accepted += num_bytes
         entry.done = min(self._done_elsewhere.pop(fragment, 0), num_steps)
         taken = min(self._taken_elsewhere.pop(fragment, 0), num_steps)
         self.accounting.accept(num_steps - entry.done)

@@ -68,6 +68,35 @@ async def test_a_run_trains_exact_batches(staleness):
     assert await broker.wait_ended() == ("stopped", "")
 
 
+async def test_a_hundred_runners_that_could_send_more_than_fits_are_held_back_and_nothing_is_lost():
+    """The staleness alone would allow 60 batches of 10 fragments in flight, 24 MB; memory is for 1 MB."""
+    limit, batch, num_bytes, num_updates = 1_000_000, 320, 40_000, 80
+    broker = BrokerRole("run", {**_OPTIONS, "memory_bytes": limit})
+    addresses = await broker.start()
+    most_bytes = 0
+
+    def watch(update_id: int) -> None:
+        nonlocal most_bytes
+        if update_id >= num_updates // 2:  # what the first leases brought is trained
+            most_bytes = max(most_bytes, broker._core.state.ledger.num_bytes)
+
+    makers = [
+        lambda index=index: FakeRunner(f"runner-{index:03d}", addresses, num_bytes=num_bytes)
+        for index in range(100)
+    ]
+    async with _peers(
+        lambda: FakeDriver(addresses, num_updates, batch, staleness=60, max_policy_lag=60),
+        lambda: FakeLearner(addresses, watch),
+        *makers,
+    ) as (driver, learner, *runners):
+        await asyncio.wait_for(driver.finished, 60)
+        _check(driver, learner, batch)
+        assert len((await broker.status())["runners"]) == 100
+        assert all(runner.has_sampled.is_set() for runner in runners)
+    assert limit / 2 < most_bytes <= limit + batch // 32 * num_bytes, "and the batch that is due"
+    await broker.stop()
+
+
 async def test_a_broker_that_dies_and_comes_back_loses_nothing():
     directory = RunDirectory()
     addresses = {name: directory.address(name) for name in ("data", "weights")}
