@@ -463,7 +463,7 @@ class BrokerCore:
     def _on_open_update(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, OpenUpdate)
         if event.message.min_generation == self.state.min_generation:
-            self._updates.open(event.message)
+            self._updates.open(event.message, now)
 
     def _on_connector_state(self, peer: Peer, event: Received, now: float) -> None:
         state, message = self.state, event.message

@@ -120,6 +120,7 @@ class Run:
         ranges: All shards, in order.
         is_training: TRAIN was sent: the plan stands until the generation ends.
         results: Per rank, what its UPDATE_DONE brought.
+        planned_at: When its batch was complete; None if adopted.
     """
 
     update_id: int
@@ -136,6 +137,7 @@ class Run:
     trained: bool = True
     num_trained_steps: int = 0
     results: dict[int, Buffer] = field(default_factory=dict)
+    planned_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -180,6 +182,7 @@ class BrokerState:
         # updates
         self.next_commit: int | None = None
         self.open: dict[int, OpenUpdate] = {}
+        self.opened_at: dict[int, float] = {}
         self.terms: OpenUpdate | None = None
         self.runs: dict[int, Run] = {}
         self.reports: dict[int, KeptReport] = {}

@@ -43,12 +43,13 @@ class Updates:
 
     # ------------------------------------------------------------------ driver
 
-    def open(self, update: OpenUpdate) -> None:
+    def open(self, update: OpenUpdate, now: float) -> None:
         """The driver asks for an update; one asked for before is ignored."""
         state = self._state
         if state.next_commit is None or update.update_id < state.next_commit:
             return
         state.open.setdefault(update.update_id, update)
+        state.opened_at.setdefault(update.update_id, now)
         if state.terms is None or update.update_id >= state.terms.update_id:
             state.terms = update
 
@@ -66,6 +67,7 @@ class Updates:
                 state.ledger.note_trained(state.runs.pop(update_id).ranges)
             for update_id in [u for u in state.open if u < next_report]:
                 del state.open[update_id]
+                state.opened_at.pop(update_id, None)
             for entry in [e for e in state.ledger.entries.values() if e.generation < hello.generation]:
                 self.drop(entry, "rolled_back")
         self.driver_has(next_report)
@@ -109,6 +111,7 @@ class Updates:
         if state.weights is not None and state.weights.generation < message.generation:
             state.weights = None
         state.open.clear()
+        state.opened_at.clear()
         for report in state.reports.values():
             state.let_go(report)
         state.reports.clear()
@@ -261,6 +264,8 @@ class Updates:
         state.journal.trained(run.update_id, run.ranges)
         del state.runs[run.update_id]
         del state.open[run.update_id]
+        opened_at = state.opened_at.pop(run.update_id, now)
+        planned_at = now if run.planned_at is None else run.planned_at
         state.next_commit = run.update_id + 1
         num_steps = sum(item.num_steps for item in run.ranges)
         state.unpublished[run.update_id] = num_steps
@@ -281,6 +286,8 @@ class Updates:
             dropped=dict(ledger.accounting.dropped),
             oldest_version=min(versions),
             newest_version=max(versions),
+            sampling_s=max(0.0, planned_at - opened_at),
+            training_s=now - planned_at,
         )
         reported, state.to_report = state.to_report, []
         payload = (
@@ -343,6 +350,7 @@ class Updates:
             shards=shards,
             ranges=[item for shard in shards for item in shard],
             rank_uuids=[state.ranks[rank].uuid for rank in range(state.num_ranks)],
+            planned_at=now,
         )
         state.next_attempt += 1
         state.runs[update_id] = run

@@ -66,6 +66,8 @@ class UpdateReport(WireMessage):
         trained: False if all ranks skipped the step.
         num_env_steps: Of the batch.
         accounting, dropped: In env steps over the broker's lifetime (and what the driver had before).
+        sampling_s: From OPEN_UPDATE until the batch was complete.
+        training_s: From then to the commit.
     """
 
     kind: ClassVar[Kind] = Kind.UPDATE_REPORT
@@ -80,6 +82,8 @@ class UpdateReport(WireMessage):
     dropped: dict[str, int]
     oldest_version: int
     newest_version: int
+    sampling_s: float = 0.0
+    training_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,11 @@ class BrokerPipeline:
             learner_results=results,
             fragments=metas,
             num_env_steps_trained=report.report.num_env_steps,
-            timers={"update": time.perf_counter() - start},
+            timers={
+                "update": time.perf_counter() - start,
+                "sample": report.report.sampling_s,
+                "learn": report.report.training_s,
+            },
         )
 
     async def _attempt_update(self) -> tuple[int, Report | None]:

@@ -19,7 +19,7 @@ class UpdateReport:
         learner_results: ``{module id: {metric: value}}`` of each rank, in rank order.
         fragments: The metas of the fragments that arrived for it (episode metrics, counts, …).
         num_env_steps_trained: Env steps over all ranks.
-        timers: Seconds by stage: "sample", "learn", "synch_weights".
+        timers: Seconds by stage: "sample", "learn", and "synch_weights" or "update".
     """
 
     update_id: int

@@ -91,6 +91,9 @@ async def test_the_async_face_drives_processes() -> None:
             if result["training_iteration"] == 2:
                 break
     assert result["accounting"]["trained"] == 480
+    timers = result["timers"]
+    assert 0 < timers["env_runner_sampling_timer"] < timers["update"]
+    assert 0 < timers["learner_update_timer"] < timers["update"]
 
 
 def test_evaluation_in_processes_of_its_own() -> None:
