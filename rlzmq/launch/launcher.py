@@ -2,16 +2,17 @@
 
     connect ─► preflight ─► head (rlzmq train --listen) ─► its join files ─► learners, runners (keys by stdin)
 
-The head's end is the run's end: its goodbye ends the others. What was cut off ends by itself when its
-broker stays silent (`rlzmq runner --patience`).
+The head's end is the run's end: its goodbye ends the others. A head that died, and may resume, is started
+again with all others. What was cut off ends by itself when its broker stays silent (`rlzmq runner --patience`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlzmq.core.errors import PeerLostError, first_error
@@ -22,6 +23,7 @@ from rlzmq.launch.preflight import preflight
 __all__ = ["Launcher"]
 
 EXIT_RESUMABLE, EXIT_INTERRUPTED = 75, 130  # of the head, as the command line defines them
+_EXIT_UNREACHABLE, _EXIT_OUT_OF_MEMORY = 69, 71
 
 _JOIN_FILE_S = 120.0
 _GRACE_S = 15.0
@@ -57,15 +59,33 @@ class Launcher:
             found = await asyncio.gather(*(connect(name, self._cluster) for name in self._cluster.hosts))
             self._hosts = {host.name: host for host in found}
             await preflight(self._cluster, self._hosts, self._say)
-            return await self._run_roles()
+            return await self._run_head_and_others()
         finally:
-            await self._end_all()
+            await self._end_roles()
+            await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
 
     async def stop(self) -> None:
         """End the head in order (it saves a checkpoint); `run` returns then."""
         self._is_stopping = True
         if (head := self._running.get("head")) is not None:
             await head.signal("INT")
+
+    async def _run_head_and_others(self) -> int:
+        """All roles, begun anew when the head died and goes on from a checkpoint, until the budget is spent."""
+        num_failures = 0
+        while True:
+            started = time.monotonic()
+            code = await self._run_roles()
+            if self._is_stopping or not (_has_died(code) and _resumes(self._cluster.train)):
+                return code
+            num_failures = 1 if time.monotonic() - started > _HEALTHY_S else num_failures + 1
+            if num_failures > self._cluster.restarts:
+                return code
+            self._say(
+                f"[head] ended with {code}; restart {num_failures} of {self._cluster.restarts}, with all others"
+            )
+            await self._end_roles()
+            await asyncio.sleep(min(0.5 * 2 ** (num_failures - 1), 30.0))
 
     async def _run_roles(self) -> int:
         cluster = self._cluster
@@ -163,11 +183,22 @@ class Launcher:
             if self._running.get(name) is process and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 del self._running[name]
 
-    async def _end_all(self) -> None:
+    async def _end_roles(self) -> None:
         """Whatever still runs is killed, and the directory with the keys removed."""
         running, self._running = list(self._running.values()), {}
         jobs: list[Any] = [process.signal("KILL") for process in running]
         if self._directory:
             jobs.append(self._hosts[self._cluster.head].run(["rm", "-rf", self._directory]))
+            self._directory = ""
         await asyncio.gather(*jobs, return_exceptions=True)
-        await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
+
+
+def _has_died(code: int) -> bool:
+    """Whether the head was killed, or lost what it needs, rather than ended by itself."""
+    was_killed = (code < 0 or code > 128) and code != EXIT_INTERRUPTED
+    return was_killed or code in (_EXIT_UNREACHABLE, _EXIT_OUT_OF_MEMORY)
+
+
+def _resumes(train: Sequence[str]) -> bool:
+    """Whether the head's command goes on where it was."""
+    return "--resume=auto" in train or ("--resume", "auto") in itertools.pairwise(train)

@@ -104,6 +104,28 @@ def test_a_host_that_was_cut_off_is_there_again_and_a_dead_head_ends_everything(
     assert join_directories(machines.directory) == []
 
 
+@pytest.mark.slow
+def test_a_head_that_may_resume_is_started_again_with_all_others(machines: Machines) -> None:
+    train = ("--resume", "auto", "--checkpoint-every-s", "0.5")
+    text = cluster_text(machines, runners=((1, 1), (2, 1)), learners=((3, 1),), train=train, restarts=1)
+    with launched(machines[4], text) as launch:
+        for number, code in ((1, "restart 1 of 1, with all others"), (2, "")):
+            after = len(launch.output)
+            launch.wait_for(r"^\[runner-10.77.0.2-0\] .* joined ", after=after)
+            launch.wait_for(r"^\[runner-10.77.0.3-0\] .* joined ", after=after)
+            if number == 2:
+                launch.wait_for(r"^\[head\] resumed ", after=after)
+            launch.wait_for(r"^\[head\] iter ", after=after, count=20)
+            while not list((machines.directory / "run" / "checkpoints").glob("[0-9]*/manifest.json")):
+                launch.wait_for(r"^\[head\] iter ", after=len(launch.output))
+            os.kill(machines[0].pids(f"{sys.executable} -m rlzmq train")[0], signal.SIGKILL)
+            if code:
+                launch.wait_for(rf"^\[head\] ended with 137; {code}", after=after)
+        assert launch.end() == 137  # the budget is spent
+    assert machines.leftovers() == {}
+    assert join_directories(machines.directory) == []
+
+
 def test_preflight_names_what_is_wrong_before_anything_starts(machines: Machines) -> None:
     head, host, *_ = machines
 
