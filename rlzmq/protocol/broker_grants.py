@@ -186,7 +186,7 @@ class Grants:
     def _max_s(self, peer: Peer, num_env_steps: int) -> float:
         """When a lease is cut so that others sample the rest of it: a runner that has become slow would
         let them wait. 0 (never) for a runner on its own."""
-        if self._num_active() < 2:
+        if len(self._state.runners) < 2:
             return 0.0
         pace = peer.pace.env_steps_per_s or self._mean_pace()
         return max(_LEAST_MAX_S, _SLACK * num_env_steps / pace) if pace else 0.0
