@@ -2,16 +2,18 @@
 
     python scripts/attack.py --connections 10000
 
-One driver with one local runner listens on loopback TCP with keys. Rounds with and without attackers
-alternate, so that what else the machine does hits both alike. The attackers (one process, several threads)
-send garbage, HTTP, nothing, a ZMTP greeting without a key, a command that claims 8 GiB, and wrong keys; they
-use the CPU of the same machine: the loss printed is an upper bound of what the door itself costs.
+One driver with one local runner listens on loopback TCP with keys. Rounds alternate, so that what else the
+machine does hits all alike: peace; attackers that knock elsewhere (at a port where nobody answers: what they
+cost by using the same cores); attackers at the run's door. The attackers (one process, several threads) send
+garbage, HTTP, nothing, a ZMTP greeting without a key, a command that claims 8 GiB, and wrong keys, at a given rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,11 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+MODES = ("peace", "elsewhere", "attack")
 THREADS = 32
 WRONG_KEYS_EVERY = 50  # a zmq client with a wrong key is made once in so many connections: it is the slowest
 
 
-def attack(address: str, server_public: str, num: int, seconds: float) -> None:
+def attack(address: str, server_public: str, num: int, rate: float) -> None:
     """In a process of its own: prints how many connections of each kind were made."""
     from collections import Counter
     from concurrent.futures import ThreadPoolExecutor
@@ -36,11 +39,12 @@ def attack(address: str, server_public: str, num: int, seconds: float) -> None:
     host, port = split_tcp(address)
     kinds = list(KINDS)
     made: Counter[str] = Counter()
-    deadline = time.monotonic() + seconds
+    print("ready", flush=True)
+    sys.stdin.read()
+    start = time.monotonic()
 
     def one(index: int) -> None:
-        if time.monotonic() > deadline:
-            return
+        time.sleep(max(0.0, start + index / rate - time.monotonic()))
         if index % WRONG_KEYS_EVERY == 0:
             wrong_keys(address, server_public, wait_ms=50)
             made["wrong key"] += 1
@@ -63,17 +67,23 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=4, help="of attack, each after one of peace (default: 4)"
     )
-    parser.add_argument(
-        "--round-s", type=float, default=10.0, help="seconds of a round at most (default: 10)"
-    )
+    parser.add_argument("--rate", type=float, default=250.0, help="connections per second (default: 250)")
     parser.add_argument("--attack", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
-        address, key, num, seconds = options.attack
-        attack(address, key, int(num), float(seconds))
+        address, key, num, rate = options.attack
+        attack(address, key, int(num), float(rate))
         return
     with tempfile.TemporaryDirectory() as directory:
         measure(Path(directory), options)
+
+
+def _empty(server: socket.socket) -> bool:
+    """Take the next of those who knocked where nobody answers; False if there is none."""
+    ready, _, _ = select.select([server], [], [], 0.0)
+    if ready:
+        server.accept()[0].close()
+    return bool(ready)
 
 
 def measure(directory: Path, options: argparse.Namespace) -> None:
@@ -89,48 +99,62 @@ def measure(directory: Path, options: argparse.Namespace) -> None:
         broker = psutil.Process(algo._async.session._pipeline._broker.handle.pid)
         for _ in range(5):
             algo.train()
-        steps, seconds = {"peace": 0, "attack": 0}, {"peace": 0.0, "attack": 0.0}
+        steps, seconds, cpu = dict.fromkeys(MODES, 0), dict.fromkeys(MODES, 0.0), dict.fromkeys(MODES, 0.0)
         made: dict[str, int] = {}
         before_rss = peak_rss = broker.memory_info().rss
-        for number in range(options.rounds):
-            for mode in ("peace", "attack"):
-                attackers = None
-                if mode == "attack":
-                    share = options.connections // options.rounds
-                    arguments = [
-                        join.addresses["data"],
-                        join.server_public_key,
-                        str(share),
-                        str(10 * options.round_s),
-                    ]
-                    attackers = subprocess.Popen(
-                        [sys.executable, __file__, "--attack", *arguments], stdout=subprocess.PIPE, text=True
-                    )
-                start, num_before = time.perf_counter(), algo._async.session.accounting.trained
-                while (
-                    (attackers.poll() is None)
-                    if attackers
-                    else (time.perf_counter() - start < options.round_s)
-                ):
-                    algo.train()
-                    peak_rss = max(peak_rss, broker.memory_info().rss)
-                seconds[mode] += time.perf_counter() - start
-                steps[mode] += algo._async.session.accounting.trained - num_before
-                if attackers is not None:
-                    for kind, count in json.loads(attackers.communicate()[0]).items():
-                        made[kind] = made.get(kind, 0) + count
-            rates = {mode: steps[mode] / seconds[mode] for mode in steps}
-            print(
-                f"round {number + 1}: {rates['peace']:.0f} steps/s in peace, {rates['attack']:.0f} under attack",
-                flush=True,
-            )
+        share = options.connections // options.rounds
+        with socket.create_server(("127.0.0.1", 0), backlog=share + 1) as nobody:
+            elsewhere = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+            for number in range(options.rounds):
+                for mode in MODES:
+                    attackers = None
+                    if mode != "peace":
+                        address = elsewhere if mode == "elsewhere" else join.addresses["data"]
+                        arguments = [address, join.server_public_key, str(share), str(options.rate)]
+                        attackers = subprocess.Popen(
+                            [sys.executable, __file__, "--attack", *arguments],
+                            stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE,
+                            text=True,
+                        )
+                        assert attackers.stdin is not None
+                        assert attackers.stdout is not None
+                        assert attackers.stdout.readline() == "ready\n"
+                        attackers.stdin.close()
+                    start, num_before = time.perf_counter(), algo._async.session.accounting.trained
+                    cpu_before = sum(broker.cpu_times()[:2])
+                    while (
+                        attackers.poll() is None
+                        if attackers is not None
+                        else time.perf_counter() - start < share / options.rate
+                    ):
+                        algo.train()
+                        peak_rss = max(peak_rss, broker.memory_info().rss)
+                    seconds[mode] += time.perf_counter() - start
+                    cpu[mode] += sum(broker.cpu_times()[:2]) - cpu_before
+                    steps[mode] += algo._async.session.accounting.trained - num_before
+                    if attackers is not None and attackers.stdout is not None:
+                        counts = json.loads(attackers.stdout.read())
+                        for kind, count in counts.items() if mode == "attack" else ():
+                            made[kind] = made.get(kind, 0) + count
+                    while _empty(nobody):
+                        pass
+                rates = {mode: steps[mode] / seconds[mode] for mode in MODES}
+                print(
+                    f"round {number + 1}: steps/s so far: "
+                    + ", ".join(f"{rate:.0f} ({mode})" for mode, rate in rates.items()),
+                    flush=True,
+                )
         status = status_of(observer)
         account = algo._async.session.accounting
         print(f"connections made   {sum(made.values())} in {seconds['attack']:.1f} s: {made}")
         print(f"at the door        {status['connections']}")
         print(
-            f"throughput loss    {100 * (1 - rates['attack'] / rates['peace']):.1f} % (attackers on the same cores)"
+            f"throughput loss    {100 * (1 - rates['attack'] / rates['elsewhere']):.1f} % against attackers elsewhere, "
+            f"{100 * (1 - rates['attack'] / rates['peace']):.1f} % against peace (attackers on the same cores)"
         )
+        busy = {mode: 100 * cpu[mode] / seconds[mode] for mode in MODES}
+        print(f"broker CPU         {busy['elsewhere']:.1f} % of a core, {busy['attack']:.1f} % under attack")
         print(
             f"broker RSS         {before_rss / 2**20:.1f} MiB, at most {(peak_rss - before_rss) / 2**20:+.1f} MiB"
         )

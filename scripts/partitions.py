@@ -1,9 +1,9 @@
 """Pulls cables between machines that train together: how soon it is noticed, and what is left when it heals.
 
-    python scripts/partitions.py notice --repeat 20            # R7: a runner host dies or is cut off
+    python scripts/partitions.py notice --repeat 20            # a runner host dies or is cut off
     python scripts/partitions.py local --repeat 20             # deaths of a runner of the head's own
     python scripts/partitions.py learners --repeat 20          # the same for learner hosts, and the next update
-    python scripts/partitions.py heal --cut 60 --repeat 5      # R8: whole runner host cut off, then mended
+    python scripts/partitions.py heal --cut 60 --repeat 5      # whole runner host cut off, then mended
     python scripts/partitions.py heal --cut 60 --one-way       # what the host sends vanishes, the rest arrives
 
 The machines are network namespaces (tests/support/machines.py), so it needs root. Every run is `rlzmq train` with
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import psutil
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -250,9 +251,15 @@ def _wait_back(cluster: Cluster, num_runners: int) -> None:
 
 
 def _forked_runner(history: Path) -> int:
-    """The pid of the head's own runner, by its history's name."""
-    newest = max(history.glob("runner-0.*.jsonl"), key=lambda path: path.stat().st_ctime_ns)
-    return int(newest.name.split(".")[1])
+    """The pid of the head's own runner that lives, by its history's name; it may be about to begin it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in history.glob("runner-0.*.jsonl"):
+            pid = int(path.name.split(".")[1])
+            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return pid
+        time.sleep(0.02)
+    raise AssertionError("the head has no runner of its own")
 
 
 def learners(repeat: int) -> bool:
