@@ -86,9 +86,7 @@ def test_unknown_and_missing_keys_are_refused_and_counted(
         assert after["refused_keys"]["unknown key"] > before["refused_keys"].get("unknown key", 0)
     else:
         num_before = sum(before["failed_handshakes"].values())
-        wait_until(
-            lambda: sum(status_of(observer)["connections"]["failed_handshakes"].values()) > num_before
-        )
+        wait_until(lambda: sum(status_of(observer)["connections"]["failed_handshakes"].values()) > num_before)
 
 
 def test_another_servers_key_is_noticed_by_the_client(run: tuple[Any, JoinFile, JoinFile]) -> None:
