@@ -44,7 +44,6 @@ def ensure_venv(*, dev: bool) -> Path:
         "install",
         "--quiet",
         "--disable-pip-version-check",
-        "--no-compile",  # Python compiles what is imported, and that is a small part of it
         "-c",
         str(CONSTRAINTS),
     ]

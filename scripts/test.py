@@ -18,6 +18,8 @@ def main() -> int:
         run(python, "-m", "ruff", "check", "."),
         run(python, "-m", "ruff", "format", "--check", "."),
     ]
+    # Hundreds of processes import these; where PYTHONDONTWRITEBYTECODE is set none of them would keep what it compiled.
+    run(python, "-m", "compileall", "-q", "rlzmq", "tests")
     # The types are checked while the tests run: these wait for processes most of the time.
     types = [str(python), "-m", "mypy"]
     with subprocess.Popen(types, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as checker:
