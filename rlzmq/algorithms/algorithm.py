@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
-from rlzmq.algorithms.checkpoints import latest_checkpoint, load_config, read_algorithm
-from rlzmq.algorithms.module_changes import with_stored_modules
+from rlzmq.algorithms.checkpoints import (
+    check_algorithm_class,
+    config_to_go_on_with,
+    latest_checkpoint,
+    read_algorithm,
+)
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
@@ -71,6 +75,9 @@ class Algorithm:
         """One update. Override for other algorithms; return None, report through `self.metrics`."""
         self._run(self._async.training_step())
 
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Called with each iteration's result, after the callbacks. Override it to send results elsewhere."""
+
     def evaluate(self) -> dict[str, Any]:
         """One evaluation round: ``{"env_runners": {"episode_return_mean": …, …}}``."""
         return self._run(self._async.evaluate())  # type: ignore[no-any-return]
@@ -125,13 +132,29 @@ class Algorithm:
     @property
     def env_runner(self) -> Any:
         """The EnvRunner in this process; None if all runners are processes of their own."""
-        return self._async.env_runner_group.local_env_runner
+        return self._async.env_runner
+
+    @property
+    def eval_env_runner(self) -> Any:
+        """The evaluation EnvRunner in this process (see AsyncAlgorithm.eval_env_runner)."""
+        return self._async.eval_env_runner
+
+    @property
+    def env_to_module_connector(self) -> Any:
+        """The env-to-module pipeline of `env_runner`; without one, an equal one with the merged states."""
+        return self._async.env_to_module_connector
+
+    @property
+    def module_to_env_connector(self) -> Any:
+        """The module-to-env pipeline, likewise."""
+        return self._async.module_to_env_connector
 
     def get_module(self, module_id: str = "default_policy") -> Any:
         """An RLModule with the current weights, in this process.
 
         Raises:
             KeyError: No such module.
+            ClosedError: The algorithm was stopped.
         """
         return self._run(self._async.get_module(module_id))
 
@@ -157,12 +180,17 @@ class Algorithm:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any]:
-        """Everything that a checkpoint holds, by component."""
-        return self._run(self._async.get_state())  # type: ignore[no-any-return]
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+    ) -> dict[str, Any]:
+        """What a checkpoint holds, or some components of it (see AsyncAlgorithm.get_state)."""
+        return self._run(self._async.get_state(components, not_components=not_components))  # type: ignore[no-any-return]
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`'s output."""
+        """Go on from `get_state`'s output, or take over parts of it (see AsyncAlgorithm.set_state)."""
         self._run(self._async.set_state(state))
 
     def save_to_path(self, path: str | Path | None = None) -> str:
@@ -173,9 +201,9 @@ class Algorithm:
         """The same as `save_to_path`."""
         return self.save_to_path(path)
 
-    def restore_from_path(self, path: str | Path) -> None:
-        """Take over a checkpoint's state (see AsyncAlgorithm.restore_from_path)."""
-        self._run(self._async.restore_from_path(path))
+    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Take over a checkpoint's state, or one component (see AsyncAlgorithm.restore_from_path)."""
+        self._run(self._async.restore_from_path(path, component))
 
     def restore(self, path: str | Path) -> None:
         """The same as `restore_from_path`."""
@@ -191,13 +219,16 @@ class Algorithm:
             trust_code: Whether functions and classes that the stored config names are imported.
 
         Raises:
-            CheckpointError: It is torn, altered, or of an unknown version.
+            CheckpointError: It is torn, altered, of an unknown version, or was saved by a class of one's own
+                that is not this one, nor the config's.
             ConfigurationError: It is of another algorithm than this class.
         """
         state = read_algorithm(path)
-        chosen = config if config is not None else load_config(path, trust_code=trust_code)
-        chosen = with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
-        algo_class = cls if cls is not Algorithm else chosen._algorithm_class()
+        chosen = config_to_go_on_with(path, state, config, trust_code=trust_code)
+        algo_class = cls
+        if cls is Algorithm:
+            algo_class = chosen._algorithm_class()
+            check_algorithm_class(path, algo_class)
         if algo_class.config_class is not None and not isinstance(chosen, algo_class.config_class):
             raise ConfigurationError(
                 f"{path} was saved with a {type(chosen).__name__}; {algo_class.__name__} expects a "

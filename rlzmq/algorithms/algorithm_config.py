@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy as copy_module
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.config_builders import ConfigBuilders
+from rlzmq.algorithms.config_copies import copy_value
 from rlzmq.algorithms.config_io import ConfigIO
+from rlzmq.algorithms.config_overrides import ConfigOverrides
 from rlzmq.algorithms.fixed_settings import check_fixed
+from rlzmq.algorithms.ray_settings import RAY_DEFAULTS, RaySettings
 from rlzmq.algorithms.settings import (
     Field,
     Fraction,
@@ -99,10 +102,11 @@ _DEFAULTS: dict[str, Any] = {
     "torch_compile_learner": False, "torch_compile_learner_what_to_compile": "forward_train",
     "torch_compile_learner_dynamo_backend": "inductor", "torch_compile_learner_dynamo_mode": None,
     "torch_compile_worker": False,
+    **RAY_DEFAULTS,
 }  # fmt: skip
 
 
-class AlgorithmConfig(ConfigBuilders, ConfigIO):
+class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
     """The settings of a run: set fluently, checked at once, frozen when an Algorithm is built.
 
     Every setter returns the config itself. An unknown key, a value of the wrong type or out of
@@ -194,15 +198,20 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """A deep copy; frozen as the original is, unless `copy_frozen` says otherwise."""
         new = type(self)()
-        object.__setattr__(new, "_values", {key: _copy_value(value) for key, value in self._values.items()})
+        object.__setattr__(new, "_values", copy_value(self._values))
         object.__setattr__(new, "_given", set(self._given))
         object.__setattr__(new, "_algo_class", self._algo_class)
         object.__setattr__(new, "_frozen", self._frozen if copy_frozen is None else copy_frozen)
+        evaluation = new._values["evaluation_config"]
+        if isinstance(evaluation, AlgorithmConfig) and copy_frozen is not None:
+            object.__setattr__(evaluation, "_frozen", copy_frozen)
         return new
 
     def freeze(self) -> None:
-        """From now on every assignment raises AttributeError."""
+        """From now on every assignment raises AttributeError; also to a config in `evaluation_config`."""
         object.__setattr__(self, "_frozen", True)
+        if isinstance(self.evaluation_config, AlgorithmConfig):
+            self.evaluation_config.freeze()
 
     @property
     def is_frozen(self) -> bool:
@@ -407,7 +416,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
             evaluation_duration_unit: The unit of `evaluation_duration`.
             evaluation_parallel_to_training: Only False: rounds run between two iterations.
             evaluation_num_env_runners: Processes for evaluation; 0 evaluates in the driver.
-            evaluation_config: Settings that differ in evaluation, e.g. ``{"explore": False}``.
+            evaluation_config: Settings that differ in evaluation, e.g. ``{"explore": False}``, or a whole config.
             evaluation_sample_timeout_s: A round that took longer than these seconds is warned of; None: never.
             evaluation_force_reset_envs_before_iteration: Begin each round with fresh episodes.
             custom_evaluation_function: ``(algorithm, eval_env_runner_group) -> (results, env_steps,
@@ -653,24 +662,6 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         """
         return self
 
-    def resources(self, **kwargs: Any) -> Self:
-        """Kept for RLlib's sake: resources are set in `env_runners()` and `learners()`."""
-        return self._only_none("resources", kwargs)
-
-    def api_stack(
-        self, enable_rl_module_and_learner: bool = True, enable_env_runner_and_connector_v2: bool = True
-    ) -> Self:
-        """Kept for RLlib's sake: there is one API stack, the new one."""
-        if not (enable_rl_module_and_learner and enable_env_runner_and_connector_v2):
-            raise ConfigurationError("api_stack(): only the new API stack exists here; leave both True.")
-        return self
-
-    def _only_none(self, group: str, kwargs: Mapping[str, Any]) -> Self:
-        if kwargs:
-            name = next(iter(kwargs))
-            raise TypeError(f"{group}() has no setting {name!r}.{did_you_mean(name, self._fields)}")
-        return self
-
     # -- derived values -------------------------------------------------------------------------
 
     @property
@@ -686,8 +677,13 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether there is more than the one default policy."""
+        """Whether there is more than the one default policy, learner-only modules beside it not counted."""
         ids = self.module_ids
+        if self.policies is None and self.policy_mapping_fn is None and "default_policy" in ids:
+            specs = getattr(self.rl_module_spec, "rl_module_specs", None) or {}
+            ids = [
+                module_id for module_id in ids if module_id not in specs or not specs[module_id].learner_only
+            ]
         return len(ids) > 1 or "default_policy" not in ids
 
     @property
@@ -715,53 +711,12 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         extra = remainder / self.num_envs_per_env_runner
         return int(per_runner) + (1 if max(worker_index, 1) - 1 < extra else 0)
 
-    def should_update(self, module_id: str) -> bool:
-        """Whether the module is one of `policies_to_train`."""
+    def should_update(self, module_id: str, batch: Any = None) -> bool:
+        """Whether the module is one of `policies_to_train`; a function there is asked, with `batch`."""
         trained = self.policies_to_train
         if trained is None:
             return True
-        return bool(trained(module_id, None)) if callable(trained) else module_id in trained
-
-    def get_config_for_module(self, module_id: str) -> AlgorithmConfig:
-        """This config with the module's overrides applied (itself where there are none)."""
-        overrides = self.algorithm_config_overrides_per_module.get(module_id)
-        if not overrides:
-            return self
-        cached: dict[str, AlgorithmConfig] = self.__dict__.setdefault("_per_module", {})
-        if module_id not in cached or not self._frozen:
-            new = self.copy(copy_frozen=False)
-            new._values["algorithm_config_overrides_per_module"] = {}
-            cached[module_id] = new.update_from_dict(overrides)
-        return cached[module_id]
-
-    def get_evaluation_config_object(self) -> AlgorithmConfig:
-        """This config with `evaluation_config`'s overrides, for the evaluation runners."""
-        overrides = self.evaluation_config
-        if isinstance(overrides, AlgorithmConfig):
-            given = overrides.copy(copy_frozen=False)
-            given._values["in_evaluation"] = True
-            return given
-        new = self.copy(copy_frozen=False)
-        new._values.update(
-            num_env_runners=self.evaluation_num_env_runners,
-            evaluation_config=None,
-            in_evaluation=True,
-            rollout_fragment_length="auto",
-        )
-        return new.update_from_dict(overrides or {})
-
-    @classmethod
-    def overrides(cls, **kwargs: Any) -> dict[str, Any]:
-        """A checked dict of overrides, for evaluation_config and per-module overrides.
-
-        Raises:
-            KeyError: A name is no setting of this class.
-        """
-        config = cls()
-        for name in kwargs:
-            if name not in config:
-                raise KeyError(f"{cls.__name__} has no setting {name!r}.{did_you_mean(name, config._values)}")
-        return kwargs
+        return bool(trained(module_id, batch)) if callable(trained) else module_id in trained
 
     def validate(self) -> None:
         """Check what single settings cannot show: how they fit together.
@@ -769,6 +724,8 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
         Raises:
             ConfigurationError: Names the settings, what was expected and what came.
         """
+        if not self._validate_config:
+            return
         if self.env is None and self.observation_space is None:
             raise ConfigurationError(
                 "config.env is None: say what to learn in, e.g. .environment('CartPole-v1'), or give both "
@@ -802,6 +759,7 @@ class AlgorithmConfig(ConfigBuilders, ConfigIO):
                 )
         self._validate_networking()
         self._validate_journal()
+        self._validate_overrides()
         if callable(self.policies_to_train) or self.policies_to_train is None:
             unknown: list[str] = []
         else:
@@ -873,17 +831,6 @@ def _check_schedule(name: str, value: Any) -> None:
             f"config.{name}={value!r}: a schedule is a list of at least two (env steps, value) points that "
             "begins at 0 and rises, e.g. [(0, 0.001), (100000, 0.0001)]."
         )
-
-
-def _copy_value(value: Any) -> Any:
-    """Containers are copied; what they hold (spaces, classes, functions) is shared."""
-    if isinstance(value, dict):
-        return {key: _copy_value(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy_value(item) for item in value]
-    if isinstance(value, set):
-        return set(value)
-    return value
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -8,8 +8,9 @@ broker (any number of runner and learner processes).
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,26 +18,24 @@ from typing import Any, Self
 from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
+    check_algorithm_class,
+    config_to_go_on_with,
     latest_checkpoint,
-    load_config,
     read_algorithm,
-    with_stored_seed,
+    read_component,
     write_algorithm,
 )
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.module_changes import (
-    ModuleChanges,
-    modules_to_store,
-    stored_spec,
-    with_stored_modules,
-)
+from rlzmq.algorithms.module_changes import ModuleChanges, modules_to_store, stored_spec
 from rlzmq.algorithms.policy import Policy
-from rlzmq.algorithms.results import ResultBuilder
+from rlzmq.algorithms.results import ResultBuilder, merge_into
+from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import CheckpointError, ClosedError
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.suggest import did_you_mean
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runtime.module_configs import ModuleConfigs
@@ -94,6 +93,7 @@ class AsyncAlgorithm:
         """
         try:
             await self.session.start()
+            self.session.learner_group.algorithm = self
             await self._evaluation.start()
         except BaseException:
             await self.stop()
@@ -208,10 +208,20 @@ class AsyncAlgorithm:
         result = self._results.build(self.iteration, self.session.accounting, fault_tolerance)
         result["config_seed"] = self.config.seed
         if evaluation is not None:
+            merge_into(evaluation, result.get("evaluation", {}))  # what callbacks logged
             result["evaluation"] = evaluation
         await self._call("on_train_result", metrics_logger=self.metrics, result=result)
+        await self._log_result(result)
         await self._keeper.after_iteration(result)
         return result
+
+    def log_result(self, result: dict[str, Any]) -> Any:
+        """Called with each iteration's result, after the callbacks. Override it to send results elsewhere."""
+
+    async def _log_result(self, result: dict[str, Any]) -> None:
+        outcome = await in_calling_thread(lambda: self._algorithm.log_result(result))
+        if inspect.isawaitable(outcome):
+            await outcome
 
     async def evaluate(self) -> dict[str, Any]:
         """One evaluation round with the current weights and connector states.
@@ -248,6 +258,37 @@ class AsyncAlgorithm:
         return self.session.learner_group
 
     @property
+    def env_runner(self) -> Any:
+        """The EnvRunner in this process; None if all runners are processes of their own."""
+        return self.session.env_runner_group.local_env_runner
+
+    @property
+    def eval_env_runner(self) -> Any:
+        """The evaluation EnvRunner in this process; None before the first round, and if all are processes."""
+        group = self.eval_env_runner_group
+        return None if group is None else group.local_env_runner
+
+    @property
+    def env_to_module_connector(self) -> Any:
+        """The env-to-module pipeline of `env_runner`; without one, an equal one with the merged states."""
+        return self._connector("env_to_module_connector")
+
+    @property
+    def module_to_env_connector(self) -> Any:
+        """The module-to-env pipeline, likewise."""
+        return self._connector("module_to_env_connector")
+
+    def _connector(self, name: str) -> Any:
+        self._check_running()
+        if self.env_runner is not None:
+            return getattr(self.env_runner, name.removesuffix("_connector"))
+        spaces = {"__env_single__": self.session.spaces, "__env__": self.session.spaces}
+        pipeline = getattr(self.config, f"build_{name}")(env=None, spaces=spaces)
+        if state := self.session.get_connector_state().get(name):
+            pipeline.set_state(state)
+        return pipeline
+
+    @property
     def accounting(self) -> Accounting:
         """Every env step of the run: sampled = trained + dropped (by reason) + pending."""
         return self.session.accounting
@@ -257,7 +298,9 @@ class AsyncAlgorithm:
 
         Raises:
             KeyError: No such module.
+            ClosedError: The algorithm was stopped.
         """
+        self._check_running()
         return await self.session.get_module(module_id)
 
     # -- modules --------------------------------------------------------------------------------
@@ -314,6 +357,7 @@ class AsyncAlgorithm:
             new_agent_to_module_mapping_fn=new_agent_to_module_mapping_fn,
             new_should_module_be_updated=new_should_module_be_updated,
         )
+        self._modules.has_own_rule |= new_should_module_be_updated is not None
         return await self._change_modules(*added)
 
     async def remove_module(
@@ -356,6 +400,7 @@ class AsyncAlgorithm:
             new_agent_to_module_mapping_fn=new_agent_to_module_mapping_fn,
             new_should_module_be_updated=new_should_module_be_updated,
         )
+        self._modules.has_own_rule |= new_should_module_be_updated is not None
         return await self._change_modules(*removed)
 
     async def _change_modules(
@@ -371,7 +416,7 @@ class AsyncAlgorithm:
         return self.session.learner_group.module_spec  # type: ignore[no-any-return]
 
     async def _adopt_modules(self, stored: Mapping[str, Any]) -> None:
-        """Add and remove modules until there are those that a checkpoint has."""
+        """Add, remove and freeze modules until there are those that a checkpoint has."""
         specs = stored.get("specs") or {}
         ids = self.config.module_ids
         for module_id in [mid for mid in specs if mid not in ids]:
@@ -380,6 +425,9 @@ class AsyncAlgorithm:
             await self.add_module(module_id, spec, config_overrides=overrides)
         for module_id in [mid for mid in ids if specs and mid not in specs]:
             await self.remove_module(module_id)
+        change = self._modules.trained_as(stored)
+        if change is not None:
+            await self._change_modules(*change)
 
     # -- acting ---------------------------------------------------------------------------------
 
@@ -441,32 +489,75 @@ class AsyncAlgorithm:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    async def get_state(self) -> dict[str, Any]:
-        """Everything that a checkpoint holds, by component."""
-        state = await self.session.get_state()
-        state |= await self._evaluation.get_state()
-        state["algorithm"] = {
+    async def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+    ) -> dict[str, Any]:
+        """What a checkpoint holds, as a tree: ``state["learner_group"]["learner"]["rl_module"]["p0"]``, ….
+
+        Args:
+            components: Only these, as paths such as ``"learner_group/learner/rl_module/p0"``; None: all.
+            not_components: Without these.
+
+        Raises:
+            ValueError: An unknown component.
+        """
+        self._check_running()
+
+        def is_wanted(name: str) -> bool:
+            return wants(name, components, not_components)
+
+        parts = await self.session.get_state(with_runners=is_wanted("env_runners"))
+        if is_wanted("eval_env_runners") or is_wanted("evaluation"):
+            parts |= await self._evaluation.get_state()
+        parts["algorithm"] = {
             "iteration": self.iteration,
             "results": self._results.get_state(),
             "metrics": freeze_known(self.metrics.get_state()),
         }
-        state["modules"] = modules_to_store(self.config, self.session.spaces)
-        return state
+        parts["modules"] = modules_to_store(
+            self.config, self.session.spaces, has_own_rule=self._modules.has_own_rule
+        )
+        return select(to_tree(parts), components, not_components)
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`'s output: modules, learners, runners, connectors and counters.
 
         With one env runner (or none) and one learner, the run goes on bit for bit as the one that the
         state was taken of: see docs/reliability.md.
+
+        Args:
+            state: All of it, or some components, or parts of them: the others stay as they are. Weights of one
+                module, say: ``{"learner_group": {"learner": {"rl_module": {"p0": weights}}}}``.
+
+        Raises:
+            ValueError: An unknown component.
+            KeyError: Weights of a module that is not there.
         """
-        await self._adopt_modules(state.get("modules", {}))
-        await self.session.set_state(state)
-        self.iteration = state["algorithm"]["iteration"]
-        self._results.set_state(state["algorithm"]["results"])
-        if "metrics" in state["algorithm"]:
-            self.metrics.set_state(thaw(state["algorithm"]["metrics"]))
-        await self._evaluation.set_state(state)
-        await self._call("on_checkpoint_loaded")
+        self._check_running()
+        parts = to_parts(state)
+        if "modules" in parts:
+            await self._adopt_modules(parts["modules"])
+        else:
+            self._check_modules(parts.get("learner_group/learner", {}).get("rl_module", {}))
+        await self.session.set_state(parts)
+        own = parts.get("algorithm", {})
+        self.iteration = own.get("iteration", self.iteration)
+        if "results" in own:
+            self._results.set_state(own["results"])
+        if "metrics" in own:
+            self.metrics.set_state(thaw(own["metrics"]))
+        await self._evaluation.set_state(parts)
+        if "algorithm" in parts:
+            await self._call("on_checkpoint_loaded")
+
+    def _check_modules(self, module_ids: Iterable[str]) -> None:
+        known = self._modules.configs.learners.module_ids
+        for module_id in module_ids:
+            if module_id not in known:
+                raise KeyError(f"the learners have no module {module_id!r}.{did_you_mean(module_id, known)}")
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
         """Write a checkpoint, atomically.
@@ -480,23 +571,24 @@ class AsyncAlgorithm:
         Raises:
             CheckpointError: It could not be written; a former checkpoint at `path` is untouched.
         """
-        self._check_running()
-        state = await self.get_state()
+        state = to_parts(await self.get_state())
         written = write_algorithm(path, self._algorithm, self.config, state)
         await self.session.note_checkpoint(state)
         return written
 
-    async def restore_from_path(self, path: str | Path) -> None:
-        """Take over a checkpoint's state; the config stays this algorithm's own.
+    async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Take over a checkpoint's state, or one component of it; the config stays this algorithm's own.
 
         Args:
-            path: A checkpoint, or a run directory: its newest whole one.
+            path: A checkpoint, or a run directory: its newest whole one. With `component` also a path into one, or
+                a module's own checkpoint: what is there becomes this component.
+            component: E.g. ``"learner_group/learner/rl_module/p0"``; all others stay as they are.
 
         Raises:
             CheckpointError: No whole checkpoint of a known version lies there; nothing has changed.
         """
         self._check_running()
-        await self.set_state(read_algorithm(path))
+        await self.set_state(read_algorithm(path) if component is None else read_component(path, component))
 
     @classmethod
     async def from_checkpoint(
@@ -508,13 +600,14 @@ class AsyncAlgorithm:
             path: The checkpoint's directory.
             config: In place of the stored one.
             trust_code: Whether functions and classes that the stored config names are imported.
+
+        Raises:
+            CheckpointError: It is torn, altered, of an unknown version, or of a class of its own.
         """
         state = read_algorithm(path)
-        if config is None:
-            chosen = load_config(path, trust_code=trust_code)
-        else:
-            chosen = with_stored_seed(config, path)
-        chosen = with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
+        if cls is AsyncAlgorithm:
+            check_algorithm_class(path, cls)
+        chosen = config_to_go_on_with(path, state, config, trust_code=trust_code)
         algorithm = cls(chosen._for_build(None, True))
         await algorithm.start()
         try:

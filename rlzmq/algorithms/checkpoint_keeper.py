@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.algorithms.checkpoints import to_components
+from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.core import faults
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import CheckpointError
@@ -128,7 +129,7 @@ class CheckpointKeeper:
         algorithm, series = self._algorithm, self._series
         self._begun_at = self._copied_at = time.monotonic()
         # A copy: the arrays of a learner in this process change with its next update.
-        state = copy.deepcopy(await algorithm.get_state())
+        state = to_parts(copy.deepcopy(await algorithm.get_state()))
         components, about = to_components(algorithm._algorithm, algorithm.config, state)
         iteration = int(algorithm.iteration)
         about |= {

@@ -8,16 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlzmq.algorithms.config_io import _plain
-from rlzmq.algorithms.registry import config_class_named, name_of_config
-from rlzmq.core.checkpoint import read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.algorithms.config_plain import load_named, names_code, plain_setting
+from rlzmq.algorithms.module_changes import with_stored_modules
+from rlzmq.algorithms.registry import ALGORITHMS, config_class_named, name_of_config
+from rlzmq.algorithms.state_tree import part_of, to_parts, to_tree
+from rlzmq.core.checkpoint import find_inside, local_path, read_checkpoint, read_manifest, write_checkpoint
 from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.modules.class_names import class_name
+from rlzmq.modules.saving import read_module_states
 
 __all__ = [
+    "check_algorithm_class",
+    "config_to_go_on_with",
     "latest_checkpoint",
     "load_config",
     "read_algorithm",
+    "read_component",
     "to_components",
     "with_stored_seed",
     "write_algorithm",
@@ -28,16 +35,16 @@ _log = logging.getLogger("rlzmq.checkpoints")
 _CONFIG = "config"
 # Where a run keeps its data on its machine: a run that goes on from a checkpoint says so anew.
 _PLACES = ("durability", "journal_dir")
-_NEEDED = ("algorithm", "learner_group/learner")
+_NEEDED = ("algorithm", "learner_group/learner", "env_runner", "accounting")
+_MODULES = "learner_group/learner/rl_module"
 
 
 def write_algorithm(path: str | Path | None, algorithm: Any, config: Any, state: Mapping[str, Any]) -> str:
     """Write state and config as one checkpoint; the absolute path."""
-    target = (
-        Path(path) if path is not None else Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
-    )
+    if path is None:
+        path = Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
     components, about = to_components(algorithm, config, state)
-    return str(write_checkpoint(target, components, about=about))
+    return str(write_checkpoint(path, components, about=about))
 
 
 def to_components(
@@ -49,11 +56,15 @@ def to_components(
         if name in _PLACES:
             continue
         try:
-            values[name] = _plain(name, value)
+            values[name] = plain_setting(name, value)
         except ConfigurationError:
             left_out.append(name)
-    about = {"algorithm": type(algorithm).__name__, "config": name_of_config(type(config))}
-    return {**state, _CONFIG: {"values": values, "left_out": left_out}}, about
+    about = {
+        "algorithm": type(algorithm).__name__,
+        "config": name_of_config(type(config)),
+        "config_class": class_name(type(config)),
+    }
+    return {**to_parts(state), _CONFIG: {"values": values, "left_out": left_out}}, about
 
 
 def latest_checkpoint(path: str | Path) -> Path | None:
@@ -72,7 +83,7 @@ def latest_checkpoint(path: str | Path) -> Path | None:
 
 def _resolve(path: str | Path) -> Path:
     """The checkpoint that is meant: the newest whole one if `path` is a run directory."""
-    place = Path(path).expanduser().absolute()
+    place = local_path(path)
     if (place / "manifest.json").exists() or not place.is_dir():
         return place
     return latest_checkpoint(place) or place
@@ -105,13 +116,13 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> Any:
             from a stranger could name any code on this machine, so this is asked for.
 
     Raises:
-        CheckpointError: The config holds code and `trust_code` is False, or held what cannot be stored.
+        CheckpointError: The config holds code or is of a class of one's own, and `trust_code` is False; or it
+            held what cannot be stored.
     """
     path = _resolve(path)
-    about = read_manifest(path)["about"]
+    config_class = _config_class(path, trust_code)
     stored = read_checkpoint(path, _CONFIG)[_CONFIG]
-    config_class = config_class_named(str(about.get("config")))
-    code = [name for name, value in stored["values"].items() if _names_code(value)]
+    code = [name for name, value in stored["values"].items() if names_code(value)]
     if stored["left_out"] or (code and not trust_code):
         names = ", ".join(sorted({*stored["left_out"], *code}))
         hint = "" if stored["left_out"] else ", or trust_code=True to import what the checkpoint names"
@@ -119,7 +130,96 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> Any:
             f"The config of {path} holds code ({names}), which a checkpoint does not carry. Pass config=…, built as "
             f"for the first run{hint}."
         )
-    return config_class.from_dict(stored["values"])
+    return config_class.from_state(stored["values"])
+
+
+def _config_class(path: Path, trust_code: bool) -> Any:
+    """The class of the stored config. One that is not the library's own is code, too."""
+    about = read_manifest(path)["about"]
+    built_in = config_class_named(str(about.get("config")))
+    named = about.get("config_class")
+    if named is None or named == class_name(built_in):
+        return built_in
+    what = (
+        f"The config of {path} is of the class {named!r}, which a checkpoint does not carry. Pass config=…, built as "
+        "for the first run"
+    )
+    if not trust_code:
+        raise CheckpointError(f"{what}, or trust_code=True to import the class.")
+    try:
+        found = load_named(named)
+    except ConfigurationError as error:
+        raise CheckpointError(f"{what}. {error}") from None
+    if not (isinstance(found, type) and issubclass(found, built_in)):
+        raise CheckpointError(f"{what}. Here {named!r} is no {built_in.__name__}.")
+    return found
+
+
+def config_to_go_on_with(
+    path: str | Path, state: Mapping[str, Any], config: Any, *, trust_code: bool = False
+) -> Any:
+    """The config of a run that goes on from a checkpoint: with its modules, and its seed.
+
+    Args:
+        path: The checkpoint's directory, or a run directory.
+        state: What `read_algorithm` gave of it.
+        config: In place of the stored one; None: the stored one.
+        trust_code: See `load_config`.
+
+    Raises:
+        CheckpointError: As of `load_config` and `with_stored_modules`.
+    """
+    chosen = load_config(path, trust_code=trust_code) if config is None else with_stored_seed(config, path)
+    return with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
+
+
+def check_algorithm_class(path: str | Path, chosen: type) -> None:
+    """Refuse to go on as another algorithm than the one that wrote a checkpoint, if that was no built-in one.
+
+    Args:
+        path: The checkpoint's directory, or a run directory.
+        chosen: The class that would go on.
+
+    Raises:
+        CheckpointError: It was saved by a class of another name, whose training step would be gone.
+    """
+    path = _resolve(path)
+    about = read_manifest(path)["about"]
+    saved = about.get("algorithm")
+    built_in = {"Algorithm", "AsyncAlgorithm", *(name.upper() for name in ALGORITHMS)}
+    if saved is not None and saved != chosen.__name__ and saved not in built_in:
+        raise CheckpointError(
+            f"{path} was saved by {saved}, and would go on as {chosen.__name__}: a checkpoint does not carry a class "
+            f"of your own. Call {saved}.from_checkpoint(…) (or .resume), or pass "
+            f"config={about.get('config')}(algo_class={saved})…"
+        )
+
+
+def read_component(path: str | Path, component: str) -> dict[str, Any]:
+    """A state with this component alone, for `Algorithm.set_state`.
+
+    Args:
+        path: An algorithm's checkpoint (or run directory) that has this component; or a path into one, such as
+            ``checkpoint/learner_group/learner/rl_module/p0``, or a module's own checkpoint: then what is
+            there becomes this component, whatever it is called there.
+        component: E.g. ``"learner_group/learner/rl_module/p1"``.
+
+    Raises:
+        CheckpointError: Nothing of that kind is there.
+    """
+    component = component.strip("/")
+    folder, inside = find_inside(_resolve(path))
+    if component == _MODULES or component.startswith(f"{_MODULES}/"):
+        module_id = component.removeprefix(_MODULES).lstrip("/") or None
+        states = read_module_states(path if inside else folder, module_id)
+        modules = states if module_id is None else {module_id: states}
+        return {"learner_group": {"learner": {"rl_module": modules}}}
+    state = part_of(to_tree(read_checkpoint(folder)), inside or component)
+    if state is None:
+        raise CheckpointError(f"The checkpoint {folder} has no component {inside or component!r}.")
+    for name in reversed(component.split("/")):
+        state = {name: state}
+    return state  # type: ignore[no-any-return]
 
 
 def with_stored_seed(config: Any, path: str | Path) -> Any:
@@ -129,11 +229,3 @@ def with_stored_seed(config: Any, path: str | Path) -> Any:
         return config
     seed = read_checkpoint(_resolve(path), _CONFIG)[_CONFIG]["values"].get("seed")
     return config if seed is None else config.copy(copy_frozen=False).debugging(seed=seed)
-
-
-def _names_code(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.startswith("@")
-    if isinstance(value, dict):
-        return any(_names_code(item) for item in value.values())
-    return isinstance(value, list) and any(_names_code(item) for item in value)

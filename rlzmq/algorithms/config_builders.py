@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.errors import ConfigurationError
@@ -177,6 +177,30 @@ class ConfigBuilders:
         from rlzmq.algorithms.module_specs import multi_rl_module_spec
 
         return multi_rl_module_spec(self, env, spaces, inference_only)
+
+    def get_multi_agent_setup(
+        self,
+        *,
+        policies: Any = None,
+        env: Any = None,
+        spaces: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, Any], Callable[[str, Any], bool]]:
+        """Who acts, and who learns.
+
+        Args:
+            policies: Other module ids or specs than `config.policies`.
+            env: As for `get_multi_rl_module_spec`.
+            spaces: Likewise.
+
+        Returns:
+            (``{module id: its RLModuleSpec, spaces filled in}``, ``fn(module_id, batch) -> whether it is trained``).
+        """
+        config: Any = self
+        if policies is not None:
+            config = self.copy(copy_frozen=False)
+            config.multi_agent(policies=policies)
+        specs = config.get_multi_rl_module_spec(env=env, spaces=spaces).rl_module_specs
+        return dict(specs), self.should_update
 
     # -- learners -------------------------------------------------------------------------------
 

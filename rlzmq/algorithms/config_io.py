@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from rlzmq.algorithms.config_json import to_json
+from rlzmq.algorithms.config_plain import load_named, plain_setting, revive_setting
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["ConfigIO", "load_named"]
 
-_CALLABLE_MARK = "@"
 _UNSET = "unset"  # TOML has no None: a table's ``unset = ["name"]`` lists the settings that are None
 MAX_TOML_BYTES = 1 << 20  # a config is a page of text; more is a mistake or an attack
 
@@ -32,7 +32,7 @@ class ConfigIO:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A config of this class from `to_dict()`'s or `get_state()`'s output, or any part of it.
+        """A config of this class from `to_dict()`'s output, or any part of it.
 
         Raises:
             ConfigurationError: A key is unknown (the text names the closest), or a value is wrong.
@@ -40,7 +40,7 @@ class ConfigIO:
         return cls().update_from_dict(values)
 
     def update_from_dict(self, values: Mapping[str, Any]) -> Self:
-        """Set several settings at once; unknown keys are errors.
+        """Set several settings at once, to the values as they are; unknown keys are errors.
 
         Raises:
             ConfigurationError: As `from_dict`.
@@ -50,7 +50,7 @@ class ConfigIO:
                 raise ConfigurationError(
                     f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, self._values)}"
                 )
-            setattr(self, name, _revive(value))
+            setattr(self, name, value)
         return self
 
     def get_state(self) -> dict[str, Any]:
@@ -59,17 +59,29 @@ class ConfigIO:
         Raises:
             ConfigurationError: A value is neither plain nor importable, e.g. a lambda.
         """
-        return {name: _plain(name, value) for name, value in self._values.items()}
+        return {name: plain_setting(name, value) for name, value in self._values.items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The config that `get_state` describes."""
-        return cls.from_dict(state)
+        """The config that `get_state` describes. Imports the code that it names.
+
+        Raises:
+            ConfigurationError: As `from_dict`, or the code is not here.
+        """
+        return cls.from_dict({name: revive_setting(value) for name, value in state.items()})
+
+    def serialize(self) -> dict[str, Any]:
+        """The settings as JSON data to log or to look at: functions without a name as their source.
+
+        Nothing reads this back; `get_state`, `to_toml` and checkpoints are for that.
+        """
+        return {name: to_json(value) for name, value in self._values.items()}
 
     def to_toml(self, path: str | Path | None = None) -> str:
         """The settings that differ from the defaults as TOML, one table per setter.
 
-        TOML has no None; settings that are None are listed as ``unset = ["name"]`` in their table.
+        TOML has no None; settings that are None are listed as ``unset = ["name"]`` in their table, and keys of
+        dicts that are None are left out.
 
         Args:
             path: Also write it there.
@@ -78,7 +90,7 @@ class ConfigIO:
         tables: dict[str, list[str]] = {}
         unset: dict[str, list[str]] = {}
         for name, value in self._values.items():
-            plain = _plain(name, value)
+            plain = plain_setting(name, value)
             default = _plain_or_none(name, defaults.get(name))
             field = self._fields.get(name)
             table = field.group if field else "callbacks"
@@ -111,7 +123,10 @@ class ConfigIO:
                 raise ConfigurationError(
                     f"{path} holds {path.stat().st_size} bytes; at most {MAX_TOML_BYTES}."
                 )
-            text = path.read_text(encoding="utf-8")
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f"Cannot read {path}: {error}.") from error
         try:
             data = tomllib.loads(str(text))
         except tomllib.TOMLDecodeError as error:
@@ -129,9 +144,10 @@ class ConfigIO:
             if key in groups and isinstance(value, dict):
                 settings = dict(value)
                 names = settings.pop(_UNSET, [])
-                self.update_from_dict({**settings, **dict.fromkeys(names)})
+                revived = {name: revive_setting(item) for name, item in settings.items()}
+                self.update_from_dict({**revived, **dict.fromkeys(names)})
             elif key in self._values:
-                self.update_from_dict({key: value})
+                self.update_from_dict({key: revive_setting(value)})
             else:
                 valid = {*groups, *self._values}
                 raise ConfigurationError(
@@ -140,66 +156,11 @@ class ConfigIO:
         return self
 
 
-def load_named(name: str) -> Any:
-    """The object that ``"package.module:qualname"`` names.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    module_name, _, qualname = name.partition(":")
-    try:
-        value: Any = importlib.import_module(module_name)
-        for part in qualname.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"Cannot load {name!r}: {error}. Expected 'package.module:name'.") from None
-    return value
-
-
-def _plain(name: str, value: Any) -> Any:
-    from rlzmq.algorithms.config_values import to_plain_value
-
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    special = to_plain_value(name, value)
-    if special is not None:
-        return special
-    if isinstance(value, Mapping):
-        return {str(key): _plain(f"{name}.{key}", item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        items = sorted(value) if isinstance(value, set | frozenset) else value
-        return [_plain(name, item) for item in items]
-    if hasattr(value, "to_dict") and not isinstance(value, type):
-        return _plain(name, value.to_dict())
-    qualname = getattr(value, "__qualname__", "")
-    module = getattr(value, "__module__", "")
-    if callable(value) and qualname and "<" not in qualname and module not in ("", "__main__"):
-        return f"{_CALLABLE_MARK}{module}:{qualname}"
-    raise ConfigurationError(
-        f"config.{name}={value!r} cannot be written as plain data. Move it into an importable module as a "
-        "named function or class, then it is stored as 'package.module:name'."
-    )
-
-
 def _plain_or_none(name: str, value: Any) -> Any:
     try:
-        return _plain(name, value)
+        return plain_setting(name, value)
     except ConfigurationError:
         return None
-
-
-def _revive(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(_CALLABLE_MARK):
-        return load_named(value[1:])
-    if isinstance(value, dict):
-        from rlzmq.algorithms.config_values import from_plain_value, is_plain_value
-
-        if is_plain_value(value):
-            return from_plain_value(value, load_named)
-        return {key: _revive(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_revive(item) for item in value]
-    return value
 
 
 def _toml(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Spaces and module specs inside configs as plain data, so that files and checkpoints can hold them.
+"""Spaces, module specs and configs inside configs as plain data, so that files and checkpoints can hold them.
 
 A class of the user's is written as ``"@package.module:Class"``, the mark that says: reading this runs code.
 """
@@ -8,23 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+from rlzmq.algorithms.config_plain import CODE_MARK, plain_dict, plain_setting, revive_setting
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.modules.class_names import class_name
+from rlzmq.modules.model_config import DefaultModelConfig
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 
-__all__ = ["CODE_MARK", "from_plain_value", "is_plain_value", "to_plain_value"]
-
-CODE_MARK = "@"
+__all__ = ["from_plain_value", "is_plain_value", "to_plain_value"]
 
 _SPACE, _SPEC, _MULTI_SPEC = "__space__", "__rl_module_spec__", "__multi_rl_module_spec__"
-_CLASSES = ("module_class", "multi_rl_module_class")
+_CONFIG = "__algorithm_config__"
+_CLASSES = ("module_class", "multi_rl_module_class", "config_class")
 _OWN = "rlzmq."
 
 
 def to_plain_value(name: str, value: Any) -> dict[str, Any] | None:
-    """The plain form of a space or module spec; None for any other kind of value.
+    """The plain form of a space, module spec, model or algorithm config; None for any other kind of value.
 
     Raises:
         ConfigurationError: It cannot be written down; the text names the setting.
@@ -38,6 +41,11 @@ def to_plain_value(name: str, value: Any) -> dict[str, Any] | None:
             return {_SPEC: _marked(name, value.to_dict())}
         if isinstance(value, MultiRLModuleSpec):
             return {_MULTI_SPEC: _marked(name, value.to_dict())}
+        if isinstance(value, DefaultModelConfig):
+            return plain_dict(name, value.to_dict())
+        if isinstance(value, AlgorithmConfig):
+            values = {key: plain_setting(f"{name}.{key}", item) for key, item in value.diff().items()}
+            return {_CONFIG: _marked(name, {"config_class": class_name(type(value)), "values": values})}
     except NotPlainError as error:
         raise ConfigurationError(f"config.{name}: {error}") from None
     return None
@@ -49,7 +57,7 @@ def is_plain_value(value: Any) -> bool:
 
 
 def from_plain_value(plain: dict[str, Any], load: Callable[[str], Any]) -> Any:
-    """The space or spec that `to_plain_value` wrote.
+    """The space, spec or config that `to_plain_value` wrote.
 
     Args:
         plain: A value of which `is_plain_value` is true.
@@ -63,7 +71,7 @@ def from_plain_value(plain: dict[str, Any], load: Callable[[str], Any]) -> Any:
 
 
 def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
-    """Classes that are not rlzmq's own get the mark."""
+    """Classes that are not rlzmq's own get the mark, and a spec's model settings their plain form."""
     for key in _CLASSES:
         named = plain.get(key)
         if named is not None and not named.startswith(_OWN):
@@ -73,6 +81,8 @@ def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
                     "importable module."
                 )
             plain[key] = CODE_MARK + named
+    if plain.get("model_config") is not None:
+        plain["model_config"] = plain_dict(f"{name}.model_config", plain["model_config"])
     for spec in plain.get("rl_module_specs", {}).values():
         _marked(name, spec)
     return plain
@@ -91,21 +101,30 @@ def _class_of(plain: dict[str, Any], key: str, load: Callable[[str], Any]) -> An
 
 def _read_spec(plain: dict[str, Any], load: Callable[[str], Any]) -> RLModuleSpec:
     return RLModuleSpec.from_dict(
-        {**plain, "module_class": None}, module_class=_class_of(plain, "module_class", load)
+        {**plain, "module_class": None, "model_config": revive_setting(plain.get("model_config"))},
+        module_class=_class_of(plain, "module_class", load),
     )
 
 
 def _read_multi_spec(plain: dict[str, Any], load: Callable[[str], Any]) -> MultiRLModuleSpec:
     spec = MultiRLModuleSpec.from_dict(
-        {**plain, "rl_module_specs": {}},
+        {**plain, "rl_module_specs": {}, "model_config": revive_setting(plain.get("model_config"))},
         multi_rl_module_class=_class_of(plain, "multi_rl_module_class", load),
     )
     spec.add_modules({mid: _read_spec(one, load) for mid, one in plain["rl_module_specs"].items()})
     return spec
 
 
+def _read_config(plain: dict[str, Any], load: Callable[[str], Any]) -> AlgorithmConfig:
+    config_class = _class_of(plain, "config_class", load)
+    if not (isinstance(config_class, type) and issubclass(config_class, AlgorithmConfig)):
+        raise ConfigurationError(f"expected a config class, got {plain.get('config_class')!r}.")
+    return config_class.from_state(plain["values"])
+
+
 _READERS: dict[str, Callable[[Any, Callable[[str], Any]], Any]] = {
     _SPACE: lambda plain, load: space_from_plain(plain),
     _SPEC: _read_spec,
     _MULTI_SPEC: _read_multi_spec,
+    _CONFIG: _read_config,
 }

@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
-from rlzmq.algorithms.results import add_fragment_metas
+from rlzmq.algorithms.results import merge_into
+from rlzmq.core.frozen import freeze_known, thaw
+from rlzmq.core.metrics import MetricsLogger
 from rlzmq.runners.episode_metrics import EpisodeMetrics
+from rlzmq.runners.fragment_metas import add_fragment_metas
 from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.runtime.session import Session
 
@@ -19,6 +22,7 @@ __all__ = ["Evaluation"]
 _logger = logging.getLogger("rlzmq.evaluation")
 
 _RUNNERS = "eval_env_runners/"
+_METRICS = "evaluation"
 
 
 class Evaluation:
@@ -33,6 +37,8 @@ class Evaluation:
         self._config = config
         self._session = session
         self._synced_module_ids: list[str] | None = None
+        self._metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
+        self._lifetime_counts: dict[str, Any] = {}
         self.env_runner_group: AsyncEnvRunnerGroup | None = None
 
     async def start(self) -> None:
@@ -96,17 +102,39 @@ class Evaluation:
                 seconds,
                 limit_s,
             )
-        return {"env_runners": _reduce(batches)}
+        return self._reduce([batch.meta for batch in batches])
+
+    def _reduce(self, metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The round's result: its own episodes alone, lifetime counts over all rounds."""
+        episodes = EpisodeMetrics(num_smoothed=1_000_000)
+        episodes.set_state(self._lifetime_counts)
+        add_fragment_metas(episodes, self._metrics, metas)
+        counts = episodes.get_state()
+        self._lifetime_counts = {name: counts[name] for name in counts if name.endswith("_lifetime")}
+        result = {"env_runners": episodes.reduce()}
+        result["env_runners"]["hist_stats"] = {
+            "episode_return": [float(value) for value in episodes.returns],
+            "episode_len": [int(value) for value in episodes.lengths],
+        }
+        merge_into(result, self._metrics.reduce())
+        return result
 
     async def get_state(self) -> dict[str, Any]:
-        """Components of a checkpoint: each evaluation runner's sampling state, once there was a round."""
-        if self.env_runner_group is None:
-            return {}
-        states = await self.env_runner_group.get_sampling_states()
-        return {f"{_RUNNERS}{name}": state for name, state in states.items()}
+        """Components of a checkpoint: metrics, and each evaluation runner's sampling state, once there was a round."""
+        state: dict[str, Any] = {}
+        if self._lifetime_counts:
+            logged = freeze_known(self._metrics.get_state())
+            state[_METRICS] = {"lifetime_counts": self._lifetime_counts, "metrics": logged}
+        if self.env_runner_group is not None:
+            states = await self.env_runner_group.get_sampling_states()
+            state |= {f"{_RUNNERS}{name}": part for name, part in states.items()}
+        return state
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` gave, if this run evaluates at all."""
+        """Go on from what `get_state` gave; with runners, if this run evaluates at all."""
+        if _METRICS in state:
+            self._lifetime_counts = dict(state[_METRICS]["lifetime_counts"])
+            self._metrics.set_state(thaw(state[_METRICS]["metrics"]))
         mine = {n.removeprefix(_RUNNERS): part for n, part in state.items() if n.startswith(_RUNNERS)}
         if mine and (self.env_runner_group is not None or self._config.evaluation_interval):
             group = self.env_runner_group or await self._make_group()
@@ -116,14 +144,3 @@ class Evaluation:
         """End the evaluation runners."""
         if self.env_runner_group is not None:
             await self.env_runner_group.stop()
-
-
-def _reduce(batches: Sequence[Any]) -> dict[str, Any]:
-    episodes = EpisodeMetrics(num_smoothed=1_000_000)
-    add_fragment_metas(episodes, None, [batch.meta for batch in batches])
-    metrics = episodes.reduce()
-    metrics["hist_stats"] = {
-        "episode_return": [float(value) for value in episodes.returns],
-        "episode_len": [int(value) for value in episodes.lengths],
-    }
-    return metrics

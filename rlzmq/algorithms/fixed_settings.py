@@ -53,6 +53,27 @@ FIXED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
         "heartbeats find dead runners; fault_tolerance(env_step_timeout_s=…) says when one hangs.",
     ),
     "log_sys_usage": ((False,), "use the system's own tools."),
+    "num_cpus_for_main_process": (
+        (1,),
+        "processes are not bound to CPUs; see learners(torch_num_threads=…).",
+    ),
+    "num_gpus": ((0,), "set learners(num_gpus_per_learner=…)."),
+    "placement_strategy": (("PACK",), "a cluster file says what runs on which machine."),
+    "extra_python_environs_for_driver": (({},), "set environment variables before Python starts."),
+    "extra_python_environs_for_worker": (
+        ({},),
+        "set environment variables before Python starts: the processes of a run inherit them.",
+    ),
+    "_use_msgpack_checkpoints": ((False,), "checkpoints are JSON and safetensors."),
+    "_torch_grad_scaler_class": (
+        (None,),
+        "scale losses in compute_gradients of a Learner class of your own.",
+    ),
+    "_torch_lr_scheduler_classes": (
+        (None,),
+        "give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of a "
+        "Learner class of your own.",
+    ),
     "torch_compile_worker": ((False,), "runners act through a fused path that needs no compiler."),
 }
 

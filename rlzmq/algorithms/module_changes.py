@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from rlzmq.core.errors import CheckpointError, ConfigurationError
@@ -23,6 +24,8 @@ __all__ = [
     "with_stored_modules",
     "without_module",
 ]
+
+_log = logging.getLogger("rlzmq.checkpoints")
 
 MappingFn = Callable[..., Any]
 _PLACES = ("learners", "env_runners", "eval_env_runners")
@@ -131,10 +134,13 @@ class ModuleChanges:
 
     Attributes:
         configs: As they are now, by place; replaced once a change is made.
+        has_own_rule: Whether a change has said which modules are trained, so that the config that the run was
+            built with does not.
     """
 
     def __init__(self, config: Any) -> None:
         self.configs = ModuleConfigs.everywhere(config)
+        self.has_own_rule = False
 
     def added(
         self,
@@ -234,6 +240,50 @@ class ModuleChanges:
 
         return configs, change
 
+    def trained_as(self, stored: Mapping[str, Any]) -> tuple[ModuleConfigs, Callable[[Any], Any]] | None:
+        """What makes the run train the modules that a checkpoint's run trained; None: nothing has to change.
+
+        Where neither run changed `policies_to_train` by adding or removing modules, it stays the config's.
+
+        Args:
+            stored: What `modules_to_store` returned.
+        """
+        rule = stored.get("trained")
+        if rule is None or not (rule["is_changed"] or self.has_own_rule):
+            return None
+        self.has_own_rule = rule["is_changed"]
+        if rule["is_function"]:
+            if not callable(self.configs.run.policies_to_train):
+                _log.warning(
+                    "The run that was saved asked a function of its own which modules to train; checkpoints do not "
+                    "carry functions. Now these are trained: %s. Pass config=… with "
+                    ".multi_agent(policies_to_train=…) to train others.",
+                    self.configs.run.policies_to_train or "all",
+                )
+            return None
+        ids = rule["module_ids"]
+        places = {place: _training(getattr(self.configs, place), ids) for place in ("run", *_PLACES)}
+        if all(config is getattr(self.configs, place) for place, config in places.items()):
+            return None
+
+        def change(learner: Any) -> None:
+            learner._policies_to_train = ids
+
+        return ModuleConfigs(**places), change
+
+
+def _training(config: Any, module_ids: Sequence[str] | None) -> Any:
+    """`config`, or a copy, that trains these of its modules; None: all."""
+    trained = module_ids and [module_id for module_id in module_ids if module_id in config.module_ids]
+    now = config.policies_to_train
+    if trained == now or (trained and isinstance(now, Collection) and set(trained) == set(now)):
+        return config
+    new = config.copy(copy_frozen=False)
+    new.policies_to_train = trained
+    if config.is_frozen:
+        new.freeze()
+    return new
+
 
 def _with_new_rules(config: Any, mapping_fn: MappingFn | None, to_train: Any) -> Any:
     if mapping_fn is None and to_train is None:
@@ -270,22 +320,34 @@ def _check_mapping(configs: ModuleConfigs, observation_spaces: Any) -> None:
 # -- checkpoints ------------------------------------------------------------------------------------
 
 
-def modules_to_store(config: Any, spaces: tuple[Any, Any]) -> dict[str, Any]:
-    """What a checkpoint says about the modules: their specs and the env's spaces; plain values.
+def modules_to_store(config: Any, spaces: tuple[Any, Any], *, has_own_rule: bool = False) -> dict[str, Any]:
+    """What a checkpoint says about the modules: specs, the env's spaces, which are trained; plain values.
 
     Args:
         config: With the modules as they are now.
         spaces: (observation space, action space) of one env.
+        has_own_rule: Whether the run itself has changed which modules are trained (see `ModuleChanges`).
     """
-    filled = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces}).rl_module_specs
-    specs = {module_id: _plain_or_none(spec.to_dict) for module_id, spec in filled.items()}
+    filled = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces})
+    specs = {module_id: _plain_or_none(spec.to_dict) for module_id, spec in filled.rl_module_specs.items()}
+    trained = config.policies_to_train
     overrides = {
         mid: dict(values)
         for mid, values in config.algorithm_config_overrides_per_module.items()
         if all(isinstance(value, bool | int | float | str | None) for value in values.values())
     }
     plain_spaces = _plain_or_none(lambda: [space_to_plain(space) for space in spaces])
-    return {"specs": specs, "overrides": overrides, "spaces": plain_spaces}
+    return {
+        "specs": specs,
+        "multi_rl_module_class": class_name(filled.multi_rl_module_class),
+        "overrides": overrides,
+        "spaces": plain_spaces,
+        "trained": {
+            "module_ids": sorted(trained) if isinstance(trained, Collection) else None,
+            "is_function": callable(trained),
+            "is_changed": has_own_rule,
+        },
+    }
 
 
 def _plain_or_none(make: Callable[[], Any]) -> Any:
@@ -296,7 +358,7 @@ def _plain_or_none(make: Callable[[], Any]) -> Any:
 
 
 def with_stored_modules(config: Any, stored: Mapping[str, Any], *, trust_code: bool = False) -> Any:
-    """`config` with the modules that a checkpoint has: added and removed ones, too.
+    """`config` with the modules that a checkpoint has: added and removed ones, too, and frozen ones.
 
     Args:
         config: The one that the run was built with, or that its checkpoint stored.
@@ -320,6 +382,9 @@ def with_stored_modules(config: Any, stored: Mapping[str, Any], *, trust_code: b
             stored_spec(config, module_id, plain, trust_code=trust_code),
             config_overrides=stored.get("overrides", {}).get(module_id),
         )
+    rule = stored.get("trained", {})
+    if rule.get("is_changed") and not rule["is_function"]:
+        config = _training(config, rule["module_ids"])
     return config
 
 

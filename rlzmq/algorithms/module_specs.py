@@ -82,13 +82,15 @@ def _module_spaces(
     known = {mid: tuple(spaces[mid]) for mid in module_ids if mid in spaces}
     if len(known) == len(module_ids):
         return known
+    if not config.is_multi_agent and DEFAULT_MODULE_ID in known:
+        return {**dict.fromkeys(module_ids, known[DEFAULT_MODULE_ID]), **known}
     observation_space, action_space = config.single_spaces(env, spaces)
     pipeline = config.build_env_to_module_connector(
         env=env, spaces={"__env_single__": (observation_space, action_space)}
     )
     observation_space = pipeline.observation_space
     if not config.is_multi_agent:
-        return {DEFAULT_MODULE_ID: (observation_space, action_space), **known}
+        return {**dict.fromkeys(module_ids, (observation_space, action_space)), **known}
     if not isinstance(observation_space, DictSpace) or not isinstance(action_space, DictSpace):
         return {mid: known.get(mid, (observation_space, action_space)) for mid in module_ids}
     by_name = observation_space.spaces  # by module id behind AgentToModuleMapping, else by agent id

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.frozen import freeze_known, thaw
+from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.runners.episode_metrics import EpisodeMetrics
+from rlzmq.runners.fragment_metas import add_fragment_metas
 from rlzmq.runtime.reports import Accounting, UpdateReport
 
 __all__ = ["ResultBuilder", "merge_learner_results"]
@@ -20,7 +22,7 @@ class ResultBuilder:
     """Collects one iteration's reports and makes the dict that `train()` returns.
 
     Args:
-        config: For smoothing windows.
+        config: For smoothing windows and reductions of the user's own.
         metrics: The algorithm's MetricsLogger: what callbacks and runners log joins the result.
     """
 
@@ -28,6 +30,7 @@ class ResultBuilder:
         self._metrics = metrics
         self.episodes = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
         self._learners: dict[str, Any] = {}
+        self._learner_metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._timers: dict[str, list[float]] = {}
         self._start = time.perf_counter()
         self._run_start = self._start
@@ -68,11 +71,11 @@ class ResultBuilder:
         add_fragment_metas(self.episodes, self._metrics, metas)
 
     def add_learner_results(self, results: list[dict[str, Any]], num_env_steps: int) -> None:
-        """Take in one update's learner results, one dict per rank."""
+        """Take in one update's learner results, one dict per rank; none where a dead rank had them."""
+        self.num_env_steps_trained_lifetime += num_env_steps
         if not results:
             return
-        merged = merge_learner_results(results)
-        self.num_env_steps_trained_lifetime += num_env_steps
+        merged = merge_learner_results(results, self._learner_metrics)
         for module_id, values in merged.items():
             steps = values.get("num_module_steps_trained")
             if steps is not None:
@@ -123,7 +126,7 @@ class ResultBuilder:
             "fault_tolerance": dict(fault_tolerance),
             "accounting": accounting.to_dict(),
         }
-        _merge_into(result, self._metrics.reduce())
+        merge_into(result, self._metrics.reduce())
         return result
 
     def get_state(self) -> dict[str, Any]:
@@ -134,6 +137,7 @@ class ResultBuilder:
             "num_module_steps_trained_lifetime": dict(self._num_module_steps_trained_lifetime),
             "time_total_s": self._time_before + time.perf_counter() - self._run_start,
             "weights_version": self._weights_version,
+            "learner_metrics": freeze_known(self._learner_metrics.get_state()),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -143,55 +147,54 @@ class ResultBuilder:
         self._num_module_steps_trained_lifetime = dict(state["num_module_steps_trained_lifetime"])
         self._time_before = state["time_total_s"]
         self._weights_version = state["weights_version"]
+        if "learner_metrics" in state:
+            self._learner_metrics.set_state(thaw(state["learner_metrics"]))
 
 
-def add_fragment_metas(
-    episodes: EpisodeMetrics, metrics: MetricsLogger | None, metas: Iterable[Mapping[str, Any]]
-) -> None:
-    """Take fragments' metas into episode metrics, and what callbacks logged into `metrics`."""
-    for meta in metas:
-        num_steps = int(meta.get("num_env_steps", 0))
-        default_agent = {"default_agent": num_steps}
-        episodes.add_steps(
-            num_steps,
-            meta.get("agent_steps", default_agent),
-            meta.get("module_steps", {"default_policy": num_steps}),
-        )
-        episodes.timers.merge(meta.get("timers") or {})
-        finished = meta.get("episode_metrics") or {}
-        if finished.get("returns"):
-            episodes.add_episodes(finished["returns"], finished["lengths"], finished["durations_s"])
-        if finished.get("agent_returns") or finished.get("module_returns"):
-            episodes.add_split_returns(finished.get("agent_returns", {}), finished.get("module_returns", {}))
-        if metrics is not None and meta.get("custom_metrics"):
-            metrics.aggregate([meta["custom_metrics"]], key="env_runners")
+def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger) -> dict[str, Any]:
+    """All ranks' results as one, of every module that any rank trained.
 
+    Counts of steps are added up, what learners logged with their own `metrics` is merged as its reduction says,
+    everything else is averaged.
 
-def merge_learner_results(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """All ranks' results as one: counts of steps are added up, everything else is averaged."""
-    if len(results) == 1:
-        return {module_id: dict(values) for module_id, values in results[0].items()}
-    merged: dict[str, Any] = {}
-    for module_id in results[0]:
-        of_ranks = [result[module_id] for result in results if module_id in result]
-        values: dict[str, Any] = {}
-        for name, first in of_ranks[0].items():
-            numbers = [rank[name] for rank in of_ranks if name in rank]
-            if isinstance(first, bool) or not isinstance(first, int | float):
-                values[name] = first
-            elif name in _SUMMED:
-                values[name] = sum(numbers)
-            elif isinstance(first, int):
-                values[name] = first if len(set(numbers)) == 1 else sum(numbers) / len(numbers)
-            else:
-                values[name] = sum(numbers) / len(numbers)
-        merged[module_id] = values
+    Args:
+        results: Of one update, one dict per rank.
+        metrics: Keeps what the learners logged. Lifetime sums are its own: a rank's would be lost with the rank.
+    """
+    module_ids = dict.fromkeys(module_id for result in results for module_id in result)
+    merged = {
+        module_id: _merge_values([result[module_id] for result in results if module_id in result])
+        for module_id in module_ids
+    }
+    of_ranks = [result.get(_ALL_MODULES, {}) for result in results]
+    metrics.aggregate([values[METRICS_STATES] for values in of_ranks if METRICS_STATES in values])
+    merged.get(_ALL_MODULES, {}).pop(METRICS_STATES, None)
+    for module_id, values in metrics.reduce().items():
+        own = values if isinstance(values, dict) else {"value": values}
+        merged.setdefault(module_id, {}).update(own)
     return merged
 
 
-def _merge_into(target: dict[str, Any], extra: Mapping[str, Any]) -> None:
+def _merge_values(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for values in of_ranks for name in values):
+        numbers = [values[name] for values in of_ranks if name in values]
+        first = numbers[0]
+        if isinstance(first, bool) or not isinstance(first, int | float):
+            merged[name] = first
+        elif name in _SUMMED:
+            merged[name] = sum(numbers)
+        elif isinstance(first, int) and len(set(numbers)) == 1:
+            merged[name] = first
+        else:
+            merged[name] = sum(numbers) / len(numbers)
+    return merged
+
+
+def merge_into(target: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    """Add what `extra` has and `target` has not, at any depth."""
     for name, value in extra.items():
         if isinstance(value, Mapping) and isinstance(target.get(name), dict):
-            _merge_into(target[name], value)
+            merge_into(target[name], value)
         else:
             target.setdefault(name, value)

@@ -7,6 +7,7 @@ values must be, and an argument that is not given changes nothing.
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import sys
@@ -70,6 +71,8 @@ class Field:
                 self._adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
             except PydanticUserError:
                 self._adapter = TypeAdapter(self.annotation)
+        if isinstance(value, enum.Enum) and typing.get_origin(self.annotation) is typing.Literal:
+            value = value.value  # e.g. gymnasium.VectorizeMode
         if isinstance(value, bool) and _wants_number(self.annotation):
             raise ConfigurationError(f"config.{self.name}: expected {self.expected}, got {value!r} (a bool).")
         try:

@@ -30,6 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     import tyro
 
     from rlzmq.cli import train
+    from rlzmq.cli.main import find_modules_here
 
     given = list(arguments)
     where = given.pop(0) if given and not given[0].startswith("-") else ""
@@ -42,8 +43,14 @@ def run(arguments: Sequence[str]) -> int:
     directory = _find(where or options.run_dir)
     facts = _read(directory)
     _check_driver_is_gone(directory, facts)
-    command = _without(facts["command"][2:], _OWN)
-    os.chdir(facts["cwd"])
+    command = _without(facts["train"], _OWN)
+    try:
+        os.chdir(facts["cwd"])
+    except OSError as error:
+        raise ConfigurationError(
+            f"{directory}: the run was started in {facts['cwd']}, which cannot be entered: {error.strerror}"
+        ) from error
+    find_modules_here()
     return train.run([*command, "--run-dir", str(directory), "--resume", "auto"])
 
 
@@ -63,8 +70,10 @@ def _read(directory: Path) -> dict[str, Any]:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{directory} is no run directory: {error}") from error
-    command = facts.get("command", []) if isinstance(facts, dict) else []
-    if len(command) < 3 or command[1] != "train" or not isinstance(facts.get("cwd"), str):
+    told = facts if isinstance(facts, dict) else {}
+    commands = [told.get("train"), told.get("command")]
+    are_commands = all(isinstance(c, list) and all(isinstance(part, str) for part in c) for c in commands)
+    if not are_commands or not told["train"] or not isinstance(told.get("cwd"), str):
         raise ConfigurationError(
             f"{path}: its run was not started by 'rlzmq train', so its command is not known here. Start your script "
             "again; Algorithm.resume(RUN_DIR, config=…) goes on from its newest checkpoint."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ class CheckEnvOptions:
     env: tyro.conf.Positional[str]
     """Gymnasium id, or 'package.module:Class'."""
     steps: int = 500
-    """Env steps to play at random (default: 500)."""
+    """Env steps to play at random, at least 1 (default: 500)."""
     seed: int = 0
     """Seed of the first reset (default: 0)."""
     import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
@@ -32,6 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq check-env``; 0, or 78 where the env breaks the contract."""
     from rlzmq.cli.joining import import_first
     from rlzmq.cli.main import EXIT_CONFIG
+    from rlzmq.core.errors import ConfigurationError
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.envs.registry import make_env
 
@@ -39,13 +41,23 @@ def run(arguments: Sequence[str]) -> int:
     options: CheckEnvOptions = tyro.cli(
         kind, args=list(arguments), prog="rlzmq check-env", description="Check an environment."
     )
+    if options.steps < 1:
+        raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")
     import_first(options.import_)
-    env = make_env(options.env)
+    problems: list[str] = []
+    env: Any = None
     try:
-        problems = [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
+        env = make_env(options.env)
+        problems += [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
         problems += _play(env, options)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # the env's own
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        problems.append(f"{type(error).__name__}: {error} ({place.filename}:{place.lineno}, {place.name})")
     finally:
-        env.close()
+        if env is not None:
+            env.close()
     for problem in problems:
         print(f"problem: {problem}", file=sys.stderr)
     print(f"{options.env}: " + (f"{len(problems)} problems" if problems else "ok"))

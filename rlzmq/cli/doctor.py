@@ -118,22 +118,24 @@ def check_keys(options: DoctorOptions) -> Iterator[Finding]:
     import asyncio
 
     from rlzmq.net.join_file import JoinFile
-    from rlzmq.protocol.messages import Config, ConfigRequest
+    from rlzmq.protocol.messages import Config, ConfigRequest, Refused
     from rlzmq.runtime.remote_peer import Conversation
 
     join = JoinFile.read(options.join)
     yield Finding("ok", "join file", f"{options.join} lets a {join.role} in, mode 0600")
 
-    async def ask() -> float:
+    async def ask() -> tuple[Any, float]:
         async with Conversation(join.addresses["data"], join) as conversation:
             start = time.perf_counter()
-            await conversation.ask(ConfigRequest(), Config, timeout_s=options.timeout)
-            return time.perf_counter() - start
+            answer, _ = await conversation.ask(ConfigRequest(), (Config, Refused), timeout_s=options.timeout)
+            return answer, time.perf_counter() - start
 
-    seconds = asyncio.run(ask())
-    yield Finding(
-        "ok", "broker", f"{join.addresses['data']} took this key and answered in {seconds * 1e3:.0f} ms"
-    )
+    answer, seconds = asyncio.run(ask())
+    told = f"{join.addresses['data']} took this key and answered in {seconds * 1e3:.0f} ms"
+    if isinstance(answer, Refused):
+        told += f": {answer.detail}"
+    is_fine = not isinstance(answer, Refused) or answer.reason == "no_driver"
+    yield Finding("ok" if is_fine else "FAIL", "broker", told)
 
 
 def check_files(options: DoctorOptions) -> Iterator[Finding]:

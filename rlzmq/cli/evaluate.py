@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+
+import tyro
 
 __all__ = ["EvaluateOptions", "run"]
 
@@ -27,14 +29,17 @@ class EvaluateOptions:
     """TOML file of settings, for a checkpoint whose config held code."""
     trust_code: bool = False
     """Import functions and classes that the checkpoint's config names (default: False)."""
+    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq evaluate``; the exit code."""
-    import tyro
+    from rlzmq.cli.joining import import_first
 
-    positional = Annotated[EvaluateOptions, tyro.conf.PositionalRequiredArgs]
-    options: Any = tyro.cli(positional, args=list(arguments), prog="rlzmq evaluate")
+    kind: Any = Annotated[EvaluateOptions, tyro.conf.PositionalRequiredArgs, tyro.conf.UseAppendAction]
+    options: EvaluateOptions = tyro.cli(kind, args=list(arguments), prog="rlzmq evaluate")
+    import_first(options.import_)
     returns = evaluate(options.checkpoint, options)
     mean, half = mean_and_half_width(returns)
     print(f"episodes {len(returns)}  return mean {mean:.2f} ± {half:.2f} (95 % CI)  IQM {iqm(returns):.2f}")
@@ -44,7 +49,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
     """The returns of the episodes that the checkpoint's policy played, in one process."""
-    from rlzmq.algorithms.algorithm import Algorithm
     from rlzmq.algorithms.checkpoints import load_config
 
     if options.config is not None:
@@ -61,7 +65,8 @@ def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
     config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
     if options.seed is not None:
         config.debugging(seed=options.seed)
-    with Algorithm.from_checkpoint(path, config=config) as algorithm:
+    # By name: of an algorithm of one's own only the training step is missing here, and it is not used.
+    with config._algorithm_class().from_checkpoint(path, config=config) as algorithm:
         metrics = algorithm.evaluate()["env_runners"]
     return list(metrics["hist_stats"]["episode_return"])
 

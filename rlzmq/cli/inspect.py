@@ -6,9 +6,11 @@ The first is shown for an algorithm and env, with names, shapes and dtypes; the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+
+import tyro
 
 __all__ = ["InspectOptions", "run"]
 
@@ -24,17 +26,19 @@ class InspectOptions:
     config: Path | None = None
     """TOML file of settings (default: the algorithm's defaults)."""
     steps: int = 8
-    """Env steps to sample (default: 8)."""
+    """Env steps to sample, at least 1 (default: 8)."""
+    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq inspect``; the exit code."""
-    import tyro
-
     from rlzmq.algorithms.registry import get_config_class
+    from rlzmq.cli.joining import import_first
+    from rlzmq.core.errors import ConfigurationError
     from rlzmq.runtime.runner import make_env_runner
 
-    kind: Any = Annotated[InspectOptions, tyro.conf.FlagCreatePairsOff]
+    kind: Any = Annotated[InspectOptions, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff]
     given = list(arguments)
     if given and Path(given[0]).is_dir():
         from rlzmq.cli.inspect_checkpoints import show_checkpoints
@@ -48,6 +52,9 @@ def run(arguments: Sequence[str]) -> int:
         prog="rlzmq inspect [ALGORITHM | PATH]",
         description="Show what flows through a run; of a run directory or checkpoint: check every byte.",
     )
+    if options.steps < 1:
+        raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")
+    import_first(options.import_)
     config_class = get_config_class(options.algorithm)
     config = config_class() if options.config is None else config_class.from_toml(options.config)
     if options.env is not None:

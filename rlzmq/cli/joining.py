@@ -64,12 +64,11 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
 
 
 def import_first(names: Sequence[str]) -> None:
-    """Import the user's modules, also from the current directory.
+    """Import the user's modules.
 
     Raises:
         ConfigurationError: One cannot be imported.
     """
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it
     for name in names:
         try:
             importlib.import_module(name)

@@ -20,7 +20,7 @@ class LearnerOptions:
     """Options of ``rlzmq learner``."""
 
     join: Path
-    """The run's *.learner.toml, mode 0600."""
+    """The run's *.learner.toml, mode 0600; -: standard input."""
     timeout: float = 300.0
     """Seconds to wait for the driver at the start (default: 300); once connected it waits as a spare."""
     import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)

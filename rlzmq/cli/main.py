@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ __all__ = [
     "EXIT_RESUMABLE",
     "EXIT_UNREACHABLE",
     "EXIT_USAGE",
+    "find_modules_here",
     "main",
 ]
 
@@ -67,7 +69,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"rlzmq: no command {given[0]!r}.{did_you_mean(given[0], _COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
+    find_modules_here()
     return _guarded(entry[0], given[1:])
+
+
+def find_modules_here() -> None:
+    """Put the current directory on the path, as ``python -m`` has it: the user's own envs and modules are there.
+    Processes that are started from here take the path over."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it was removed
+        return
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _guarded(module: str, arguments: list[str]) -> int:

@@ -24,17 +24,19 @@ def options_type(config_class: Any, name: str, base: type) -> type:
     """A dataclass for tyro: `base`'s fields, then one optional field per setting of `config_class`.
 
     Settings that hold code (connectors, callbacks, …) have no flag; those with structure (dicts,
-    schedules) are written as JSON.
+    schedules) are written as JSON. ``--import`` is among the options here: `base` need not import tyro for it.
     """
     import tyro
 
     defaults = config_class()
     helps = _setting_helps(config_class)
     taken = {field.name for field in dataclasses.fields(base)}
-    fields: list[tuple[str, Any, Any]] = []
+    named = tyro.conf.arg(name="import", help="Module to import first; repeatable (default: none).")
+    importing: Any = Annotated[list[str], named]
+    fields: list[tuple[str, Any, Any]] = [("import_", importing, dataclasses.field(default_factory=list))]
     for setting, field in config_class._fields.items():
         option_type = str if setting in _AS_JSON else _option_type(field.annotation)
-        if option_type is None or setting in taken:
+        if option_type is None or setting in taken or setting.startswith("_"):
             continue
         default = defaults._values.get(setting)
         text = f"{helps.get(setting, setting)} (default: {json.dumps(default, default=str)})"

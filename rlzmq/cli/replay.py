@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+
+import tyro
 
 __all__ = ["ReplayOptions", "describe", "run"]
 
@@ -23,28 +25,48 @@ class ReplayOptions:
     """Run directory whose config.toml makes a learner that trains the fragment (default: only look at it)."""
     algorithm: str = "ppo"
     """Algorithm of that run (default: ppo)."""
+    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq replay``; 0, or what the learner's error or death makes of it."""
-    import tyro
+    from rlzmq.cli.joining import import_first
 
-    kind: Any = Annotated[ReplayOptions, tyro.conf.PositionalRequiredArgs]
+    kind: Any = Annotated[ReplayOptions, tyro.conf.PositionalRequiredArgs, tyro.conf.UseAppendAction]
     options: ReplayOptions = tyro.cli(
         kind,
         args=list(arguments),
         prog="rlzmq replay",
         description="Look at a quarantined fragment, and train it.",
     )
-    reason = options.fragment.with_suffix(".json")
-    if reason.is_file():
-        print(f"quarantined: {json.loads(reason.read_text()).get('reason')}")
+    import_first(options.import_)
+    if (reason := _reason(options.fragment.with_suffix(".json"))) is not None:
+        print(f"quarantined: {reason}")
     batch = _read(options.fragment)
     print("\n".join(describe(batch)), flush=True)
     if options.run_dir is not None:
         results = _train(batch, options)
         print("trained:", json.dumps(results, default=float, sort_keys=True)[:2000])
     return 0
+
+
+def _reason(path: Path) -> Any:
+    """Why the fragment lies there; None where nobody wrote it down.
+
+    Raises:
+        ConfigurationError: What was written is torn.
+    """
+    from rlzmq.core.errors import ConfigurationError
+
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["reason"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} does not say why: {error!r}. Without this file the fragment can be looked at."
+        ) from error
 
 
 def _read(path: Path) -> Any:

@@ -19,7 +19,7 @@ class RunnerOptions:
     """Options of ``rlzmq runner``."""
 
     join: Path
-    """The file that the run wrote (`join_file`), mode 0600."""
+    """The file that the run wrote (`join_file`), mode 0600; -: standard input."""
     envs: int | None = None
     """Environments in this process (default: the run's num_envs_per_env_runner)."""
     timeout: float = 30.0

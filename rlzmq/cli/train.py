@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +15,7 @@ from typing import Annotated, Any, Literal
 from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.core import faults
-from rlzmq.core.errors import CheckpointError
+from rlzmq.core.errors import CheckpointError, ConfigurationError
 
 __all__ = ["TrainOptions", "run"]
 
@@ -39,7 +41,8 @@ class TrainOptions:
     """Directory for config, metrics and checkpoints (default: runs/<algorithm>-<env>-<time>)."""
     resume: str | None = None
     """Go on from this checkpoint, or run directory; 'auto': from the newest whole checkpoint of --run-dir (else of
-    the newest run of this algorithm and env under runs/), or anew if there is none."""
+    the newest run of this algorithm and env under runs/), or anew if there is none. Without --env and --config the
+    settings are the checkpoint's."""
     quiet: bool = False
     """Print the summary at the end only."""
 
@@ -57,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
             faults.arm("driver")
             _prestart()
             options, config = _parse(algorithm, list(arguments[1:]))
-            return _train(algorithm, options, config, interrupt)
+            return _train(arguments, options, config, interrupt)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
             return interrupt.exit_code or EXIT_INTERRUPTED
@@ -77,6 +80,7 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
 
     from rlzmq.algorithms.presets import apply_preset
     from rlzmq.algorithms.registry import get_config_class
+    from rlzmq.cli.joining import import_first
     from rlzmq.cli.options import apply_settings, options_type
 
     config_class = get_config_class(algorithm)
@@ -85,10 +89,17 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     options = tyro.cli(
         marked, args=arguments, prog=f"rlzmq train {algorithm}", description=f"Train {algorithm}."
     )
+    import_first(options.import_)
     config = config_class()
-    given = {} if options.config is None else config_class.from_toml(options.config).given()
+    stored = _stored_settings(options)
+    given = stored or ({} if options.config is None else config_class.from_toml(options.config).given())
     env = options.env if options.env is not None else given.get("env")
-    if options.preset == "auto" and apply_preset(config, algorithm, env) and not options.quiet:
+    if (
+        options.preset == "auto"
+        and stored is None  # it has those of its preset
+        and apply_preset(config, algorithm, env)
+        and not options.quiet
+    ):
         print(f"settings: the preset for {env} (--preset none: the algorithm's defaults)")
     config.update_from_dict(given)
     apply_settings(config, options)
@@ -97,30 +108,56 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     return options, config
 
 
-def _train(name: str, options: Any, config: Any, interrupt: Interrupt) -> int:
+def _stored_settings(options: Any) -> dict[str, Any] | None:
+    """The settings of the checkpoint to go on from; None where the command line says what is run.
+
+    Raises:
+        CheckpointError: They hold code.
+    """
+    from rlzmq.algorithms.checkpoints import load_config
+    from rlzmq.core.checkpoint_series import find_checkpoint
+
+    place = options.run_dir if options.resume == "auto" else options.resume
+    if place is None or options.env is not None or options.config is not None:
+        return None
+    found = find_checkpoint(place).path
+    if found is None:
+        return None
+    try:
+        config = load_config(found)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error} Here: give --env, and other settings by flags or --config."
+        ) from error
+    return dict(config.given())
+
+
+def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Interrupt) -> int:
     from rlzmq.cli.stopping import StopCriteria
     from rlzmq.core.checkpoint_series import find_checkpoint
     from rlzmq.telemetry.run_directory import RunDirectory
     from rlzmq.telemetry.view import make_view
 
+    name = arguments[0]
     criteria = StopCriteria(options.stop)
     path, checkpoint = _places(name, options, config)
     if config.durability == "journal" and config.journal_dir is None:
         config.fault_tolerance(journal_dir=str((path / "journal").absolute()))
     config.validate()
     start = time.perf_counter()
-    algorithm = _build(config, checkpoint)
-    directory = RunDirectory.create(path, algorithm.config)
-    algorithm.keep_checkpoints(directory.checkpoints)
-    view = make_view(name, algorithm.config, quiet=options.quiet)
-    interrupt.on_first = algorithm.cut_iteration_short
-    interrupt.ends_at_once = False
+    with _made(path):
+        algorithm = _build(config, checkpoint)
+    directory: RunDirectory | None = None
     why = ""
     saved: Path | None = None
     error: CheckpointError | None = None
     try:
+        directory = RunDirectory.create(path, algorithm.config, arguments)
+        algorithm.keep_checkpoints(directory.checkpoints)
+        interrupt.on_first = algorithm.cut_iteration_short
+        interrupt.ends_at_once = False
         try:
-            with view:
+            with make_view(name, algorithm.config, quiet=options.quiet) as view:
                 while not why:
                     result = algorithm.train()
                     directory.log(result)
@@ -134,7 +171,8 @@ def _train(name: str, options: Any, config: Any, interrupt: Interrupt) -> int:
         except KeyboardInterrupt:
             why = "interrupted before the update at hand was over: what it would have trained is lost"
     finally:
-        directory.close()
+        if directory is not None:
+            directory.close()
         with interrupt.shielded(_STOP_S):
             algorithm.stop()
     saved = saved or find_checkpoint(path).path
@@ -142,8 +180,9 @@ def _train(name: str, options: Any, config: Any, interrupt: Interrupt) -> int:
     print(f"accounting: {algorithm.accounting}")
     print(f"metrics     {path / 'metrics.jsonl'}")
     if saved is not None:
-        print(f"evaluate    rlzmq evaluate {saved}")
-        print(f"resume      rlzmq train {name} --resume {saved} …")
+        options_there = "".join(f" --import {shlex.quote(module)}" for module in options.import_)
+        print(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{options_there}")
+        print(f"resume      rlzmq train {name} --resume {shlex.quote(str(saved))}{options_there}")
     sys.stdout.flush()
     if error is not None:
         print(f"rlzmq: {error}", file=sys.stderr)
@@ -183,6 +222,31 @@ def _places(name: str, options: Any, config: Any) -> tuple[Path, Path | None]:
     elif not options.quiet:
         print(f"nothing to resume in {path}: the run begins anew", flush=True)
     return path, found.path
+
+
+@contextlib.contextmanager
+def _made(path: Path) -> Iterator[None]:
+    """A run's directory is there before anything is built; if that fails, it is gone again.
+
+    Raises:
+        ConfigurationError: It cannot be made or written to.
+    """
+    try:
+        new = [place for place in (path, *path.parents) if not place.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / "metrics.jsonl").open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to the run directory {path}: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        if new:
+            with contextlib.suppress(OSError):  # there is something else in it
+                (path / "metrics.jsonl").unlink()
+                for place in new:
+                    place.rmdir()
+        raise
 
 
 def _build(config: Any, checkpoint: Path | None) -> Any:

@@ -228,6 +228,11 @@ class ConnectorV2(BatchItemMethods, metaclass=_RecomputesAfterInit):
     # -- whole columns (see rlzmq.connectors.columnar) ------------------------------------------
 
     @property
+    def last_step_only(self) -> bool:
+        """Whether a call handles each episode's last observation only; learner pipelines refuse such pieces."""
+        return self.writes_episodes
+
+    @property
     def required_lookback(self) -> int:
         """How many earlier steps of an episode the piece looks at (frame stacking: frames - 1)."""
         return 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from rlzmq.connectors.pipelines import ConnectorPipelineV2
@@ -26,10 +27,10 @@ def explain_pipeline(
 ) -> str:
     """See `ConnectorPipelineV2.explain`."""
     generator = (shared_data or {}).get("generator")
-    trial_data = copy.deepcopy({k: v for k, v in (shared_data or {}).items() if k != "generator"})
+    trial_data = _copied({k: v for k, v in (shared_data or {}).items() if k != "generator"})
     if generator is not None:
         trial_data["generator"] = generator.clone_state()
-    trial_batch = copy.deepcopy(batch) or {}
+    trial_batch = _copied(batch) or {}
     trial = copy.deepcopy(pipeline)
     trial.time_pieces = False
     lines = [f"{type(pipeline).__name__}: {len(pipeline)} pieces, {_num_episodes(episodes)}"]
@@ -41,8 +42,25 @@ def explain_pipeline(
         lines.extend(describe_batch(new_batch))
 
     trial.after_piece = after_piece
-    trial(episodes=copy.deepcopy(list(episodes)), batch=trial_batch, shared_data=trial_data, **call)
+    # Pieces without a generator of their own draw from torch's global one.
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(gpus):
+        trial(episodes=copy.deepcopy(list(episodes)), batch=trial_batch, shared_data=trial_data, **call)
     return "\n".join(lines)
+
+
+def _copied(data: Any) -> Any:
+    """A deep copy, tensors without their gradients: torch copies those of parameters only."""
+    tensors = [value for value in _leaves(data) if isinstance(value, torch.Tensor)]
+    return copy.deepcopy(data, {id(tensor): tensor.detach().clone() for tensor in tensors})
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict | list | tuple):
+        for part in data.values() if isinstance(data, dict) else data:
+            yield from _leaves(part)
+    else:
+        yield data
 
 
 def describe_batch(data: Any, indent: int = 2) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
@@ -13,9 +14,11 @@ from rlzmq.connectors.plans import (
     LearnerPlan,
     ModuleToEnvPlan,
     env_to_module_plan,
+    flat_pieces,
     learner_plan,
     module_to_env_plan,
 )
+from rlzmq.core.errors import ConfigurationError
 
 __all__ = [
     "ConnectorPipelineV2",
@@ -29,7 +32,8 @@ class ConnectorPipelineV2(PiecesByName):
     """Calls its pieces in order; is itself a piece, so pipelines nest.
 
     Every piece has a unique name: its class name, with ``_2``, ``_3``, … for further pieces of one
-    class. States, timers and error texts use it. After every edit the spaces are propagated anew.
+    class. States, timers and error texts use it. After every edit, of a nested pipeline too, the spaces are
+    propagated anew.
 
     Args:
         input_observation_space: Of one env (multi-agent: a Dict by agent id).
@@ -54,6 +58,8 @@ class ConnectorPipelineV2(PiecesByName):
         self.time_pieces = False
         self._timers: dict[int, list[float]] = {}  # by the piece's id: its name would have to be found
         self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
+        # the pipeline that this one is a piece of
+        self._outer: weakref.ref[ConnectorPipelineV2] | None = None
         super().__init__(input_observation_space, input_action_space)
 
     # -- calling --------------------------------------------------------------------------------
@@ -224,16 +230,28 @@ class ConnectorPipelineV2(PiecesByName):
     def remove(self, name_or_class: PieceRef) -> None:
         """Takes out one piece; argument and errors as of `insert_before`."""
         del self.connectors[self.index(name_or_class)]
-        self._recompute_output_spaces()
+        self._propagate_from_outermost()
 
     def _insert(self, index: int, connector: ConnectorV2) -> None:
         self.connectors.insert(index, _checked(connector))
-        self._recompute_output_spaces()
+        try:
+            self._propagate_from_outermost()
+        except Exception:
+            del self.connectors[index]
+            raise
+
+    def _propagate_from_outermost(self) -> None:
+        outer = None if self._outer is None else self._outer()
+        if outer is not None and any(piece is self for piece in outer.connectors):
+            outer._propagate_from_outermost()
+        else:
+            self._recompute_output_spaces()
 
     def _recompute_output_spaces(self) -> None:
         if not self._is_constructed:
             return
         observation_space, action_space = self._input_observation_space, self._input_action_space
+        self._adopt_pieces()
         for piece in self.connectors:
             # A piece that was given its own spaces keeps them in a pipeline that knows none.
             piece.set_input_spaces(
@@ -242,6 +260,18 @@ class ConnectorPipelineV2(PiecesByName):
             )
             observation_space, action_space = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observation_space, action_space
+
+    def _adopt_pieces(self) -> None:
+        for piece in self.connectors:
+            if isinstance(piece, ConnectorPipelineV2):
+                piece._outer = weakref.ref(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_outer": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._adopt_pieces()
 
     def __len__(self) -> int:
         return len(self.connectors)
@@ -303,7 +333,23 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
 
     The pieces get copies of the caller's episodes (sharing their data until written to), so the
     caller's stay as they are; chunks of one episode get different ids, so their rows never mix.
+
+    Raises:
+        ConfigurationError: A piece handles last observations only: it is one for env-to-module pipelines.
     """
+
+    def _recompute_output_spaces(self) -> None:
+        for piece in flat_pieces(self.connectors):
+            if piece.last_step_only:
+                name = type(piece).__name__
+                raise ConfigurationError(
+                    f"{name} handles the last observation of each episode only, which a learner does not train "
+                    "on. Put it into config.env_runners(env_to_module_connector=…), where it sees every "
+                    "observation in its turn and what it writes reaches the learner too, or give it "
+                    "as_learner_connector=True if it takes that (FrameStackingEnvToModule: use "
+                    "FrameStackingLearner)."
+                )
+        super()._recompute_output_spaces()
 
     def __call__(
         self,

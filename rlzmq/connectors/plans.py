@@ -196,7 +196,7 @@ def module_to_env_plan(pieces: Sequence[ConnectorV2]) -> ModuleToEnvPlan | None:
     if types not in (single, [*single[:3], m.ModuleToAgentUnmapping, *single[3:]]):
         return None
     piece = next(p for p in flat_pieces(pieces) if isinstance(p, m.NormalizeAndClipActions))
-    return ModuleToEnvPlan(normalize=piece if piece.normalize_actions or piece.clip_actions else None)
+    return ModuleToEnvPlan(normalize=piece if piece.changes_actions else None)
 
 
 def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
@@ -210,6 +210,8 @@ def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
     gae = None
     if rest and type(rest[-1]) is m.GeneralAdvantageEstimation:
         gae = rest.pop()
+    if _changes_observations_after(m.AddNextObservationsFromEpisodesToTrainBatch, rest):
+        return None
     optional = (m.AddNextObservationsFromEpisodesToTrainBatch, m.AddInfosFromEpisodesToTrainBatch)
     added = {type(piece) for piece in rest} & set(optional)
     rest = [piece for piece in rest if type(piece) not in optional]
@@ -265,6 +267,21 @@ def _split_defaults(
         if len(types) >= len(expected) and types[len(types) - len(expected) :] == expected:
             return list(pieces[: len(types) - len(expected)]), bool(middle)
     return None
+
+
+def _changes_observations_after(first: type[ConnectorV2], pieces: Sequence[ConnectorV2]) -> bool:
+    """Whether a piece behind the one of class `first` changes observations, but not those in the batch already.
+
+    (Frame stacking changes these, too.)
+    """
+    from rlzmq.connectors.common.frame_stacking import FrameStacking
+
+    types = [type(piece) for piece in pieces]
+    after = pieces[types.index(first) + 1 :] if first in types else []
+    return any(
+        _overrides(piece, "transform_observations") and not isinstance(piece, FrameStacking)
+        for piece in after
+    )
 
 
 def _is_columnar(piece: ConnectorV2) -> bool:

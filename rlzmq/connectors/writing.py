@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlzmq.core.tree import is_nested, tree_map
+from rlzmq.core.tree import is_nested, tree_stack, tree_unstack
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = ["agent_space", "rewrite_all_observations", "rewrite_last_observation"]
@@ -38,18 +38,17 @@ def map_agent_spaces(
 def rewrite_last_observation(episode: Any, observation: Any, space: Any) -> None:
     """Replaces the last observation, and the episode's observation space where one is given.
 
-    Array-backed episodes whose column has another shape or dtype lose its older observations (they become
-    zeros): runners process every observation when it comes, so none of the old form is left there.
+    Observations of array-backed episodes become a list where the older ones are of another shape or dtype.
     """
     if space is not None and episode.observation_space is not space:
         episode.observation_space = space
     buffer = episode.observations
     if buffer.finalized and not _fits(buffer.data, observation):
-        arrays = tree_map(
-            lambda leaf: np.zeros((buffer.len_incl_lookback(), *np.shape(leaf)), np.asarray(leaf).dtype),
-            observation,
-        )
-        episode.observations = InfiniteLookbackBuffer(arrays, buffer.lookback, episode.observation_space)
+        items: Any = [*tree_unstack(buffer.data)[:-1], observation]
+        if len(items) == 1:
+            items = tree_stack(items)
+        episode.observations = InfiniteLookbackBuffer(items, buffer.lookback, episode.observation_space)
+        return
     episode.set_observations(new_data=observation, at_indices=-1)
 
 

@@ -19,18 +19,28 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError
 
-__all__ = ["FORMAT_VERSION", "is_checkpoint", "read_checkpoint", "read_manifest", "write_checkpoint"]
+__all__ = [
+    "FORMAT_VERSION",
+    "find_inside",
+    "is_checkpoint",
+    "local_path",
+    "read_checkpoint",
+    "read_manifest",
+    "write_checkpoint",
+]
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
@@ -38,6 +48,26 @@ _FORMAT = "rlzmq-checkpoint"
 _KEYS = {"format", "version", "about", "files", "sha256"}
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # Path("s3://bucket") has one slash only
+
+
+def local_path(path: str | Path) -> Path:
+    """The absolute path that is meant: ``~`` is the home directory, ``file://`` URIs name local files.
+
+    Raises:
+        CheckpointError: It is a URI of another scheme.
+    """
+    text = os.fspath(path)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return Path(path).expanduser().absolute()
+    uri = urlsplit(text)
+    if scheme[1].lower() != "file" or uri.netloc not in ("", "localhost"):
+        raise CheckpointError(
+            f"{text!r} is no directory of this machine. Checkpoints are written to and read from local and mounted "
+            "directories: mount that place, or save to a local directory and copy it as a whole."
+        )
+    return Path(unquote(uri.path))
 
 
 def write_checkpoint(
@@ -58,7 +88,7 @@ def write_checkpoint(
         CheckpointError: The disk is full or the place cannot be written; what was at `path` stays.
         TypeError: A state holds what is neither plain nor an array.
     """
-    target = Path(path).expanduser().absolute()
+    target = local_path(path)
     scratch = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         scratch.mkdir(parents=True)
@@ -92,7 +122,7 @@ def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str,
     Raises:
         CheckpointError: There is none, a file is missing, torn or altered, or the version is unknown.
     """
-    folder = _present(Path(path).expanduser().absolute())
+    folder = _present(local_path(path))
     manifest = read_manifest(folder)
     names = sorted({str(Path(name).parent.as_posix()) for name in manifest["files"]})
     if component is not None:
@@ -113,7 +143,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: No checkpoint there, or one of another version.
     """
-    folder = _present(Path(path))
+    folder = _present(local_path(path))
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -138,6 +168,22 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     if not isinstance(files, dict) or not all(_is_inside(name) for name in files):
         raise CheckpointError(f"The manifest of the checkpoint {folder} lists no files, or files outside it.")
     return manifest
+
+
+def find_inside(path: str | Path) -> tuple[Path, str]:
+    """The checkpoint that a path leads to, or into, and what of the path is inside of it.
+
+    Example: ``runs/c/learner_group/learner`` → (``runs/c``, ``"learner_group/learner"``). Nothing says
+    whether there is such a component. Where no checkpoint is found it is (`path`, ``""``).
+    """
+    place = local_path(path)
+    for folder in (place, *place.parents):
+        try:
+            read_manifest(folder)
+        except CheckpointError:
+            continue
+        return folder, place.relative_to(folder).as_posix() if folder != place else ""
+    return place, ""
 
 
 def is_checkpoint(path: str | Path) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.core import faults
-from rlzmq.core.checkpoint import read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.core.checkpoint import local_path, read_checkpoint, read_manifest, write_checkpoint
 from rlzmq.core.errors import CheckpointError
 
 __all__ = ["CheckpointSeries", "Found", "find_checkpoint"]
@@ -49,7 +49,7 @@ def find_checkpoint(path: str | Path) -> Found:
         path: A checkpoint, a directory of numbered ones, or a run directory with ``checkpoints/`` (or,
             of earlier releases, ``checkpoint/``).
     """
-    place = Path(path).expanduser().absolute()
+    place = local_path(path)
     if (place / "manifest.json").exists():
         candidates = [place]
     else:
@@ -76,7 +76,7 @@ class CheckpointSeries:
     """
 
     def __init__(self, path: str | Path, *, keep: int = 3) -> None:
-        self.path = Path(path).expanduser().absolute()
+        self.path = local_path(path)
         self._keep = keep
         self._is_tidy = False
 

@@ -7,12 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlzmq.core.metrics_stats import REDUCTIONS, CustomStat, Stat, StatsBase, check_stats_cls_lookup
+from rlzmq.core.metrics_stats import (
+    REDUCTIONS,
+    CustomStat,
+    Stat,
+    StatsBase,
+    as_pushed,
+    check_stats_cls_lookup,
+)
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["REDUCTIONS", "MetricsLogger", "ReducedMetrics", "Stat", "StatsBase"]
+__all__ = ["METRICS_STATES", "REDUCTIONS", "MetricsLogger", "ReducedMetrics", "Stat", "StatsBase"]
 
 Key = str | Sequence[str]
+
+#: Where in a learner's results the states of its own metrics are, from which those of all ranks are merged.
+METRICS_STATES = "metrics_states"
 
 
 class ReducedMetrics(dict[str, Any]):
@@ -51,6 +61,7 @@ class MetricsLogger:
         self._stats: dict[tuple[str, ...], Stat | CustomStat] = {}
         self._root = root
         self._lookup = check_stats_cls_lookup(stats_cls_lookup)
+        self._last_reduce = time.perf_counter()
 
     def log_value(
         self,
@@ -68,12 +79,14 @@ class MetricsLogger:
 
         Args:
             key: A name, or a tuple of names for a nested place.
-            value: A number (or anything, for "item" and "item_series").
+            value: A number, also as an array or tensor of one element (or anything, for "item" and
+                "item_series"). Results hold plain numbers.
             reduce: One of `REDUCTIONS`, or a name in the lookup; None: as logged first, or "mean".
             window: Reduce over the newest so many values.
             ema_coeff: Weight of a new value in "ema".
             percentiles: Which ones "percentiles" reports, from 0 to 100.
-            with_throughput: Report ``<key>_throughput`` too (per second), for sums.
+            with_throughput: Report ``<key>_throughput`` too: the sum of the values since the last `reduce`,
+                per second.
             stats: Log several reductions at once, e.g. ``("mean", "min", "max")``, each under
                 ``<key>_<reduction>``.
 
@@ -96,7 +109,7 @@ class MetricsLogger:
                 f"Metric {'/'.join(path)!r} was logged with reduce={stat.reduce!r} before, now with {reduce!r}: "
                 "use one reduction per key, or another key."
             )
-        stat.push(value)
+        stat.push(value if type(value) in (float, int) else as_pushed(value))
 
     def _new_stat(
         self,
@@ -163,25 +176,31 @@ class MetricsLogger:
             compile: True: plain values (a `ReducedMetrics`); False: plain states of what was logged since
                 the last reduce. `aggregate` of another logger takes either.
         """
+        reduced = self.compile()
+        return reduced if compile else reduced.states
+
+    def compile(self) -> ReducedMetrics:
+        """The same as ``reduce(compile=True)``."""
         states = {"/".join(path): stat.delta() for path, stat in self._stats.items()}
         result: dict[tuple[str, ...], Any] = {}
         for path, stat in self._stats.items():
             result[path] = stat.finish()
             if stat.with_throughput:
                 result[(*path[:-1], f"{path[-1]}_throughput")] = stat.throughput
-        return ReducedMetrics(_nest(result), states) if compile else states
-
-    def compile(self) -> dict[str, Any]:
-        """The same as ``reduce(compile=True)``."""
-        return self.reduce()
+        self._last_reduce = time.perf_counter()
+        return ReducedMetrics(_nest(result), states)
 
     def aggregate(self, states: Sequence[Mapping[str, Any]], *, key: Key | None = None) -> None:
         """Merge what other loggers' `reduce` returned, under `key` where given.
+
+        Their values count as logged side by side, which matters to "ema" alone: give what one logger
+        returned later to a later call.
 
         Raises:
             ValueError: Values without what they were reduced from, such as a copy of `reduce`'s result.
         """
         prefix = () if key is None else _path(key)
+        incoming: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
         for state in states:
             for name, value in getattr(state, "states", state).items():
                 if not isinstance(value, Mapping) or not ({"finished_count", "custom"} & value.keys()):
@@ -189,18 +208,19 @@ class MetricsLogger:
                         f"aggregate: expected what another logger's reduce() or reduce(compile=False) returned, "
                         f"got {type(value).__name__} {value!r} at {name!r}: a value alone cannot be merged."
                     )
-                path = (*prefix, *name.split("/"))
-                stat = self._stats.get(path)
-                if stat is None:
-                    self._check_path(path)
-                    self._stats[path] = self._from_state(value)
-                elif isinstance(stat, CustomStat) != ("custom" in value):
+                incoming.setdefault((*prefix, *name.split("/")), []).append(value)
+        for path, values in incoming.items():
+            stat = self._stats.get(path)
+            if stat is None:
+                self._check_path(path)
+                stat = self._stats[path] = self._like(values[0])
+            for value in values:
+                if isinstance(stat, CustomStat) != ("custom" in value):
                     raise ValueError(
                         f"Metric {'/'.join(path)!r} has reduce={stat.reduce!r} here and "
                         f"reduce={value.get('custom', value.get('reduce'))!r} elsewhere: use one per key."
                     )
-                else:
-                    stat.merge(value)
+            stat.merge(values)
 
     def delete(self, *key: str, key_error: bool = True) -> None:
         """Forget one metric, or all below a key.
@@ -225,6 +245,13 @@ class MetricsLogger:
     def reset(self) -> None:
         """Forget everything."""
         self._stats = {}
+
+    def _like(self, state: Mapping[str, Any]) -> Stat | CustomStat:
+        if "custom" in state:
+            return CustomStat.like(state, self._lookup)
+        stat = Stat.like(state)
+        stat.last_time = self._last_reduce  # the values are older than this call
+        return stat
 
     def _from_state(self, state: Mapping[str, Any]) -> Stat | CustomStat:
         return CustomStat.from_state(state, self._lookup) if "custom" in state else Stat.from_state(state)

@@ -12,7 +12,7 @@ from typing import Any, Self
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["REDUCTIONS", "CustomStat", "Stat", "StatsBase", "check_stats_cls_lookup"]
+__all__ = ["REDUCTIONS", "CustomStat", "Stat", "StatsBase", "as_pushed", "check_stats_cls_lookup"]
 
 REDUCTIONS = ("mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series")
 _PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
@@ -122,7 +122,7 @@ class Stat:
             "item_series" all values; the others start anew at each reduce unless `window` is set.
         window: Reduce over the newest `window` values, across reduces.
         ema_coeff: Weight of a new value in "ema" (default 0.01).
-        with_throughput: Also report the change per second between reduces.
+        with_throughput: Also report the sum of new values per second between reduces.
         percentiles: Which ones "percentiles" reports, each from 0 to 100 (default: 0, 50, 75, 90, 95, 99, 100).
     """
 
@@ -151,14 +151,16 @@ class Stat:
         self.count = 0
         self.extreme: Any = None
         self.finished_count = 0  # how many of `count`, how much of `total` the last reduce had already
-        self.finished_total: Any = 0
-        self.last_total = 0.0
+        self.finished_total: Any = 0  # of "ema": its value then
+        self.since_finish: Any = 0  # sum of new values, for the throughput
         self.last_time = time.perf_counter()
         self.throughput = 0.0
 
     def push(self, value: Any) -> None:
         """Take one more value."""
         self.count += 1
+        if self.with_throughput:
+            self.since_finish = self.since_finish + value
         if self.values is not None:
             self.values.append(value)
             return
@@ -175,9 +177,12 @@ class Stat:
 
     def peek(self) -> Any:
         """The reduced value as of now; NaN (or 0, or []) where nothing was logged."""
+        return _plain(self._peek())
+
+    def _peek(self) -> Any:
         kind = self.reduce
         if self.values is not None:
-            return _reduce_values(kind, list(self.values), self.percentiles)
+            return _reduce_values(kind, _plain(list(self.values)), self.percentiles)
         if kind in ("sum", "lifetime_sum"):
             return self.total
         if kind == "mean":
@@ -191,35 +196,48 @@ class Stat:
         value = self.peek()
         if self.with_throughput:
             now = time.perf_counter()
-            self.throughput = (float(self.total) - self.last_total) / max(now - self.last_time, 1e-9)
+            self.throughput = float(self.since_finish) / max(now - self.last_time, 1e-9)
             self.last_time = now
-            self.last_total = float(self.total) if self.reduce == "lifetime_sum" else 0.0
+            self.since_finish = 0
         if self.values is not None:
             if self.window is None:
                 self.values.clear()
         elif self.reduce not in ("lifetime_sum", "item", "ema"):
             self.total, self.count, self.extreme = 0, 0, None
-        self.finished_count, self.finished_total = self.count, self.total
+        self.finished_count = self.count
+        self.finished_total = self.extreme if self.reduce == "ema" else self.total
         return value
 
-    def merge(self, state: Mapping[str, Any]) -> None:
-        """Take in another process's `state()` of the same metric."""
-        if self.values is not None:
-            self.values.extend(state.get("values") or ())
-            self.count += state["count"]
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the `delta()` of the same metric of processes that logged side by side."""
+        states = [state for state in states if state["count"]]
+        if not states:
             return
-        if not state["count"]:
-            return
+        num_new = sum(state["count"] for state in states)
+        self.count += num_new
+        for state in states:
+            self.since_finish = self.since_finish + state.get("since_finish", 0)
         kind = self.reduce
-        if kind in ("mean", "sum", "lifetime_sum"):
-            self.total = self.total + state["total"]
-            self.count += state["count"]
+        if self.values is not None:
+            for state in states:
+                self.values.extend(state.get("values") or ())
+        elif kind in ("mean", "sum", "lifetime_sum"):
+            for state in states:
+                self.total = self.total + state["total"]
         elif kind == "item":
-            self.total, self.count = state["total"], state["count"]
+            self.total = states[-1]["total"]
+        elif kind == "ema":
+            new = sum(state["count"] * state["extreme"] for state in states) / num_new
+            old = self.extreme
+            self.extreme = new if old is None else new + self._ema_kept(num_new) * (old - new)
         else:
-            count = self.count
-            self.push(state["extreme"])
-            self.count = count + state["count"]
+            values = [state["extreme"] for state in states]
+            values += [] if self.extreme is None else [self.extreme]
+            self.extreme = min(values) if kind == "min" else max(values)
+
+    def _ema_kept(self, num_new: int) -> float:
+        """The weight that an "ema" has left after so many new values."""
+        return float((1 - self.ema_coeff) ** num_new)
 
     def state(self) -> dict[str, Any]:
         """Plain values from which `from_state` makes an equal metric."""
@@ -228,12 +246,12 @@ class Stat:
             "window": self.window,
             "ema_coeff": self.ema_coeff,
             "with_throughput": self.with_throughput,
-            "values": None if self.values is None else list(self.values),
-            "total": self.total,
+            "values": None if self.values is None else _plain(list(self.values)),
+            "total": _plain(self.total),
             "count": self.count,
-            "extreme": self.extreme,
+            "extreme": _plain(self.extreme),
             "finished_count": self.finished_count,
-            "finished_total": self.finished_total,
+            "finished_total": _plain(self.finished_total),
             "percentiles": self.percentiles,
         }
 
@@ -245,25 +263,57 @@ class Stat:
             values = list(self.values)
             state["values"] = values[max(len(values) - num_new, 0) :]
         elif self.reduce == "lifetime_sum":
-            state["total"] = self.total - self.finished_total
-        return {**state, "count": num_new, "finished_count": 0, "finished_total": 0}
+            state["total"] -= state["finished_total"]
+        elif self.reduce == "ema" and self.finished_count and (kept := self._ema_kept(num_new)) < 1:
+            state["extreme"] = (state["extreme"] - kept * state["finished_total"]) / (1 - kept)
+        return {
+            **state,
+            "count": num_new,
+            "finished_count": 0,
+            "finished_total": 0,
+            "since_finish": _plain(self.since_finish),
+        }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Stat:
-        """The metric that `state` describes."""
-        stat = cls(
+    def like(cls, state: Mapping[str, Any]) -> Stat:
+        """A metric of the kind that `state` describes, without values."""
+        return cls(
             state["reduce"],
             state["window"],
             state["ema_coeff"],
             state["with_throughput"],
             state.get("percentiles"),
         )
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Stat:
+        """The metric that `state` describes."""
+        stat = cls.like(state)
         if stat.values is not None:
             stat.values.extend(state["values"] or ())
         stat.total, stat.count, stat.extreme = state["total"], state["count"], state["extreme"]
         stat.finished_count, stat.finished_total = state["finished_count"], state["finished_total"]
-        stat.last_total = float(stat.total) if stat.reduce == "lifetime_sum" else 0.0
         return stat
+
+
+def as_pushed(value: Any) -> Any:
+    """A logged value without the graph that made it; what a GPU holds is waited for when it is reduced."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        if value.device.type != "cpu":
+            return value
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers in tensors and arrays of one element, also in a list, as Python's; larger tensors as arrays."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not (hasattr(value, "item") and hasattr(value, "shape")):
+        return value
+    if math.prod(value.shape) == 1:
+        return value.item()
+    return value.cpu().numpy() if hasattr(value, "detach") else value
 
 
 class CustomStat:
@@ -288,18 +338,22 @@ class CustomStat:
             raise TypeError(
                 f"reduce={reduce!r}: {cls.__name__}({_spelled(self.options)}): {error}"
             ) from error
-        self.push = self.stats.push
         self.peek = self.stats.peek
+
+    def push(self, value: Any) -> None:
+        """Take one more value."""
+        self.stats.push(_plain(value))
 
     def finish(self) -> Any:
         """The value of the iteration that ends."""
         return self.stats.reduce()
 
-    def merge(self, state: Mapping[str, Any]) -> None:
-        """Take in another process's `delta` of the same metric."""
-        other = self._cls(**self.options)
-        other.set_state(from_plain(state["state"]))
-        self.stats.merge([other])
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the `delta()` of the same metric of processes that logged side by side."""
+        others = [self._cls(**self.options) for _ in states]
+        for other, state in zip(others, states, strict=True):
+            other.set_state(from_plain(state["state"]))
+        self.stats.merge(others)
 
     def state(self) -> dict[str, Any]:
         """Plain values from which `from_state` makes an equal metric."""
@@ -323,8 +377,8 @@ class CustomStat:
             ) from None
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
-        """The metric that `state` describes.
+    def like(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
+        """A metric of the kind that `state` describes, without values.
 
         Raises:
             ValueError: The lookup lacks its class.
@@ -335,7 +389,16 @@ class CustomStat:
                 f"A metric was logged with reduce={name!r}, for which there is no class here."
                 f"{did_you_mean(name, list(lookup))} Give config.reporting(custom_stats_cls_lookup=…)."
             )
-        stat = cls(name, lookup[name], state["options"])
+        return cls(name, lookup[name], state["options"])
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
+        """The metric that `state` describes.
+
+        Raises:
+            ValueError: As of `like`.
+        """
+        stat = cls.like(state, lookup)
         stat.stats.set_state(from_plain(state["state"]))
         return stat
 

@@ -26,6 +26,7 @@ __all__ = [
     "tree_stack",
     "tree_unstack",
     "tree_zeros_like",
+    "value_kind",
 ]
 
 
@@ -78,6 +79,11 @@ def check_same_structure(expected: Any, actual: Any) -> None:
         spec.flatten_up_to(actual)
 
 
+def value_kind(dtype: np.dtype[Any]) -> str:
+    """``"number"``, ``"string"``, or numpy's letter of another kind; values of two kinds share no column."""
+    return "number" if dtype.kind in "biufc" else "string" if dtype.kind in "SUT" else dtype.kind
+
+
 def num_items(batch: Any) -> int:
     """Number of items in a batched tree: the common first dimension of its leaves.
 
@@ -109,7 +115,7 @@ def tree_stack(items: Sequence[Any]) -> Any:
 
     Raises:
         ValueError: When an item's structure or shape differs from the first one's (its position is named),
-            or when items are no numbers, strings or arrays of them.
+            when strings and numbers are mixed, or when items are no numbers, strings or arrays of them.
     """
     first = items[0]
     if not isinstance(first, (dict, tuple)):
@@ -147,8 +153,19 @@ def _stack_leaves(items: Sequence[Any]) -> np.ndarray:
             raise
         raise ValueError(f"item {bad} has shape {shapes[bad]}, expected {shapes[0]} like item 0.") from None
     if stacked.dtype.hasobject:
-        raise ValueError(f"items of type {type(first).__name__} can't be a column of numbers.")
+        bad = next((i for i, item in enumerate(items) if np.asarray(item).dtype.hasobject), 0)
+        raise ValueError(f"item {bad} of type {type(items[bad]).__name__} can't be a column of numbers.")
+    if stacked.dtype.kind in "SUT":
+        _check_one_kind(items)
     return stacked
+
+
+def _check_one_kind(items: Sequence[Any]) -> None:
+    """Raise ValueError where numbers are among strings: numpy would turn them into strings."""
+    kinds = [value_kind(np.asarray(item).dtype) for item in items]
+    bad = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if bad is not None:
+        raise ValueError(f"item {bad} is a {kinds[bad]} ({items[bad]!r}), expected a {kinds[0]} like item 0.")
 
 
 def tree_unstack(batch: Any) -> list[Any]:

@@ -16,6 +16,8 @@ __all__ = ["GroupAgentsWrapper"]
 class GroupAgentsWrapper(MultiAgentEnv):
     """See `MultiAgentEnv.with_agent_groups`.
 
+    A group ends with the last of its members: terminated if any of them was, else truncated.
+
     Args:
         env: The environment.
         groups: Group id -> ids of its agents.
@@ -67,6 +69,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
     ) -> tuple[AgentDict, AgentDict]:
         self.agents = list(self.possible_agents)
         self._done: set[Any] = set()
+        self._terminated: set[Any] = set()
+        self._ended_groups: set[Any] = set()
         observations, infos = self.env.reset(seed=seed, options=options)
         return self._joined(observations), self._joined_infos(infos, {}, observations)
 
@@ -82,13 +86,18 @@ class GroupAgentsWrapper(MultiAgentEnv):
                 actions[agent_id] = action
         observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
         self._done.update(key for given in (terminateds, truncateds) for key, value in given.items() if value)
+        self._terminated.update(key for key, value in terminateds.items() if value)
         flags = []
         for given in (terminateds, truncateds):
             joined = {key: value for key, value in given.items() if key not in self._group_of}
-            for group, members in self.groups.items():
-                joined[group] = all(given.get(agent_id, False) for agent_id in members)
             joined.setdefault("__all__", False)
             flags.append(joined)
+        for group, members in self.groups.items():
+            ends = group not in self._ended_groups and self._done.issuperset(members)
+            flags[0][group] = ends and not self._terminated.isdisjoint(members)
+            flags[1][group] = ends and not flags[0][group]
+            if ends:
+                self._ended_groups.add(group)
         sums: AgentDict = {}
         for agent_id, reward in rewards.items():
             group = self._group_of.get(agent_id, agent_id)

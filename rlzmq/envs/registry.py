@@ -153,7 +153,9 @@ def registration_of(env: object) -> tuple[str, Any] | None:
     if env in _CREATORS:
         return env, _CREATORS[env]
     spec = gym.registry.get(env)
-    return (env, spec) if spec is not None and not isinstance(spec.entry_point, str) else None
+    if spec is None or str(spec.entry_point).startswith("gymnasium."):  # every process has those
+        return None
+    return env, spec
 
 
 def adopt_registration(registration: tuple[str, Any] | None) -> None:

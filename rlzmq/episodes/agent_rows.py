@@ -60,26 +60,45 @@ class AgentRows:
         offsets: IntArray = np.cumsum(counts) - counts
         return offsets
 
-    def select(self, chunks: IntArray, new_episode: IntArray) -> AgentRows:
-        """Some of the chunks; ``new_episode[e]`` is the new index of episode e."""
+    def select(self, chunks: IntArray, episode: IntArray) -> AgentRows:
+        """Some of the chunks; ``episode[i]`` is the new index of the i-th one's episode."""
         listed: list[int] = chunks.tolist()
         return AgentRows(
             self.batch.select(chunks),
-            new_episode[self.episode[chunks]],
+            episode,
             self.order[chunks],
             self.obs_env_ts[ragged_arange(self.offsets[chunks], self.counts[chunks])],
             {i: self.tracks[c] for i, c in enumerate(listed) if c in self.tracks} if self.tracks else {},
         )
 
+    def of_episodes(self, episodes: IntArray, num_episodes: int) -> AgentRows:
+        """The chunks of some episodes, in the order that they have here.
+
+        Args:
+            episodes: int64[K], of ``0 … num_episodes-1``, an episode as often as wanted; their places are
+                their new indices.
+        """
+        counts = np.bincount(self.episode, minlength=num_episodes)
+        offsets = np.cumsum(counts) - counts
+        by_episode = np.argsort(self.episode, kind="stable")
+        chunks = by_episode[ragged_arange(offsets[episodes], counts[episodes])]
+        new_index = np.repeat(np.arange(len(episodes)), counts[episodes])
+        order = np.argsort(chunks, kind="stable")
+        return self.select(chunks[order], new_index[order])
+
     def between(
         self, first_t: IntArray, last_t: IntArray, is_whole: NDArray[np.bool_], new_index: IntArray
-    ) -> AgentRows:
+    ) -> tuple[AgentRows, list[tuple[int, Any, tuple[bool, bool]]]]:
         """The chunks' steps that are completed in env steps ``(first_t, last_t]`` of their episodes.
 
         Args:
             first_t, last_t: int64[E], bounds by episode.
             is_whole: bool[E], whether the bounds are the episode's own; then agents without a step stay too.
             new_index: int64[E], the new index of an episode; -1: left out.
+
+        Returns:
+            The chunks, and what a part without an agent's chunk must know: (new episode, agent id,
+            (terminated, truncated)) of those that are done by the part's end.
         """
         counts, offsets, batch = self.counts, self.offsets, self.batch
         chunk_of = np.repeat(np.arange(len(counts)), counts)
@@ -91,10 +110,12 @@ class AgentRows:
         within = own & ~before & (self.obs_env_ts <= last_t[episode_of])
         num_before = np.bincount(chunk_of[before], minlength=len(counts))
         num_within = np.bincount(chunk_of[within], minlength=len(counts))
-        is_kept = (new_index[self.episode] >= 0) & ((num_within > 0) | is_whole[self.episode])
+        is_there = new_index[self.episode] >= 0
+        is_kept = is_there & ((num_within > 0) | is_whole[self.episode])
+        departed = self._departed(np.flatnonzero(is_there & ~is_kept), last_t, new_index)
         chunks = np.flatnonzero(is_kept)
         num_before, num_within = num_before[chunks], num_within[chunks]
-        part = self.select(chunks, new_index)
+        part = self.select(chunks, new_index[self.episode[chunks]])
         new = part.batch
         starts_later = num_before > 0
         is_cut = num_before + num_within < new.length
@@ -126,7 +147,21 @@ class AgentRows:
             if starts_later[c]:
                 fresh = {name: value for name, value in fresh.items() if name != "reward_before_start"}
             part.tracks[c] = fresh
-        return part
+        return part, departed
+
+    def _departed(
+        self, chunks: IntArray, last_t: IntArray, new_index: IntArray
+    ) -> list[tuple[int, Any, tuple[bool, bool]]]:
+        """Which of the chunks' agents are done by ``last_t`` of their episode; see `between`."""
+        batch, departed = self.batch, []
+        last_seen = self.obs_env_ts[self.offsets + self.counts - 1]
+        for c in chunks[batch.terminated[chunks] | batch.truncated[chunks]].tolist():
+            e = int(self.episode[c])
+            if self.tracks.get(c, {}).get("done_env_t", last_seen[c]) <= last_t[e]:
+                agent_id = None if batch.agent_ids is None else batch.agent_ids[c]
+                flags = bool(batch.terminated[c]), bool(batch.truncated[c])
+                departed.append((int(new_index[e]), agent_id, flags))
+        return departed
 
 
 def track_leftovers(track: AgentTrack, num_steps: int) -> dict[str, Any]:

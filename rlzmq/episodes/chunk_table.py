@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-__all__ = ["ID_LISTS", "TABLE", "ragged_arange", "steps_window"]
+__all__ = ["ID_LISTS", "TABLE", "chosen_positions", "ragged_arange", "steps_window"]
 
 # The parts of an EpisodeBatch's chunk table: arrays [C], and lists of C ids (or None).
 TABLE = ("start", "length", "lookback", "t_started", "terminated", "truncated", "env_index")
 ID_LISTS = ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids")
+
+
+def chosen_positions(chosen: Any, num: int) -> np.ndarray:
+    """Positions (negative ones count from the end) or a bool mask as int64 positions in ``0 … num-1``.
+
+    Raises:
+        IndexError: A position that is not there, or a mask of another length.
+    """
+    chosen = np.asarray(chosen)
+    if chosen.dtype != np.bool_:
+        chosen = chosen.astype(np.int64, copy=False)
+    positions: np.ndarray = np.arange(num, dtype=np.int64)[chosen]
+    return positions
 
 
 def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

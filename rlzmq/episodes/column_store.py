@@ -17,6 +17,7 @@ from rlzmq.core.tree import (
     tree_map,
     tree_stack,
     tree_unstack,
+    value_kind,
 )
 
 __all__ = ["ColumnStore", "same_items"]
@@ -105,16 +106,17 @@ class ColumnStore:
         """Add one item at the end.
 
         Raises:
-            ValueError: Array-backed, when the item's structure or shape differs from the column's.
+            ValueError: Array-backed, when the item's structure, shape or kind (string or number) differs
+                from the column's.
         """
         if self._items is not None:
             self._items.append(item)
             return
-        new = tree_map(np.asarray, item)
+        new = tree_map(_as_array, item)
         if self._num == 0 and not self._has_structure_of(new, ()):
             self._arrays = tree_map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), new)
         check_same_structure(self._arrays, new)
-        self._check_shapes(new, ())
+        self._check_items(new, ())
         self._own(new, 1)
 
         def write(array: np.ndarray, leaf: np.ndarray) -> None:
@@ -127,7 +129,7 @@ class ColumnStore:
         """Add several items at the end: a list of items, a tree of arrays, or another buffer's items.
 
         Raises:
-            ValueError: Array-backed, when a structure or shape differs from the column's.
+            ValueError: Array-backed, when a structure, shape or kind differs from the column's.
         """
         batch = self._as_batch(items)
         num = len(batch) if isinstance(batch, list) else num_items(batch)
@@ -136,11 +138,11 @@ class ColumnStore:
         if self._items is not None:
             self._items.extend(batch if isinstance(batch, list) else tree_unstack(batch))
             return
-        new = tree_stack(batch) if isinstance(batch, list) else batch
+        new = tree_stack(batch) if isinstance(batch, list) else tree_map(_as_array, batch)
         if self._num == 0 and not self._has_structure_of(new, (num,)):
             self._arrays = tree_map(lambda leaf: leaf[:0], new)
         check_same_structure(self._arrays, new)
-        self._check_shapes(new, (num,))
+        self._check_items(new, (num,))
         self._own(new, num)
         begin, end = self._num, self._num + num
 
@@ -154,8 +156,8 @@ class ColumnStore:
         """Turn the list of items into arrays, in place; nothing happens if that was done before.
 
         Raises:
-            ValueError: When items differ in structure or shape, naming the first item that does (position
-                counted from the lookback part's first item).
+            ValueError: When items differ in structure, shape or kind, naming the first item that does
+                (position counted from the lookback part's first item).
         """
         if self._items is None:
             return
@@ -199,10 +201,10 @@ class ColumnStore:
         if self._items is None:
             if num == 0:
                 return
-            new = tree_stack(batch) if isinstance(batch, list) else batch
+            new = tree_stack(batch) if isinstance(batch, list) else tree_map(_as_array, batch)
             everything = isinstance(where, slice) and num == self._num and (where.step or 1) == 1
             if everything and not self._has_structure_of(new, (num,)):
-                # All items at once may take another structure and shape.
+                # All items at once may take another structure, shape and kind.
                 self._arrays = tree_map(np.array, new)
                 self._owned, self._shared = True, False
             else:
@@ -218,8 +220,8 @@ class ColumnStore:
     def _write_arrays(self, where: Any, new_data: Any, lead: tuple[int, ...]) -> None:
         """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``, widening a column's dtype if need be."""
         check_same_structure(self._arrays, new_data)
-        new_data = tree_map(np.asarray, new_data)
-        self._check_shapes(new_data, lead)
+        new_data = tree_map(_as_array, new_data)
+        self._check_items(new_data, lead)
         self._own(new_data)
 
         def write(array: np.ndarray, new: np.ndarray) -> None:
@@ -230,17 +232,23 @@ class ColumnStore:
     def _has_structure_of(self, new_data: Any, lead: tuple[int, ...]) -> bool:
         try:
             check_same_structure(self._arrays, new_data)
-            self._check_shapes(new_data, lead)
+            self._check_items(new_data, lead)
         except (ValueError, TypeError):
             return False
         return True
 
-    def _check_shapes(self, new_data: Any, lead: tuple[int, ...]) -> None:
+    def _check_items(self, new_data: Any, lead: tuple[int, ...]) -> None:
         def check(array: np.ndarray, new: np.ndarray) -> None:
             if new.shape != (*lead, *array.shape[1:]):
                 raise ValueError(
                     f"expected items of shape {array.shape[1:]}, got {new.shape[len(lead) :]} (only setting "
                     "all items at once, the lookback part included, may change their shape)."
+                )
+            if new.dtype != array.dtype and new.size and value_kind(new.dtype) != value_kind(array.dtype):
+                raise ValueError(
+                    f"expected a {value_kind(array.dtype)} ({array.dtype}), got a {value_kind(new.dtype)} "
+                    f"({new.dtype}), {new.flat[0]!r} (only setting all items at once, the lookback part "
+                    "included, may change their kind)."
                 )
 
         tree_map(check, self._arrays, new_data)
@@ -266,6 +274,16 @@ class ColumnStore:
         if not keep:
             self._shared = False
         self._owned = True
+
+
+def _as_array(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.dtype.hasobject:
+        raise ValueError(
+            f"expected numbers, strings or arrays of them, got {type(leaf).__name__} {leaf!r:.80}, which is "
+            "none to numpy (dtype object)."
+        )
+    return array
 
 
 def same_items(left: Any, right: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes import episode_gather, episode_wire
-from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange, steps_window
+from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, chosen_positions, ragged_arange, steps_window
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE
 from rlzmq.episodes.handed_out import HandedOutEpisode
@@ -352,14 +352,11 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         """Some of the chunks, in the given order, on the same columns.
 
         Args:
-            chunks: int [K], positions of chunks, or a bool mask [C].
+            chunks: int [K], positions of chunks (negative ones count from the end), or a bool mask [C].
         """
         if (updated := self.updated()) is not self:
             return updated.select(chunks)
-        chunks = np.asarray(chunks)
-        if chunks.dtype == np.bool_:
-            chunks = np.flatnonzero(chunks)
-        chunks = chunks.astype(np.int64, copy=False)
+        chunks = chosen_positions(chunks, len(self))
         listed: list[int] = chunks.tolist()
         lists = {
             name: None if values is None else [values[c] for c in listed]

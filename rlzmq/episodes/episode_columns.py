@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +11,8 @@ import numpy as np
 
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+from rlzmq.episodes.lookback_index import index_list
+from rlzmq.episodes.rewards import as_reward, as_rewards
 
 __all__ = ["EpisodeColumns", "Indices", "UnknownColumnError"]
 
@@ -215,7 +218,7 @@ class EpisodeColumns:
 
         Raises:
             IndexError: No such time step, or ``new_data`` has another number of items.
-            ValueError: A numpy episode's items have another structure or shape.
+            ValueError: A numpy episode's items have another structure, shape or kind (string or number).
         """
         self._set("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
 
@@ -228,7 +231,16 @@ class EpisodeColumns:
     def set_rewards(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite rewards; arguments and errors as in `set_observations`."""
+        """Overwrite rewards; arguments and errors as in `set_observations`.
+
+        Raises:
+            ValueError: A reward is not one number.
+        """
+        several = isinstance(at_indices, (slice, NoneType)) or index_list(at_indices) is not None
+        try:
+            new_data = as_rewards(new_data) if several else as_reward(new_data)
+        except ValueError as error:
+            raise self._located(error, "rewards") from None
         self._set("rewards", self.rewards, new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from rlzmq.core.tree import (
     tree_map,
     tree_stack,
     tree_zeros_like,
+    value_kind,
 )
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
 from rlzmq.episodes.columns import Columns
@@ -163,10 +165,18 @@ def _join_arrays(
 def _concatenate(parts: list[Any]) -> Any:
     """Trees of arrays joined along the first axis."""
     if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
+        return _concatenate_leaves(parts)
     leaves, spec = tree_flatten(parts[0])
     columns = [leaves, *(spec.flatten_up_to(part) for part in parts[1:])]
-    return spec.unflatten([np.concatenate(leaf) for leaf in zip(*columns, strict=True)])
+    return spec.unflatten([_concatenate_leaves(leaf) for leaf in zip(*columns, strict=True)])
+
+
+def _concatenate_leaves(parts: Sequence[np.ndarray]) -> np.ndarray:
+    joined = np.concatenate(parts)
+    if joined.dtype.kind in "SUT" and len({value_kind(part.dtype) for part in parts}) > 1:
+        # numpy would turn the numbers into strings
+        raise ValueError(f"expected items of one kind, got {sorted({str(part.dtype) for part in parts})}.")
+    return joined
 
 
 def _initial_states(episodes: list[SingleAgentEpisode]) -> Any:

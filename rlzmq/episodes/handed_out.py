@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
+
+from rlzmq.core.tree import tree_leaves
 
 if TYPE_CHECKING:
     from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
@@ -14,11 +17,13 @@ __all__ = ["HandedOutEpisode", "HandedOutMultiAgentEpisode"]
 class HandedOutEpisode:
     """An item of an `EpisodeBatch`, and how it was when it was made."""
 
-    __slots__ = ("_buffers", "_facts", "_infos_source", "episode")
+    __slots__ = ("_buffers", "_facts", "_infos_source", "_objects", "episode")
 
     def __init__(self, episode: SingleAgentEpisode) -> None:
         self.episode = episode
         self._facts = _facts(episode)
+        # Held, not only their ids: those of freed objects come again.
+        self._objects = _objects(episode)
         self._buffers = list(_buffers(episode))
         self._infos_source = episode._infos_source
 
@@ -26,6 +31,8 @@ class HandedOutEpisode:
         """Whether the episode differs from the batch's columns and tables."""
         episode = self.episode
         if _facts(episode) != self._facts:
+            return True
+        if not _are_same(_objects(episode), self._objects):
             return True
         buffers = list(_buffers(episode))
         if len(buffers) != len(self._buffers):
@@ -49,31 +56,42 @@ class HandedOutEpisode:
 class HandedOutMultiAgentEpisode:
     """An item of a `MultiAgentEpisodeBatch`, and how it was when it was made."""
 
-    __slots__ = ("_agents", "_facts", "episode")
+    __slots__ = ("_agents", "_facts", "_objects", "episode")
 
     def __init__(self, episode: MultiAgentEpisode) -> None:
         self.episode = episode
         self._facts = _multi_agent_facts(episode)
+        self._objects = _multi_agent_objects(episode)
         self._agents = [HandedOutEpisode(agent) for agent in episode.agent_episodes.values()]
 
     def is_changed(self) -> bool:
         """Whether the episode, or one of its agents', differs from the batch's columns and tables."""
-        return _multi_agent_facts(self.episode) != self._facts or any(
-            agent.is_changed() for agent in self._agents
+        return (
+            _multi_agent_facts(self.episode) != self._facts
+            or not _are_same(_multi_agent_objects(self.episode), self._objects)
+            or any(agent.is_changed() for agent in self._agents)
         )
 
 
 def _facts(episode: SingleAgentEpisode) -> tuple[Any, ...]:
     return (
         episode.id_,
+        episode.agent_id,
+        episode.module_id,
+        episode.multi_agent_episode_id,
         episode.t_started,
         episode.t,
         episode.is_terminated,
         episode.is_truncated,
         episode.rewards.lookback,
-        id(episode.initial_state),
-        *((key, id(value)) for key, value in episode.custom_data.items()),
+        *episode.custom_data,
     )
+
+
+def _objects(episode: SingleAgentEpisode) -> list[Any]:
+    """What an episode holds beside its columns and `_facts`: unchanged while they are the same objects."""
+    state = episode.initial_state
+    return [*episode.custom_data.values(), state, *tree_leaves(state)]
 
 
 def _multi_agent_facts(episode: MultiAgentEpisode) -> tuple[Any, ...]:
@@ -83,9 +101,17 @@ def _multi_agent_facts(episode: MultiAgentEpisode) -> tuple[Any, ...]:
         episode.env_t,
         episode.is_terminated,
         episode.is_truncated,
-        *((agent_id, id(agent)) for agent_id, agent in episode.agent_episodes.items()),
-        *((key, id(value)) for key, value in episode.custom_data.items()),
+        *episode.agent_episodes,
+        *episode.custom_data,
     )
+
+
+def _multi_agent_objects(episode: MultiAgentEpisode) -> list[Any]:
+    return [*episode.agent_episodes.values(), *episode.custom_data.values()]
+
+
+def _are_same(left: list[Any], right: list[Any]) -> bool:
+    return len(left) == len(right) and all(map(operator.is_, left, right))
 
 
 def _buffers(episode: SingleAgentEpisode) -> Any:

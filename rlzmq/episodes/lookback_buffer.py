@@ -53,6 +53,7 @@ class InfiniteLookbackBuffer(ColumnStore):
 
     def __init__(self, data: Any = None, lookback: int = 0, space: gym.Space[Any] | None = None) -> None:
         if isinstance(data, InfiniteLookbackBuffer):
+            data._shared = True
             data = data.data
         self.lookback = min(operator.index(lookback), self._hold(data))
         if self.lookback < 0:
@@ -285,7 +286,7 @@ class InfiniteLookbackBuffer(ColumnStore):
 
         Raises:
             IndexError: An index names no item, or ``new_data`` has another number of items.
-            ValueError: An item's structure or (array-backed) shape differs from the column's.
+            ValueError: An item's structure or (array-backed) shape or kind differs from the column's.
         """
         if at_indices is None:
             at_indices = slice(None)
@@ -347,7 +348,7 @@ class InfiniteLookbackBuffer(ColumnStore):
 
     def __add__(self, other: Any) -> InfiniteLookbackBuffer:
         """A new buffer: this one's items (lookback part included) and the other's (without its own)."""
-        total = self._part(0, self.len_incl_lookback(), self.lookback)
+        total = copy.copy(self)
         total.extend(other)
         return total
 
@@ -384,7 +385,9 @@ class InfiniteLookbackBuffer(ColumnStore):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         InfiniteLookbackBuffer.__init__(self, **state)
-        self._owned = self._items is None
+
+    def __copy__(self) -> InfiniteLookbackBuffer:
+        return self._part(0, self.len_incl_lookback(), self.lookback)
 
 
 def _as_index(index: Any) -> int:

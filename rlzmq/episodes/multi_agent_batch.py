@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.episodes.agent_rows import AgentRows
+from rlzmq.episodes.chunk_table import chosen_positions
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.handed_out import HandedOutMultiAgentEpisode
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
@@ -265,22 +266,13 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         """Some of the episodes, in the given order, on the same columns.
 
         Args:
-            episodes: int [K], positions, or a bool mask [E].
+            episodes: int [K], positions (negative ones count from the end), or a bool mask [E].
         """
         if (updated := self.updated()) is not self:
             return updated.select(episodes)
-        wanted = np.asarray(episodes)
-        if wanted.dtype == np.bool_:
-            wanted = np.flatnonzero(wanted)
-        wanted = wanted.astype(np.int64, copy=False)
-        new_index = np.full(len(self), -1, np.int64)
-        new_index[wanted] = np.arange(len(wanted))
-        rows = []
-        for group in self.rows:
-            kept = group.select(np.flatnonzero(new_index[group.episode] >= 0), new_index)
-            if len(kept.batch):
-                rows.append(kept)
-        return self._like(rows, wanted)
+        wanted = chosen_positions(episodes, len(self))
+        rows = [group.of_episodes(wanted, len(self)) for group in self.rows]
+        return self._like([group for group in rows if len(group.batch)], wanted)
 
     def _like(self, rows: Sequence[AgentRows], episodes: IntArray) -> MultiAgentEpisodeBatch:
         listed: list[int] = episodes.tolist()
@@ -332,8 +324,11 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         new_index = np.full(len(self), -1, np.int64)
         new_index[kept] = np.arange(len(kept))
         is_whole = (first_t == self.env_t_started) & (last_t == self.env_t)
-        rows = [group.between(first_t, last_t, is_whole, new_index) for group in self.rows]
-        part = self._like([group for group in rows if len(group.batch)], kept)
+        parts = [group.between(first_t, last_t, is_whole, new_index) for group in self.rows]
+        part = self._like([rows for rows, _ in parts if len(rows.batch)], kept)
+        for e, agent_id, flags in (gone for _, departed in parts for gone in departed):
+            left = part.leftovers.get(e, {})
+            part.leftovers[e] = {**left, "departed": {**left.get("departed", {}), agent_id: flags}}
         cut_at_end = last_t[kept] < part.env_t
         part.lookback = part.lookback + first_t[kept] - part.env_t_started
         part.env_t_started, part.env_t = first_t[kept], last_t[kept]

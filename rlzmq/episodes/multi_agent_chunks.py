@@ -103,7 +103,8 @@ class MultiAgentChunks:
             slice_: Env steps, from 0 for the chunk's first; negative ones count from the end. Bounds
                 beyond the chunk's are clipped to it.
             len_lookback_buffer: Number of env steps to look back at from the slice's start, as far as
-                they exist; None: as many as this episode has.
+                they exist; None: as many as this episode has. A slice from this chunk's own start looks
+                back longer if needed to reach the observations that its first steps answered.
 
         Raises:
             NotImplementedError: A step other than 1.
@@ -118,6 +119,8 @@ class MultiAgentChunks:
             raise ValueError(
                 f"len_lookback_buffer: expected at least 0 env steps, got {len_lookback_buffer}."
             )
+        if start == 0:
+            wanted = max(wanted, self._env_steps_to_first_own())
         new = Timeline(old.env_t_started + start, min(wanted, start + old.lookback))
         new.env_t = old.env_t_started + stop
         new.departed = dict(old.departed)
@@ -127,14 +130,17 @@ class MultiAgentChunks:
         first = new.env_t_started - new.lookback
         episodes: dict[Any, SingleAgentEpisode] = {}
         for agent_id, track in old.tracks.items():
+            sae = self.agent_episodes[agent_id]
             begin = bisect_left(track.obs_env_ts, first)
+            if start == 0:
+                # as `cut`: what the first step of this chunk starts from, however long ago that was
+                begin = min(begin, sae.rewards.lookback)
             end = bisect_right(track.obs_env_ts, new.env_t) - 1
             is_last = end == len(track.obs_env_ts) - 1
             is_done = track.is_done and is_last and track.done_env_t <= new.env_t
             if is_done and (begin > end or (begin == end and track.done_env_t <= new.env_t_started)):
                 new.departed[agent_id] = (track.terminated, track.truncated)
             elif begin <= end:
-                sae = self.agent_episodes[agent_id]
                 # at this chunk's own start, steps that began before it but ended in it stay in it
                 first_own = (
                     bisect_left(track.obs_env_ts, new.env_t_started) if start else sae.rewards.lookback
@@ -156,6 +162,16 @@ class MultiAgentChunks:
                     else:
                         kept.pending, kept.reward = _step(sae, end)
         return self._derive(new, episodes)
+
+    def _env_steps_to_first_own(self) -> int:
+        """Env steps from the observations that steps of this chunk started from to the chunk's start."""
+        longest = 0
+        for agent_id, track in self._timeline.tracks.items():
+            sae = self.agent_episodes[agent_id]
+            if len(sae) or track.pending is not None:
+                first_env_t = track.obs_env_ts[sae.rewards.lookback]
+                longest = max(longest, self._timeline.env_t_started - first_env_t)
+        return longest
 
     def concat_episode(self, other: MultiAgentEpisode) -> None:
         """Appends the chunk that follows this one (a continuation from `cut`, or a slice), in place.

@@ -10,12 +10,13 @@ from typing import Any, cast
 
 import gymnasium as gym
 
+from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
 from rlzmq.episodes.multi_agent_given import GivenSteps
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, Timeline
+from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, SavedTimeline, Timeline
 
 __all__ = ["MultiAgentEpisode", "default_agent_to_module_mapping_fn"]
 
@@ -152,7 +153,8 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             infos: Their info dicts.
 
         Raises:
-            ValueError: The episode was reset or stepped before, or is done.
+            ValueError: The episode was reset or stepped before, or is done. The episode is unchanged then,
+                as after an error of `agent_to_module_mapping_fn`.
         """
         if self.is_done or self.agent_episodes or self.env_t != 0:
             raise ValueError(
@@ -160,7 +162,8 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 "with "
                 f"{len(self.agent_episodes)} agents. Make a new MultiAgentEpisode for every env reset."
             )
-        self._apply(self._timeline.reset(observations, infos or {}))
+        before = self._timeline.saved()
+        self._apply(self._timeline.reset(observations, infos or {}), before)
         self._last_step_time = time.perf_counter()
 
     def add_env_step(
@@ -193,9 +196,11 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         Raises:
             MultiAgentEnvError: The episode or an agent with data is done already; an agent acted without
                 (or twice on one) observation, was given an observation without having acted, acted and
-                observed without a reward, or acted and was truncated without a last observation. The
-                episode is unchanged then.
+                observed without a reward, or acted and was truncated without a last observation; a reward
+                is not one number, extra model outputs are no dict, or (array-backed) an item does not fit
+                its column. The episode is unchanged then.
         """
+        before = self._timeline.saved()
         events = self._timeline.advance(
             observations,
             actions,
@@ -206,36 +211,61 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             extra_model_outputs or {},
             where=self._where(),
         )
-        self._apply(events)
+        self._apply(events, before)
         now = time.perf_counter()
         if self._last_step_time is not None:
             self._duration_s += now - self._last_step_time
         self._last_step_time = now
 
-    def _apply(self, events: Sequence[AgentEvent]) -> None:
+    def _apply(self, events: Sequence[AgentEvent], before: SavedTimeline) -> None:
+        """Makes the timeline's changes to the agents' episodes; when one fails, takes back all, and its own."""
+        num_applied = 0
+        try:
+            for event in events:
+                self._apply_event(event)
+                num_applied += 1
+        except Exception as error:
+            failed = events[num_applied]
+            where = f"{self._where()}, env step {self.env_t}, agent {failed.agent_id!r}"
+            self._undo(events[:num_applied])
+            self._timeline.restore(before)
+            if failed.kind == "step":
+                raise MultiAgentEnvError(f"{where}: {error}") from error
+            raise
+
+    def _apply_event(self, event: AgentEvent) -> None:
+        if event.kind == "reset":
+            sae = self._new_agent_episode(event.agent_id)
+            sae.add_env_reset(event.observation, event.info)
+            self.agent_episodes[event.agent_id] = sae
+            return
+        sae = self.agent_episodes[event.agent_id]
+        if event.kind == "end":
+            sae.is_terminated, sae.is_truncated = event.terminated, event.truncated
+            return
+        observation, info = event.observation, event.info
+        if observation is LAST_OBSERVATION:
+            observation = sae.get_observations(-1)
+            info = sae.get_infos(-1) if info is None else info
+        sae.add_env_step(
+            observation,
+            event.action,
+            event.reward,
+            info,
+            terminated=event.terminated,
+            truncated=event.truncated,
+            extra_model_outputs=dict(event.extra_model_outputs),
+        )
+
+    def _undo(self, events: Sequence[AgentEvent]) -> None:
         for event in events:
             if event.kind == "reset":
-                sae = self._new_agent_episode(event.agent_id)
-                self.agent_episodes[event.agent_id] = sae
-                sae.add_env_reset(event.observation, event.info)
+                del self.agent_episodes[event.agent_id]
                 continue
             sae = self.agent_episodes[event.agent_id]
-            if event.kind == "end":
-                sae.is_terminated, sae.is_truncated = event.terminated, event.truncated
-                continue
-            observation, info = event.observation, event.info
-            if observation is LAST_OBSERVATION:
-                observation = sae.get_observations(-1)
-                info = sae.get_infos(-1) if info is None else info
-            sae.add_env_step(
-                observation,
-                event.action,
-                event.reward,
-                info,
-                terminated=event.terminated,
-                truncated=event.truncated,
-                extra_model_outputs=dict(event.extra_model_outputs),
-            )
+            sae.is_terminated = sae.is_truncated = False
+            if event.kind == "step":
+                sae._take_back_step()
 
     def truncate(self) -> None:
         """Ends the episode here, truncated for all agents that are not done; hanging actions are dropped.

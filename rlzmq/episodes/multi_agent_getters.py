@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.core.tree import tree_stack
+import numpy as np
+
+from rlzmq.core.tree import tree_map, tree_stack
+from rlzmq.episodes.episode_columns import UnknownColumnError
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.lookback_index import index_list, resolve_int, resolve_slice
 
@@ -55,7 +59,7 @@ class _Column:
     def filler(self, fill: Any) -> Any:
         return fill if self.buffer is None else self.buffer.get(_NOWHERE, fill=fill, **self._options())
 
-    def several(self, ks: list[int | None], fill: Any) -> Any:
+    def several(self, ks: Sequence[int | None], fill: Any) -> Any:
         """The values at all `ks`, fillers (if wanted) in place of those that do not exist."""
         wanted = ks if fill is not None else [k for k in ks if self.has(k)]
         if not wanted:
@@ -77,6 +81,11 @@ class _Column:
         """The agent episode's own getter, the hanging value as one item more unless all are asked for."""
         buffer = self.buffer
         if indices is not None and self.hanging is not _MISSING:
+            if type(indices) is int:
+                lookback = 0 if buffer is None else buffer.lookback
+                k = resolve_int(indices, lookback, self.num_raw + 1, neg_index_as_lookback)
+                if k >= 0 and self.has(k):  # without a copy of all the others
+                    return self.at(k)
             if buffer is None:
                 buffer = InfiniteLookbackBuffer([self.hanging])
             else:
@@ -235,7 +244,9 @@ class MultiAgentGetters:
             keys.update(dict.fromkeys(self.agent_episodes[agent_id].extra_model_outputs))
             keys.update(dict.fromkeys(pending.extra_model_outputs if pending else ()))
         if key is not None and key not in keys:
-            raise KeyError(f"{key!r}: no agent has this extra model output; known: {sorted(keys)}.")
+            raise UnknownColumnError(
+                f"{self._where()}: no agent has the extra model output {key!r}; known: {sorted(keys)}."
+            )
 
         def one(name: str) -> Any:
             def column(sae: SingleAgentEpisode, track: AgentTrack) -> _Column:
@@ -270,27 +281,23 @@ class MultiAgentGetters:
             neg_index_as_lookback: Negative indices count backwards from the agent's first in this chunk.
 
         Raises:
-            KeyError: Unknown agent; nothing was changed then.
+            KeyError: Unknown agent.
             IndexError: No such step, or data of another length.
+            ValueError: As of the agents' own setters. After any error no agent's data are changed.
         """
-        for sae, data in self._to_set(new_data):
-            sae.set_observations(
-                new_data=data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
-            )
+        self._set("observations", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     def set_actions(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite actions of completed steps; arguments and errors as `set_observations`."""
-        for sae, data in self._to_set(new_data):
-            sae.set_actions(new_data=data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("actions", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     def set_rewards(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
         """Overwrite rewards of completed steps; arguments and errors as `set_observations`."""
-        for sae, data in self._to_set(new_data):
-            sae.set_rewards(new_data=data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("rewards", new_data, at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     def set_extra_model_outputs(
         self,
@@ -301,21 +308,31 @@ class MultiAgentGetters:
         neg_index_as_lookback: bool = False,
     ) -> None:
         """Overwrite an extra model output of completed steps; arguments and errors as `set_observations`."""
-        for sae, data in self._to_set(new_data):
-            sae.set_extra_model_outputs(
-                key=key, new_data=data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
-            )
+        self._set(
+            "extra_model_outputs", new_data, at_indices, key=key, neg_index_as_lookback=neg_index_as_lookback
+        )
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _to_set(self, new_data: Mapping[Any, Any]) -> list[tuple[SingleAgentEpisode, Any]]:
+    def _set(self, what: str, new_data: Mapping[Any, Any], at_indices: Any, **options: Any) -> None:
+        """Every agent's data through its episode's own setter, or, when one refuses them, nobody's."""
         for agent_id in new_data:
             if agent_id not in self.agent_episodes:
                 raise KeyError(
                     f"{self._where()}: no agent {agent_id!r}; known: "
                     f"{sorted(map(repr, self.agent_episodes))}."
                 )
-        return [(self.agent_episodes[agent_id], data) for agent_id, data in new_data.items()]
+        saes = [self.agent_episodes[agent_id] for agent_id in new_data]
+        before = [_private(getattr(sae, f"get_{what}")(indices=at_indices, **options)) for sae in saes]
+        num_set = 0
+        try:
+            for sae, data in zip(saes, new_data.values(), strict=True):
+                getattr(sae, f"set_{what}")(new_data=data, at_indices=at_indices, **options)
+                num_set += 1
+        except Exception:
+            for sae, data in zip(saes[:num_set], before, strict=False):
+                getattr(sae, f"set_{what}")(new_data=data, at_indices=at_indices, **options)
+            raise
 
     def _chosen_agents(self, agent_ids: Any) -> list[Any]:
         if agent_ids is None:
@@ -342,60 +359,102 @@ class MultiAgentGetters:
     ) -> Any:
         tracks = self._timeline.tracks
         chosen = self._chosen_agents(agent_ids)
+        found: dict[Any, Any] = {}
         if not env_steps:
             if return_list:
                 raise ValueError(
-                    "return_list=True gives one dict per env step, which needs env_steps=True; got "
-                    "env_steps=False."
+                    f"{self._where()}, column {what!r}: return_list=True gives one dict per env step, which "
+                    "needs env_steps=True; got env_steps=False."
                 )
-            found = {}
             for agent_id in chosen:
                 column = column_of(self.agent_episodes[agent_id], tracks[agent_id])
-                values = column.by_agent_steps(indices, neg_index_as_lookback, fill)
+                try:
+                    values = column.by_agent_steps(indices, neg_index_as_lookback, fill)
+                except (IndexError, ValueError, TypeError) as error:
+                    raise _located(error, f"{self._where()}, agent {agent_id!r}", what) from None
                 if values is not None:
                     found[agent_id] = values
             return found
 
         total = self._timeline.lookback + self._timeline.env_t - self._timeline.env_t_started + includes_last
-        is_single, positions = _env_positions(
-            indices, self._timeline.lookback, total, neg_index_as_lookback, fill is not None, what
-        )
+        try:
+            is_single, positions = _env_positions(
+                indices, self._timeline.lookback, total, neg_index_as_lookback, fill is not None
+            )
+        except (IndexError, ValueError, TypeError) as error:
+            raise _located(error, self._where(), what) from None
         base = self._timeline.env_t_started - self._timeline.lookback
-        env_ts = [None if position is None else base + position for position in positions]
-        listed: list[dict[Any, Any]] = [{} for _ in positions]
-        found = {}
+        by_step = return_list or is_single
+        listed: list[dict[Any, Any]] = [{} for _ in positions] if by_step else []
         for agent_id in chosen:
             track = tracks[agent_id]
             column = column_of(self.agent_episodes[agent_id], track)
-            if len(env_ts) == 1 and env_ts[0] is not None and track.obs_env_ts[-1] == env_ts[0]:
-                ks: list[int | None] = [len(track.obs_env_ts) - 1]
-            else:
-                k_of = {env_t: k for k, env_t in enumerate(track.obs_env_ts)}
-                ks = [None if env_t is None else k_of.get(env_t) for env_t in env_ts]
-            if return_list or is_single:
-                for step, k in zip(listed, ks, strict=True):
-                    if k is not None and column.has(k):
-                        step[agent_id] = column.at(k)
-                    elif fill is not None:
-                        step[agent_id] = column.filler(fill)
-                continue
-            values = column.several(ks, fill)
-            if values is not None:
-                found[agent_id] = values
+            ks = _observations_at(track.obs_env_ts, base, positions, with_gaps=by_step or fill is not None)
+            try:
+                if by_step:
+                    for step, k in zip(listed, ks, strict=True):
+                        if k is not None and column.has(k):
+                            step[agent_id] = column.at(k)
+                        elif fill is not None:
+                            step[agent_id] = column.filler(fill)
+                    continue
+                values = column.several(ks, fill)
+                if values is not None:
+                    found[agent_id] = values
+            except (IndexError, ValueError, TypeError) as error:
+                raise _located(error, f"{self._where()}, agent {agent_id!r}", what) from None
         if return_list:
             return listed
         return listed[0] if is_single else found
 
 
+def _located(error: Exception, where: str, column: str) -> Exception:
+    """The same error, its text led by the place and the column it is about."""
+    kind = type(error) if type(error) in (IndexError, ValueError, TypeError) else ValueError
+    return kind(f"{where}, column {column!r}: {error}")
+
+
+def _private(data: Any) -> Any:
+    """What a getter gave, safe from later writes: arrays (views on a column) copied."""
+    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, data)
+
+
+def _observations_at(
+    obs_env_ts: list[int], base: int, positions: Sequence[int | None], *, with_gaps: bool
+) -> Sequence[int | None]:
+    """Which of an agent's observations lie at stored env steps.
+
+    Args:
+        obs_env_ts: Env steps of the observations, ascending.
+        base: The first stored env step.
+        positions: Env steps counted from there, None for none.
+        with_gaps: Whether each position needs an entry, None where there is no observation; else such
+            entries may be left out.
+    """
+    if not with_gaps and isinstance(positions, range) and positions.step == 1:
+        begin = bisect_left(obs_env_ts, base + positions.start)
+        return range(begin, bisect_left(obs_env_ts, base + positions.stop, begin))
+    ks: list[int | None] = []
+    for position in positions:
+        if position is not None:
+            k = bisect_left(obs_env_ts, base + position)
+            ks.append(k if k < len(obs_env_ts) and obs_env_ts[k] == base + position else None)
+        else:
+            ks.append(None)
+    return ks
+
+
 def _env_positions(
-    indices: Any, lookback: int, total: int, neg_index_as_lookback: bool, filled: bool, what: str
-) -> tuple[bool, list[int | None]]:
+    indices: Any, lookback: int, total: int, neg_index_as_lookback: bool, filled: bool
+) -> tuple[bool, Sequence[int | None]]:
     """(whether it is one int, positions into the stored env steps; None where a filler goes)."""
     if indices is None:
-        return False, list(range(lookback, total))
+        return False, range(lookback, total)
     if isinstance(indices, slice):
         span = resolve_slice(indices, lookback, total, neg_index_as_lookback, fill=filled)
-        existing = list(range(total))[span.existing]
+        existing = range(total)[span.existing]
+        if not span.num_left and not span.num_right:
+            return False, existing
         return False, [*[None] * span.num_left, *existing, *[None] * span.num_right]
     ints = index_list(indices)
     is_single = ints is None
@@ -405,8 +464,7 @@ def _env_positions(
         except TypeError:
             raise TypeError(
                 "expected an index that is None, an int, a list of ints or a slice, got "
-                f"{type(indices).__name__} "
-                f"{indices!r}."
+                f"{type(indices).__name__} {indices!r}."
             ) from None
     positions: list[int | None] = []
     for index in ints:
@@ -418,8 +476,7 @@ def _env_positions(
         else:
             low = -lookback if neg_index_as_lookback else -total
             raise IndexError(
-                f"env step {index} of {what} is out of range: expected {low}…{total - lookback - 1} "
-                "(lookback "
+                f"env step {index} is out of range: expected {low}…{total - lookback - 1} (lookback "
                 f"{lookback}); fill= gives a value for what is not there."
             )
     return is_single, positions

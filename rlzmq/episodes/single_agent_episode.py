@@ -16,6 +16,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_chunks import EpisodeChunks
 from rlzmq.episodes.episode_columns import REWARD_SPACE, EpisodeColumns, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+from rlzmq.episodes.rewards import REWARD_TYPES, as_reward, as_rewards
 
 __all__ = ["SingleAgentEpisode"]
 
@@ -42,7 +43,7 @@ class SingleAgentEpisode(EpisodeChunks):
             of arrays ``[num_items, ...]``.
         observation_space, action_space: Spaces of one item, needed for one-hots.
         infos: As many dicts as observations; empty ones when None.
-        actions, rewards: Items of the steps, lists or arrays.
+        actions, rewards: Items of the steps, lists or arrays; each reward one number.
         terminated, truncated: Whether the last step ended the episode.
         extra_model_outputs: Further columns with as many items as rewards, by name.
         t_started: The time step, from the episode's start, of this chunk's first observation (after the
@@ -60,7 +61,7 @@ class SingleAgentEpisode(EpisodeChunks):
             chunks made by `cut`, `slice` and `EpisodeBatch` know it without any lookback), else None.
 
     Raises:
-        ValueError: When the columns' lengths do not fit together.
+        ValueError: When the columns' lengths do not fit together, or a reward is not one number.
     """
 
     __slots__ = ()
@@ -107,6 +108,7 @@ class SingleAgentEpisode(EpisodeChunks):
             }
         except ValueError as error:
             raise ValueError(f"Episode {self.id_!r}: {error}") from None
+        self._check_rewards()
         self._infos_source = None
         if isinstance(infos, InfiniteLookbackBuffer):
             self._infos = infos
@@ -128,6 +130,15 @@ class SingleAgentEpisode(EpisodeChunks):
         if isinstance(len_lookback_buffer, str):
             raise ValueError(f"len_lookback_buffer: expected an int or 'auto', got {len_lookback_buffer!r}.")
         return min(operator.index(len_lookback_buffer), num_rewards)
+
+    def _check_rewards(self) -> None:
+        data = self.rewards.data
+        try:
+            checked = as_rewards(data)
+        except ValueError as error:
+            raise self._located(error, "rewards") from None
+        if checked is not data:
+            self.rewards.set(checked, at_indices=slice(-len(checked), None))
 
     # -- growing --------------------------------------------------------------------------------------
 
@@ -165,15 +176,16 @@ class SingleAgentEpisode(EpisodeChunks):
         Args:
             observation: What the step led to.
             action: What was done at the observation before, as the module gave it.
-            reward: Scalar.
+            reward: One number; an array or tensor of one element counts as one.
             infos: The step's info dict; empty when None.
             terminated, truncated: Whether the episode ends here.
             extra_model_outputs: Values of further columns. Every step must have the same keys.
 
         Raises:
             RuntimeError: When the episode is done, or was never reset.
-            ValueError: When extra keys come too late or are missing, or (array-backed) an item has another
-                structure or shape than its column. The episode is then as before.
+            ValueError: When the reward is not one number, extra keys come too late or are missing, or
+                (array-backed) an item has another structure, shape or kind (string or number) than its
+                column. The episode is then as before.
         """
         if self.is_terminated or self.is_truncated:
             raise RuntimeError(
@@ -185,7 +197,7 @@ class SingleAgentEpisode(EpisodeChunks):
             raise RuntimeError(
                 f"Episode {self.id_!r}: expected add_env_reset before the first add_env_step, got none."
             )
-        extras = self.extra_model_outputs
+        before = extras = self.extra_model_outputs
         if extra_model_outputs:
             if extras.keys() != extra_model_outputs.keys():
                 extras = self._begin_extra_columns(extra_model_outputs)
@@ -194,12 +206,12 @@ class SingleAgentEpisode(EpisodeChunks):
         try:
             observations.append(observation)
             self.actions.append(action)
-            self.rewards.append(reward)
+            self.rewards.append(reward if type(reward) in REWARD_TYPES else as_reward(reward))
             if extra_model_outputs:
                 for key, value in extra_model_outputs.items():
                     extras[key].append(value)
         except Exception as error:
-            raise self._undo_step(error) from None
+            raise self._undo_step(error, before) from None
         self.infos.append(infos if infos is not None else {})
         self.t += 1
         if terminated:
@@ -211,16 +223,32 @@ class SingleAgentEpisode(EpisodeChunks):
             self._duration_s += now - self._last_step_time
         self._last_step_time = now
 
-    def _undo_step(self, error: Exception) -> Exception:
+    def _undo_step(self, error: Exception, extras: dict[str, InfiniteLookbackBuffer]) -> Exception:
         """Take back the items of a step that could not be added; the error to raise for it."""
         num_steps = self.rewards.lookback + self.t - self.t_started
         failed = "observations" if self.observations.len_incl_lookback() == num_steps + 1 else None
+        if failed is None:
+            failed = next(
+                (name for name, buffer in self._step_columns() if buffer.len_incl_lookback() == num_steps),
+                "observations",
+            )
+        self._truncate(num_steps)
+        self.extra_model_outputs = extras
+        return self._located(error, failed)
+
+    def _take_back_step(self) -> None:
+        """Take back the last step, which did not end the episode (the time it took stays counted)."""
+        self.t -= 1
+        self._truncate(self.rewards.lookback + self.t - self.t_started)
+        if self.t == 0:
+            self.extra_model_outputs = {}  # they began with this step
+
+    def _truncate(self, num_steps: int) -> None:
+        """Drop all but the first steps (lookback part included)."""
         self.observations._truncate(num_steps + 1)
-        for name, buffer in self._step_columns():
-            if failed is None and buffer.len_incl_lookback() == num_steps:
-                failed = name
+        self.infos._truncate(num_steps + 1)
+        for _, buffer in self._step_columns():
             buffer._truncate(num_steps)
-        return self._located(error, failed or "observations")
 
     # -- facts ----------------------------------------------------------------------------------------
 

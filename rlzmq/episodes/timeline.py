@@ -17,8 +17,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 
-__all__ = ["ALL_AGENTS", "LAST_OBSERVATION", "AgentEvent", "AgentTrack", "Pending", "Timeline"]
+__all__ = [
+    "ALL_AGENTS",
+    "LAST_OBSERVATION",
+    "AgentEvent",
+    "AgentTrack",
+    "Pending",
+    "SavedTimeline",
+    "Timeline",
+]
 
 ALL_AGENTS: Final = "__all__"
 
@@ -101,6 +110,17 @@ class AgentEvent(NamedTuple):
     truncated: bool = False
 
 
+class SavedTimeline(NamedTuple):
+    """What a reset or an env step may change of a timeline; see `Timeline.saved`."""
+
+    env_t: int
+    repeated: set[Any]
+    departed: dict[Any, tuple[bool, bool]]
+    early_rewards: dict[Any, Any]
+    # The tracks of agents that are not done, with their pending, reward and output_keys.
+    ongoing: list[tuple[AgentTrack, Pending | None, Any, frozenset[str] | None]]
+
+
 class Timeline:
     """The agents' tracks between two env steps.
 
@@ -142,6 +162,33 @@ class Timeline:
     @property
     def is_done(self) -> bool:
         return self.is_terminated or self.is_truncated
+
+    def saved(self) -> SavedTimeline:
+        """This ongoing timeline as it is now, for `restore` after a step that its agents' episodes refuse."""
+        return SavedTimeline(
+            self.env_t,
+            self.repeated,
+            dict(self.departed),
+            dict(self.early_rewards),
+            [
+                (track, track.pending, track.reward, track.output_keys)
+                for track in self.tracks.values()
+                if not (track.terminated or track.truncated)
+            ],
+        )
+
+    def restore(self, saved: SavedTimeline) -> None:
+        """Takes back the one reset or env step made since `saved`."""
+        env_t = self.env_t
+        self.env_t, self.repeated, self.departed, self.early_rewards = saved[:4]
+        self.is_terminated = self.is_truncated = False
+        for agent_id in [agent_id for agent_id, track in self.tracks.items() if track.obs_env_ts[0] == env_t]:
+            del self.tracks[agent_id]  # it was new
+        for track, pending, reward, output_keys in saved.ongoing:
+            track.pending, track.reward, track.output_keys = pending, reward, output_keys
+            track.terminated, track.truncated, track.done_env_t = False, False, -1
+            if track.obs_env_ts[-1] == env_t:
+                track.obs_env_ts.pop()
 
     def reset(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> list[AgentEvent]:
         """The episode's first observations."""
@@ -195,6 +242,13 @@ class Timeline:
             observation = observations.get(agent_id)
             action = actions.get(agent_id)
             reward = rewards.get(agent_id)
+            if reward is not None and type(reward) not in REWARD_TYPES:
+                try:
+                    reward = as_reward(reward)
+                except ValueError as error:
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}, agent {agent_id!r}, column 'rewards': {error}"
+                    ) from None
             if (track is not None and track.is_done) or agent_id in self.departed:
                 if observation is not None or action is not None or reward is not None or infos.get(agent_id):
                     raise MultiAgentEnvError(
@@ -235,6 +289,11 @@ class Timeline:
                         f"{track.obs_env_ts[-1]} ({pending.action!r}) still waits for the next observation."
                     )
                 outputs = extra_model_outputs.get(agent_id) or {}
+                if type(outputs) is not dict and not isinstance(outputs, Mapping):
+                    raise MultiAgentEnvError(
+                        f"{where}, env step {env_t}, agent {agent_id!r}: expected extra model outputs by "
+                        f"name (a dict), got {type(outputs).__name__} {outputs!r:.80}."
+                    )
                 if track.output_keys is not None and outputs.keys() != track.output_keys:
                     raise MultiAgentEnvError(
                         f"{where}, env step {env_t}, agent {agent_id!r}: expected the extra model outputs "
@@ -287,7 +346,7 @@ class Timeline:
                 if terminated or truncated:
                     events.append(AgentEvent(agent_id, "end", terminated=terminated, truncated=truncated))
 
-        # all data are sound: from here on nothing fails
+        # all data are sound: from here on nothing fails here
         self.env_t = env_t
         for agent_id, pending, reward in waiting:
             track = self.tracks[agent_id]

@@ -93,8 +93,8 @@ class Cluster:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"cannot read {path}: {error}") from error
         return cls.parse(text, source=str(path))
 
     @classmethod
@@ -105,14 +105,17 @@ class Cluster:
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"{source} is not valid TOML: {error}") from error
         _check_keys(source, data, [f.name for f in fields(cls)], needed=("head", "listen", "train"))
+        for name in ("port", "restarts"):
+            _check_type(source, data, name, int)
+        for name in ("train", "learners", "runners"):
+            _check_type(source, data, name, list)
+        for name in ("head", "listen", "python", "workdir", "user", "key", "known_hosts"):
+            _check_type(source, data, name, str)
+        _check_type(source, data, "environment", dict)
+        for name in (environment := data.get("environment", {})):
+            _check_type(f"{source}: environment", environment, name, str)
         for role in ("learners", "runners"):
             data[role] = tuple(_place(f"{source}: {role}", item) for item in data.get(role, ()))
-        for name, kind in (("port", int), ("restarts", int), ("environment", dict), ("train", list)):
-            if name in data and not isinstance(data[name], kind):
-                raise ConfigurationError(f"{source}: {name} must be a {kind.__name__}, got {data[name]!r}")
-        for name in ("head", "listen", "python", "workdir", "user", "key", "known_hosts"):
-            if not isinstance(data.get(name, ""), str):
-                raise ConfigurationError(f"{source}: {name} must be a string, got {data[name]!r}")
         data["train"] = tuple(str(argument) for argument in data["train"])
         cluster = cls(**data)
         from rlzmq.net.addresses import check_bind_address, split_tcp
@@ -135,7 +138,15 @@ def _place(where: str, item: Any) -> Place:
     count = item.get("count", 1)
     if not isinstance(count, int) or count < 1:
         raise ConfigurationError(f"{where}: count must be 1 or more, got {count!r}")
-    return Place(str(item["host"]), count, tuple(str(argument) for argument in item.get("arguments", ())))
+    _check_type(where, item, "host", str)
+    _check_type(where, item, "arguments", list)
+    return Place(item["host"], count, tuple(str(argument) for argument in item.get("arguments", ())))
+
+
+def _check_type(where: str, data: Mapping[str, Any], key: str, kind: type) -> None:
+    if key in data and not isinstance(data[key], kind):
+        name = {int: "a whole number", str: "a string", list: "a list", dict: "a table"}[kind]
+        raise ConfigurationError(f"{where}: {key} must be {name}, got {data[key]!r}")
 
 
 def _check_keys(where: str, data: Mapping[str, Any], known: list[str], needed: tuple[str, ...]) -> None:

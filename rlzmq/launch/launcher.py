@@ -148,7 +148,7 @@ class Launcher:
         """One process, started again when it fails, until the budget is spent."""
         cluster, host = self._cluster, self._hosts[place.host]
         name = f"{role}-{place.host}-{number}"
-        command = [cluster.python, "-m", "rlzmq", role, "--join", "/dev/stdin", *place.arguments]
+        command = [cluster.python, "-m", "rlzmq", role, "--join", "-", *place.arguments]
         num_failures = 0
         while True:
             started = time.monotonic()

@@ -27,10 +27,11 @@ from typing import Any
 from torch import nn
 
 from rlzmq.core.frozen import freeze_known, thaw
-from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
+from rlzmq.learners.learner_ranks import UpdateAgreement
 from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.optimizers import ALL_MODULES
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
@@ -61,11 +62,12 @@ class Learner(LearnerHooks):
         config: As given.
         module: The MultiRLModule (None before `build`).
         metrics: MetricsLogger for a subclass's own values: what is logged under ``(module_id, name)`` ends up
-            in the results of `update`.
+            in the results of `update`; of several ranks, merged in the run's results as its reduction says.
         weights_seq_no: Version of the weights: rises by one per update.
         num_gradient_updates_lifetime: Minibatches trained so far.
         num_env_steps_trained_lifetime: Env steps trained so far, each counted once however many epochs it was
             in.
+        num_module_steps_trained_lifetime: Module id → its steps trained so far, on all ranks together.
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
         num_minibatches_per_epoch: Of the current (or last) update.
         device: Where the modules live.
@@ -78,6 +80,7 @@ class Learner(LearnerHooks):
             config=config, module_spec=module_spec, module=module, rank=rank, num_ranks=num_ranks
         )
         self.metrics = MetricsLogger(stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None))
+        self._num_module_steps: dict[str, int] = {}  # of the current update, on all ranks
 
     def build(self) -> None:
         """Make the module, the learner connector and the optimizers. Calling it again changes nothing.
@@ -133,8 +136,10 @@ class Learner(LearnerHooks):
 
         Returns:
             ``{module_id: {metric: number}, "__all_modules__": {…}}``; means over the last epoch's
-            minibatches. Without any step in the episodes nothing is trained, and ``weights_seq_no``, counters
-            and schedules stay as they are; one of several ranks takes part in what the others train.
+            minibatches. What was logged with `metrics` is there twice: as values, and in ``__all_modules__``
+            under ``metrics_states`` as what ``metrics.aggregate`` of another logger takes. Without any step in
+            the episodes nothing is trained, and ``weights_seq_no``, counters and schedules stay as they are; one
+            of several ranks takes part in what the others train.
 
         Raises:
             ValueError: Not exactly one source was given.
@@ -160,6 +165,7 @@ class Learner(LearnerHooks):
         }
         self._stats.clear()
         self._num_skipped = {}
+        self._num_module_steps = {}
         with self._torch_threads(), self._random_stream(), self.all_or_nothing():
             self.before_gradient_based_update(timesteps=counters)
             start = time.perf_counter()
@@ -215,7 +221,7 @@ class Learner(LearnerHooks):
         )
         rows = {module_id: train_batch.num_module_steps.get(module_id, 0) for module_id in self.module}
         agreed = self.agree_on_update(rows, options["num_minibatches"] or len(minibatches))
-        self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
+        self._follow(agreed)
         self.num_minibatches_per_epoch = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
         self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
         minibatches.num_minibatches = agreed.num_minibatches
@@ -239,13 +245,19 @@ class Learner(LearnerHooks):
                     {mid: one.num_module_steps.get(mid, 0) for mid in self.module},
                     1,
                 )
-                self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
+                self._follow(agreed)
                 self.num_minibatches_per_epoch = num_minibatches + 1
                 self._train_minibatch(one.on(self.device))
                 num_minibatches += 1
                 if num_minibatches == limit:
                     return total, num_minibatches
         return total, num_minibatches
+
+    def _follow(self, agreed: UpdateAgreement) -> None:
+        self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
+        for module_id in agreed.module_ids:
+            before = self._num_module_steps.get(module_id, 0)
+            self._num_module_steps[module_id] = before + agreed.num_rows[module_id]
 
     def _train_minibatch(self, minibatch: dict[str, dict[str, Any]]) -> None:
         outputs = self.forward_train(minibatch)
@@ -259,7 +271,7 @@ class Learner(LearnerHooks):
 
     def _count(self, train_batch: TrainBatch, num_minibatches: int) -> None:
         self.num_env_steps_trained_lifetime += train_batch.num_env_steps
-        for module_id, num_steps in train_batch.num_module_steps.items():
+        for module_id, num_steps in self._num_module_steps.items():
             before = self.num_module_steps_trained_lifetime.get(module_id, 0)
             self.num_module_steps_trained_lifetime[module_id] = before + num_steps
         if self._num_skipped:
@@ -282,7 +294,7 @@ class Learner(LearnerHooks):
             module_results = results.setdefault(module_id, {})
             module_results |= {
                 "num_module_steps_trained": num_steps,
-                "num_module_steps_trained_lifetime": self.num_module_steps_trained_lifetime[module_id],
+                "num_module_steps_trained_lifetime": self.num_module_steps_trained_lifetime.get(module_id, 0),
                 "num_trainable_parameters": self._num_parameters(module_id, trainable=True),
                 "weights_seq_no": self.weights_seq_no,
                 "num_nonfinite_gradients_skipped": self._num_skipped.get(module_id, 0),
@@ -295,7 +307,8 @@ class Learner(LearnerHooks):
             for entry in self._optimizers.of_module(module_id):
                 learning_rate = float(entry.optimizer.param_groups[0]["lr"])
                 module_results[f"{entry.name}_learning_rate"] = learning_rate
-        for module_id, values in self.metrics.reduce().items():
+        own = self.metrics.compile()
+        for module_id, values in own.items():
             results.setdefault(module_id, {}).update(
                 values if isinstance(values, dict) else {"value": values}
             )
@@ -314,6 +327,8 @@ class Learner(LearnerHooks):
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
             learner_connector_sum_episodes_length_out=train_batch.num_env_steps,
         )
+        if own:
+            results[ALL_MODULES][METRICS_STATES] = own.states
         return results
 
     def _connector_timers(self, connector_s: float) -> dict[str, Any]:

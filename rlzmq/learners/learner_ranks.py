@@ -41,12 +41,14 @@ class UpdateAgreement:
     Attributes:
         module_ids: Modules with data on any rank, sorted.
         num_minibatches: How many steps every rank takes.
+        num_rows: Module id → real timesteps of all ranks.
         loss_weights: Module id → factor of this rank's loss, so that the ranks' mean is the mean over all
             rows.
     """
 
     module_ids: list[str]
     num_minibatches: int
+    num_rows: dict[str, int]
     loss_weights: dict[str, float]
 
 
@@ -241,7 +243,9 @@ class LearnerRanks(LearnerBase):
         module_ids = sorted(num_rows)
         if self.group is None:
             active = [module_id for module_id in module_ids if num_rows[module_id]]
-            return UpdateAgreement(active, num_minibatches if active else 0, dict.fromkeys(active, 1.0))
+            return UpdateAgreement(
+                active, num_minibatches if active else 0, dict(num_rows), dict.fromkeys(active, 1.0)
+            )
         self.group.vote([True], step_id=self.weights_seq_no)
         counts = torch.zeros(len(module_ids) + self.num_ranks, dtype=torch.int64)
         counts[: len(module_ids)] = torch.tensor([num_rows[module_id] for module_id in module_ids])
@@ -252,6 +256,7 @@ class LearnerRanks(LearnerBase):
         return UpdateAgreement(
             active,
             max(totals[len(module_ids) :]) if active else 0,
+            total_rows,
             {module_id: num_rows[module_id] * self.num_ranks / total_rows[module_id] for module_id in active},
         )
 
@@ -290,7 +295,7 @@ class LearnerRanks(LearnerBase):
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """If the block raises, weights, optimizers and counters of a rank are put back.
+        """If the block raises, weights, optimizers, counters and metrics of a rank are put back.
 
         An error of this rank's own (in a loss, say) makes it leave the group, so that its peers learn of it
         at once instead of waiting for it.
@@ -300,7 +305,7 @@ class LearnerRanks(LearnerBase):
             return
         tensors = [t for _, module in self.module.items() for t in _tensors(module.unwrapped())]
         snapshot = UpdateSnapshot(tensors, [entry.optimizer for entry in self._optimizers])
-        counters = self.get_state(["weights_seq_no", "counters", "extra"])
+        counters = self.get_state(["weights_seq_no", "counters", "metrics", "extra"])
         try:
             yield
         except BaseException as error:

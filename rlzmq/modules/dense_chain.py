@@ -36,8 +36,8 @@ def dense_chain(module: Any) -> list[Layer] | None:
     for part, kind in ((module.encoder, MLP), (module.pi, PolicyHead)):
         if type(part) is not kind or _has_hooks(part):
             return None
-        for parameters, norm, activation in part._steps:
-            if norm is not None:
+        for parameters, _, activation in part.steps():
+            if parameters is None:
                 return None
             layers.append((parameters["weight"], parameters["bias"], activation))
     head = module.pi

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+import numpy as np
+
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
@@ -130,6 +132,13 @@ class DefaultModelConfig:
             value = getattr(self, name)
             if not _is_count(value):
                 raise ConfigurationError(f"model_config[{name!r}]: expected an int from 1, got {value!r}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            # "no" would count as True
+            if field.type == "bool" and not isinstance(value, bool | np.bool_):
+                raise ConfigurationError(
+                    f"model_config[{field.name!r}]: expected True or False, got {value!r}"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as a plain dict, initialisers by name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from rlzmq.modules.class_names import class_from_name, class_name
 from rlzmq.modules.rl_module import RLModule, TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 
-__all__ = ["MultiRLModule", "MultiRLModuleSpec"]
+__all__ = ["MultiRLModule", "MultiRLModuleSpec", "set_whole_state"]
 
 
 class MultiRLModule(RLModule):
@@ -260,11 +261,22 @@ class MultiRLModule(RLModule):
             )
         return state
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over the weights of the modules that are in ``state``; unknown ids are ignored."""
+    def set_state(self, state: Mapping[str, Any], *, strict: bool | None = None) -> None:
+        """Takes over the weights of the modules that are in ``state``; unknown ids are ignored.
+
+        Args:
+            state: Module id -> what its `RLModule.set_state` takes.
+            strict: As there.
+        """
         for module_id, module_state in state.items():
             if module_id in self._rl_modules:
-                self._rl_modules[module_id].unwrapped().set_state(module_state)
+                set_whole_state(self._rl_modules[module_id].unwrapped(), module_state, strict=strict)
+
+
+def set_whole_state(module: Any, state: Mapping[str, Any], *, strict: bool | None) -> None:
+    """``module.set_state(state, strict=strict)``, also where a class of the user's own does not ask how strict."""
+    asks = strict is not None and "strict" in inspect.signature(module.set_state).parameters
+    module.set_state(state, **({"strict": strict} if asks else {}))
 
 
 def _by_module(paths: str | Collection[str] | None) -> dict[str, list[str] | None] | None:

@@ -206,7 +206,9 @@ class RLModule:
         """Whether the initial state is non-empty. Asked of ``get_initial_state`` once."""
         stateful = self._is_stateful
         if stateful is None:
-            stateful = self._is_stateful = bool(self.get_initial_state())
+            state = self.get_initial_state()
+            is_array = isinstance(state, torch.Tensor | np.ndarray)
+            stateful = self._is_stateful = is_array or bool(state)
         return stateful
 
     def _default_action_dist_cls(self) -> type[Distribution]:
@@ -264,6 +266,9 @@ class RLModule:
     def restore_from_path(self, path: str | Path) -> None:
         """Takes over the weights of a checkpoint of the same architecture.
 
+        Args:
+            path: As of :meth:`from_checkpoint`.
+
         Raises:
             CheckpointError: There is none, or it is torn or altered.
             ValueError: Its weights do not fit.
@@ -277,7 +282,8 @@ class RLModule:
         """Builds the module that a checkpoint holds, with its weights.
 
         Args:
-            path: What :meth:`save_to_path` wrote.
+            path: What :meth:`save_to_path` wrote; an algorithm's checkpoint; or one module of it,
+                ``checkpoint/learner_group/learner/rl_module/MODULE_ID``.
             module_class: The class to build. None: the one called on, or if that is RLModule or
                 TorchRLModule, the one that the checkpoint names, which is then imported.
 
@@ -376,7 +382,7 @@ class TorchRLModule(nn.Module, RLModule):
             if (only is None or _is_under(name, only)) and not (without and _is_under(name, without))
         }
 
-    def set_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    def set_state(self, state: Mapping[str, Any], *, strict: bool | None = None) -> None:
         """Takes over weights.
 
         What only learners need may be missing, or there in excess: states pass freely between full and
@@ -384,7 +390,9 @@ class TorchRLModule(nn.Module, RLModule):
 
         Args:
             state: Parameter name -> array or tensor.
-            strict: Raise for missing and unknown names; False loads what fits by name.
+            strict: True: all names must be there, and no unknown ones. None: so too in inference-only
+                modules, while others keep those weights that a partial state (``get_state("pi")``) lacks.
+                False: load what fits by name.
 
         Raises:
             ValueError: A parameter is missing, unknown, or of another shape; names them. Nothing was
@@ -394,7 +402,9 @@ class TorchRLModule(nn.Module, RLModule):
         optional = self._non_inference_prefixes()
         missing = [name for name in own if name not in state and not _is_under(name, optional)]
         unknown = [name for name in state if name not in own and not _is_under(name, optional)]
-        if strict and (missing or unknown):
+        if strict is None and not self.inference_only:
+            missing = []
+        if strict is not False and (missing or unknown):
             raise ValueError(
                 f"{self.describe()}: the state does not fit; missing {_listed(missing)}, "
                 f"unknown {_listed(unknown)}. Was it saved by a module of another architecture?"

@@ -34,7 +34,9 @@ class RLModuleSpec:
         inference_only: Build only what acting needs.
         learner_only: Not built on env runners.
         model_config: A dict or a DefaultModelConfig.
-        load_state_path: A checkpoint whose weights the built module takes over.
+        catalog_class: Only None: there are no catalogs, the default models follow from `model_config`.
+        load_state_path: Whose weights the built module takes over: a module's checkpoint, an algorithm's, or one
+            module of that (see :meth:`RLModule.from_checkpoint`).
 
     Example:
         >>> spec = RLModuleSpec(observation_space=env.observation_space, action_space=env.action_space)
@@ -47,9 +49,15 @@ class RLModuleSpec:
     inference_only: bool = False
     learner_only: bool = False
     model_config: dict[str, Any] | DefaultModelConfig | None = None
+    catalog_class: dataclasses.InitVar[Any] = None
     load_state_path: str | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, catalog_class: Any) -> None:
+        if catalog_class is not None:
+            raise ConfigurationError(
+                f"RLModuleSpec(catalog_class={catalog_class!r}): there are no catalogs here. The default models "
+                "follow from model_config; for other networks give a TorchRLModule of your own as module_class"
+            )
         cls: Any = self.module_class
         if cls is not None and not (isinstance(cls, type) and issubclass(cls, RLModule)):
             raise ConfigurationError(

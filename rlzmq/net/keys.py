@@ -27,6 +27,7 @@ __all__ = [
 
 ZAP_DOMAIN = b"rlzmq"
 _Z85_KEY_CHARS = 40
+_STDIN = ("-", "/dev/stdin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +133,22 @@ def write_private_file(path: str | os.PathLike[str], text: str) -> None:
 def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 1024) -> str:
     """Reads a file with secrets.
 
+    Args:
+        path: ``-``: standard input, whatever it is; /dev/stdin cannot be opened where it is a socket.
+        max_bytes: More is no key file.
+
     Raises:
         ConfigurationError: Missing, larger than ``max_bytes``, or readable by other users.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        is_stdin = os.fspath(path) in _STDIN
+        fd = os.dup(0) if is_stdin else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigurationError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
     with os.fdopen(fd, "rb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        if mode & 0o077:
+        status = os.fstat(fd).st_mode
+        mode = stat.S_IMODE(status)
+        if mode & 0o077 and not stat.S_ISSOCK(status):  # a socket's mode says nothing
             raise ConfigurationError(
                 f"{os.fspath(path)} holds a secret key and others may read it (mode {mode:04o}): "
                 f"chmod 600 {os.fspath(path)}, and make new keys if that was so for long"

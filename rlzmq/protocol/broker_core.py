@@ -40,6 +40,7 @@ from rlzmq.protocol.events import (
     Stop,
     Tick,
 )
+from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.protocol.messages import (
     Accepted,
     BrokerBeat,
@@ -95,6 +96,11 @@ _SAYS: dict[str, frozenset[type[WireMessage]]] = {
 }
 
 _MAX_OFFENCES = 10
+# A run's own runners are replaced long before; one from outside starts anew when it is expelled.
+_MAX_UNUSABLE = 10
+# Sequence numbers ahead of the first that is not done with: a runner's unfinished ones are far fewer.
+_MAX_SEQ_AHEAD = 65_536
+_FORGET_EVERY_S = 10.0
 
 
 class BrokerCore:
@@ -117,6 +123,8 @@ class BrokerCore:
         self._watch = Watch(self.state)
         self._now = 0.0
         self._beat_at = float("-inf")
+        self._forgot_at = float("-inf")
+        self._ticked_at: float | None = None
         self._weights_asked_at = float("-inf")
         self._handlers: dict[type[WireMessage], Callable[[Peer, Received, float], None]] = {
             Fragment: self._on_fragment,
@@ -227,6 +235,8 @@ class BrokerCore:
         if isinstance(message, ConfigRequest):
             if state.config is not None:
                 state.send(event.peer, state.config[0], (state.config[1],))
+            else:
+                state.send(event.peer, Refused("no_driver", "no driver has come yet"))
             return
         peer = state.by_routing.get(event.peer)
         if peer is None:
@@ -290,7 +300,9 @@ class BrokerCore:
         if isinstance(message, Goodbye):
             return
         if isinstance(message, Fragment) and message.runner in state.fenced:
-            state.ledger.refuse(message.fragment_id, message.num_env_steps, "fenced")
+            record = state.ledger.runners.get((message.runner, message.incarnation))
+            if record is not None and _is_plausible(event, record):
+                state.ledger.refuse(message.fragment_id, message.num_env_steps, "fenced")
             state.send(event.peer, Rejected(message.seq, "fenced", "superseded by a newer process"))
             return
         state.send(event.peer, Refused("unknown_peer", "say HELLO first"))
@@ -312,10 +324,11 @@ class BrokerCore:
         assert isinstance(message, Fragment)
         fragment = message.fragment_id
         if (message.runner, message.incarnation) != (peer.uuid, peer.incarnation):
-            state.ledger.refuse(fragment, message.num_env_steps, "fenced")
-            detail = f"{fragment} came from {peer.uuid} of incarnation {peer.incarnation}"
-            state.send(peer, Rejected(message.seq, "fenced", detail))
-            return
+            state.send(peer, Rejected(message.seq, "fenced", f"this is {peer.uuid} of {peer.incarnation}"))
+            raise SchemaError(f"{fragment} came from {peer.uuid} of incarnation {peer.incarnation}")
+        if not _is_plausible(event, state.ledger.runner(peer.uuid, peer.incarnation)):
+            state.send(peer, Rejected(message.seq, "rejected", "an impossible number"))
+            raise SchemaError(f"{fragment}: an impossible sequence number, or number of env steps")
         peer.is_suspect = False
         lease = state.leases.leases.get(message.lease_id)
         if lease is not None and lease.peer == peer.uuid:
@@ -332,7 +345,7 @@ class BrokerCore:
         reason = self._why_not(message, lease.num_env_steps if lease is not None else None)
         if reason is not None:
             peer.num_bad += 1
-            state.ledger.refuse(fragment, max(0, message.num_env_steps), "rejected")
+            state.ledger.refuse(fragment, message.num_env_steps, "rejected")
             state.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
             state.send(peer, Rejected(message.seq, "rejected", reason))
             state.notify("bad_fragment", "runner", peer.hello.name, reason)
@@ -371,18 +384,18 @@ class BrokerCore:
     def _overruns(self, peer: Peer, num_bytes: int) -> bool:
         """Whether a fragment that no lease asked for is more than a runner may have kept for a new broker."""
         state, options = self.state, self.options
+        if state.ledger.num_bytes + num_bytes <= options.resent_bytes:
+            return False
         share = max(options.window_bytes, options.memory_bytes // max(1, len(state.runners)))
         return state.ledger.runner(peer.uuid, peer.incarnation).uncommitted_bytes + num_bytes > share
 
     def _why_not(self, message: Fragment, leased_env_steps: int | None) -> str | None:
         """What makes a fragment unacceptable, if anything."""
         num_steps = message.num_env_steps
-        if num_steps < 0 or (leased_env_steps is not None and num_steps > leased_env_steps):
+        if leased_env_steps is not None and num_steps > leased_env_steps:
             return f"{message.fragment_id}: {num_steps} env steps for a lease of {leased_env_steps}"
-        if message.seq < 0 or message.weights_version < 0 or message.generation < 0:
-            return f"{message.fragment_id}: a negative sequence number, version or generation"
-        if len(message.runner) > 200:
-            return "a runner's uuid has at most 200 characters"
+        if message.weights_version < 0 or message.generation < 0:
+            return f"{message.fragment_id}: a negative version or generation"
         return None
 
     def _on_runner_state(self, peer: Peer, event: Received, now: float) -> None:
@@ -390,6 +403,8 @@ class BrokerCore:
         assert isinstance(message, RunnerState)
         state = self.state
         record = state.ledger.runner(peer.uuid, peer.incarnation)
+        if not 0 <= message.first_unacked <= record.watermark + _MAX_SEQ_AHEAD:
+            raise SchemaError(f"{message.first_unacked} fragments are done with, of {record.watermark}")
         peer.first_unacked = max(peer.first_unacked, message.first_unacked)
         record.commit_below(message.first_unacked)
         forgettable = state.may_forget(peer.uuid, peer.incarnation)
@@ -429,6 +444,11 @@ class BrokerCore:
     def _on_shard_refused(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, ShardRefused)
         self._updates.refused(event.message)
+        runner = self.state.runners.get(event.message.fragment.runner)
+        if runner is not None and runner.num_unusable >= _MAX_UNUSABLE:
+            self._door.expel(
+                runner, f"{runner.num_unusable} unusable fragments; the last: {event.message.detail}"
+            )
 
     def _on_update_done(self, peer: Peer, event: Received, now: float) -> None:
         message = event.message
@@ -497,6 +517,7 @@ class BrokerCore:
 
     def _on_tick(self, now: float) -> None:
         state, options = self.state, self.options
+        self._forgive_absence(now)
         self._grants.expire(now)
         self._watch.tick(now)
         for peer in list(state.by_routing.values()):
@@ -506,6 +527,9 @@ class BrokerCore:
             state.driver_seen_at = now
         elif state.driver_seen_at is not None and now - state.driver_seen_at >= options.driver_timeout_s:
             state.out.append(Stop("driver_lost", f"no driver for {options.driver_timeout_s:g} s"))
+        if now - self._forgot_at >= _FORGET_EVERY_S:
+            self._forgot_at = now
+            state.forget_absent(now)
         self._ask_for_weights(now)
         if now - self._beat_at < options.heartbeat_s:
             return
@@ -517,6 +541,18 @@ class BrokerCore:
         if state.driver is not None:
             state.send(state.driver, BrokerBeat(options.incarnation))
             state.send(state.driver, self._progress())
+
+    def _forgive_absence(self, now: float) -> None:
+        """Where no tick came for long this process was stopped: it was away, not its peers."""
+        away = now - self._ticked_at if self._ticked_at is not None else 0.0
+        self._ticked_at = now
+        if away < self.options.peer_timeout_s / 2:
+            return
+        state = self.state
+        for peer in state.by_routing.values():
+            peer.heard_at = min(now, peer.heard_at + away)
+        if state.driver_seen_at is not None:
+            state.driver_seen_at = min(now, state.driver_seen_at + away)
 
     def _ask_for_weights(self, now: float) -> None:
         """Rank 0 has newer weights than the store: its message was lost, or this broker is new."""
@@ -550,6 +586,7 @@ class BrokerCore:
             weights_version=state.weights.version if state.weights else -1,
             accounting=accounting.counts(),
             dropped=dict(accounting.dropped),
+            is_paused=state.is_paused,
         )
 
     # ------------------------------------------------------------------ acknowledgements
@@ -572,6 +609,18 @@ class BrokerCore:
     def _tell_committed(self, peer: Peer) -> None:
         record = self.state.may_forget(peer.uuid, peer.incarnation)
         self.state.send(peer, Committed(peer.incarnation, record.watermark, to_spans(record.beyond)))
+
+
+def _is_plausible(event: Received, record: RunnerRecord) -> bool:
+    """Whether a fragment's numbers can be true: an env step takes a byte at the very least."""
+    message = event.message
+    assert isinstance(message, Fragment)
+    num_bytes = sum(memoryview(frame).nbytes for frame in event.frames)
+    return (
+        0 <= message.num_env_steps <= num_bytes
+        and 0 <= message.seq <= record.watermark + _MAX_SEQ_AHEAD
+        and len(record.beyond) <= _MAX_SEQ_AHEAD
+    )
 
 
 def _learner_ranges(message: Hello, payload: tuple[Buffer, ...]) -> list[list[FragmentRange]]:

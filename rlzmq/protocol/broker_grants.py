@@ -138,7 +138,7 @@ class Grants:
                     num_envs=num_envs,
                     in_flight=in_flight,
                     trained=state.trained_steps,
-                    sampled=accounting.sampled + leased,
+                    sampled=accounting.sampled - state.sampled_before + leased,
                     ratio=terms.replay_ratio,
                 )
                 num_steps = min(terms.fragment_length, allowance // num_envs)

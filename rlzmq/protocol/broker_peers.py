@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlzmq.protocol.broker_state import BrokerState, Peer
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.messages import Hello, Refused, Snapshot, Welcome
@@ -10,6 +12,8 @@ from rlzmq.protocol.weights import notice_of
 
 __all__ = ["Door", "publication_for_pub"]
 
+_MAX_NAME = 200
+_MAX_COUNT = 2**48
 _ROLES = frozenset({"runner", "learner", "driver", "observer"})
 
 
@@ -39,13 +43,15 @@ class Door:
             if refusal[0] != "fenced":
                 state.notify("refused", hello.role, hello.name, refusal[1])
             return None
-        state.hello_ids[hello.uuid] = hello.hello_id
         incarnation = self._incarnation(hello)
         known = state.names.get((hello.role, hello.name))
         is_same = known is not None and known[0] == hello.uuid
         if known is not None and not is_same and hello.role != "learner":
             self._fence(hello, known[0])
-        state.names[(hello.role, hello.name)] = (hello.uuid, incarnation)
+        state.know(hello, incarnation)
+        seated = state.by_routing.get(routing)
+        if seated is not None and seated.uuid != hello.uuid:
+            self.forget(seated, "left", f"its connection is that of {hello.name} now")
         previous = self._registered(hello)
         if previous is not None and previous.routing != routing:
             state.by_routing.pop(previous.routing, None)
@@ -53,7 +59,7 @@ class Door:
         if previous is not None:
             peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
             peer.silence, peer.pace = previous.silence, previous.pace
-            peer.num_offences = previous.num_offences
+            peer.num_offences, peer.num_unusable = previous.num_offences, previous.num_unusable
         else:
             peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
         peer.silence.heard(now)
@@ -86,18 +92,30 @@ class Door:
     # ------------------------------------------------------------------ private
 
     def _welcome(self, peer: Peer) -> None:
-        options = self._state.options
+        state, options = self._state, self._state.options
         message = Welcome(
             options.run_id, peer.hello.hello_id, options.incarnation, peer.incarnation, options.heartbeat_s
         )
-        self._state.send(peer, message)
+        if peer.hello.role == "driver":
+            message = replace(
+                message,
+                generation=max(state.generation, state.min_generation),
+                connector_version=state.connector_version,
+                dropped=dict(state.ledger.accounting.dropped),
+            )
+        state.send(peer, message)
 
     def _mismatch(self, hello: Hello) -> tuple[str, str] | None:
         state = self._state
         if hello.role not in _ROLES:
             return "role", f"role {hello.role[:60]!r} is not one of {sorted(_ROLES)}"
-        if not hello.name or not hello.uuid or "\n" in hello.uuid:
-            return "identity", "a peer has a name and a uuid, without newlines"
+        if not (0 < len(hello.name) <= _MAX_NAME and 0 < len(hello.uuid) <= _MAX_NAME) or "\n" in hello.uuid:
+            return (
+                "identity",
+                f"a peer has a name and a uuid, of at most {_MAX_NAME} characters, without newlines",
+            )
+        if max(hello.first_unacked, hello.next_seq, hello.incarnation, hello.hello_id) > _MAX_COUNT:
+            return "identity", f"no process counts its fragments or lives beyond {_MAX_COUNT}"
         if hello.run_id and hello.run_id != state.options.run_id:
             return (
                 "run_id",

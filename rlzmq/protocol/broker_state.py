@@ -21,6 +21,8 @@ __all__ = ["HEARTBEAT_S", "BrokerOptions", "BrokerState", "KeptReport", "Peer", 
 HEARTBEAT_S = 0.5
 # Fenced processes are remembered so that their late messages are refused, not welcomed anew.
 _MAX_FENCED = 10_000
+# Names and HELLOs of processes that are gone are remembered up to here.
+_MAX_KNOWN = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class BrokerOptions:
         window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not run
             ahead of the update that is being collected.
         memory_bytes: Fragments held, and those still to come of leases, beyond which nobody may run ahead.
+        resent_bytes: Fragments held beyond which a runner may add no more than its share of `memory_bytes`
+            without a lease, as it does to a broker that was restarted.
+        forget_after_s: A runner that was away for so long is forgotten; it may not come back.
         death_limit: A fragment in flight at so many learner deaths is quarantined.
         push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
         hung_after_s: A runner at work without progress for so long hangs; 0: learnt from its own
@@ -62,6 +67,8 @@ class BrokerOptions:
     window_messages: int = 64
     window_bytes: int = 32 * 1024 * 1024
     memory_bytes: int = 1024 * 1024 * 1024
+    resent_bytes: int = 1024 * 1024 * 1024
+    forget_after_s: float = 3600.0
     death_limit: int = 3
     push_weights_below_bytes: int = 32 * 1024 * 1024
     hung_after_s: float = 0.0
@@ -84,6 +91,7 @@ class Peer:
         first_unacked: Of a runner: what it said last.
         sampled: Of a runner: env steps accepted from it.
         num_offences: Messages that no peer of this version sends; see `BrokerCore`.
+        num_unusable: Of a runner: fragments that learners could not use.
         pace, fragment_at: Of a runner: how fast it samples; when its last fragment came.
     """
 
@@ -101,6 +109,7 @@ class Peer:
     sampled: int = 0
     num_bad: int = 0
     num_offences: int = 0
+    num_unusable: int = 0
     connector_version: int = -1
     pace: Pace = field(default_factory=Pace)
     fragment_at: float = float("-inf")
@@ -168,9 +177,9 @@ class BrokerState:
         self.most_envs = 1
         self.ranks: dict[int, Peer] = {}
         self.driver: Peer | None = None
-        self.names: dict[tuple[str, str], tuple[str, int]] = {}
+        self.names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self.fenced: OrderedDict[str, None] = OrderedDict()
-        self.hello_ids: dict[str, int] = {}
+        self.hello_ids: OrderedDict[str, int] = OrderedDict()
         self.references: dict[str, str] = {}
         self.config: tuple[WireMessage, Buffer] | None = None
         self.driver_seen_at: float | None = None
@@ -189,6 +198,7 @@ class BrokerState:
         self.next_attempt = first_number(options.incarnation)
         self.unpublished: dict[int, int] = {}
         self.trained_steps = 0
+        self.sampled_before = 0  # under brokers before this one
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
         self.settled: list[FragmentId] = []  # done with, for the next report
         self.news_for: set[tuple[str, int]] = set()  # runners that may forget more than they were told
@@ -263,6 +273,32 @@ class BrokerState:
         self.fenced[uuid] = None
         while len(self.fenced) > _MAX_FENCED:
             self.fenced.popitem(last=False)
+
+    def know(self, hello: Hello, incarnation: int) -> None:
+        """This process has this name now, and this was its newest HELLO."""
+        self.hello_ids[hello.uuid] = hello.hello_id
+        self.hello_ids.move_to_end(hello.uuid)
+        name = hello.role, hello.name
+        self.names[name] = hello.uuid, incarnation
+        self.names.move_to_end(name)
+        while len(self.hello_ids) > _MAX_KNOWN:
+            self.hello_ids.popitem(last=False)
+        while len(self.names) > _MAX_KNOWN:
+            self.names.popitem(last=False)
+
+    def forget_absent(self, now: float) -> None:
+        """Forgets runners that were away for too long; should one come back after all, it is refused."""
+        for (uuid, incarnation), record in list(self.ledger.runners.items()):
+            peer = self.runners.get(uuid)
+            if record.num_uncommitted or (peer is not None and peer.incarnation == incarnation):
+                record.absent_since = None
+            elif record.absent_since is None:
+                record.absent_since = now
+            elif now - record.absent_since >= self.options.forget_after_s:
+                self.ledger.forget(uuid, incarnation)
+                self.forgettable.pop((uuid, incarnation), None)
+                if peer is None:
+                    self.fence(uuid)
 
     def may_forget(self, runner: str, incarnation: int) -> RunnerRecord:
         """What this runner need not keep any more: it is done with, and the driver knows."""

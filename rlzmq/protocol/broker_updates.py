@@ -81,7 +81,9 @@ class Updates:
             reason: max(0, count - accounting.dropped.get(reason, 0))
             for reason, count in hello.dropped.items()
         }
+        before = accounting.sampled
         accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
+        self._state.sampled_before += accounting.sampled - before
 
     def driver_has(self, next_report: int) -> None:
         """Reports below are not needed any more, nor are the learners' memories of those updates."""
@@ -115,6 +117,7 @@ class Updates:
         for report in state.reports.values():
             state.let_go(report)
         state.reports.clear()
+        state.ledger.tell_again()
         state.unpublished.clear()
         state.terms = None
         state.next_commit = message.next_update
@@ -294,7 +297,7 @@ class Updates:
             *pack_ranges(FragmentRange(fragment, 0, size) for fragment, size, _ in reported),
             *pack_blobs(meta for _, _, meta in reported),
             *pack_blobs(run.results[rank] for rank in sorted(run.results)),
-            *pack_ranges(ledger.watermarks()),
+            *pack_ranges(ledger.take_watermarks()),
         )
         state.take_committed()
         settled, state.settled = state.settled, []
@@ -458,6 +461,7 @@ class Updates:
         peer = state.runners.get(entry.id.runner)
         if peer is not None:
             peer.num_bad += 1
+            peer.num_unusable += 1
         state.notify(event, "runner", entry.runner_name, detail)
 
     def _release_runs(self, from_update: int = -1) -> None:

@@ -37,6 +37,7 @@ class DriverCore(PeerCore):
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
+        incarnation: Above that of any driver before it, e.g. milliseconds of wall time; 0: the broker decides.
         next_update: First update of this run: 0, or what the checkpoint says.
         trained, dropped: Env steps accounted for before (of the checkpoint).
         config_digest, spaces_digest, package_version: What every other peer must have too.
@@ -49,6 +50,7 @@ class DriverCore(PeerCore):
         name: str,
         uuid: str,
         *,
+        incarnation: int = 0,
         next_update: int = 0,
         trained: int = 0,
         dropped: dict[str, int] | None = None,
@@ -59,6 +61,7 @@ class DriverCore(PeerCore):
         timers: PeerTimers | None = None,
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
+        self.incarnation = incarnation
         self.next_report = next_update
         self.next_update = next_update
         self.trained = trained
@@ -158,6 +161,8 @@ class DriverCore(PeerCore):
             self.dropped = dict(report.report.dropped)
             for key, watermark in report.watermarks.items():
                 self._watermarks[key] = max(watermark, self._watermarks.get(key, 0))
+            for key in report.forgotten:
+                self._watermarks.pop(key, None)
             instructions.append(report)
         return [*instructions, Send(b"", DriverState(self.min_generation, self.next_report))]
 
@@ -166,6 +171,8 @@ class DriverCore(PeerCore):
         if progress.min_generation < self.min_generation:
             return [Send(b"", Reset(self.min_generation, self.next_report))]
         instructions: list[Instruction] = []
+        if progress.is_paused != self._is_paused:
+            instructions.append(Send(b"", Pause() if self._is_paused else Resume()))
         if self._connector_state is not None and progress.connector_version < self._connector_state.version:
             instructions.append(Send(b"", self._connector_state, (self._connector_blob,)))
         for update_id, update in sorted(self._open.items()):
@@ -177,7 +184,8 @@ class DriverCore(PeerCore):
         # HELLO asked for every report from `next_report` on. One that came early from the broker before
         # would let this one wait for an update that is not open here any more.
         self._early.clear()
-        instructions: list[Instruction] = []
+        assert self.welcome is not None
+        instructions: list[Instruction] = [Tell(self.welcome)]
         if self._config:
             instructions.append(Send(b"", Config(self.run_id, self._digests[1]), (self._config,)))
         if self._is_paused:
@@ -224,9 +232,12 @@ def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:
     ranges, metas = unpack_ranges(payload[:2]), unpack_blobs(payload[2:4])
     if len(ranges) != len(metas):
         raise MalformedFrameError(f"a report of {len(ranges)} fragments came with {len(metas)} metas")
-    watermarks = {
-        (item.fragment.runner, item.fragment.incarnation): item.fragment.seq
-        for item in unpack_ranges(payload[6:])
-    }
+    watermarks: dict[tuple[str, int], int] = {}
+    forgotten: list[tuple[str, int]] = []
+    for (runner, incarnation, watermark), _, is_gone in unpack_ranges(payload[6:]):
+        if is_gone:
+            forgotten.append((runner, incarnation))
+        else:
+            watermarks[runner, incarnation] = watermark
     fragments = [(item.fragment, item.num_steps, meta) for item, meta in zip(ranges, metas, strict=True)]
-    return Report(message, fragments, unpack_blobs(payload[4:6]), watermarks)
+    return Report(message, fragments, unpack_blobs(payload[4:6]), watermarks, forgotten)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.messages import Notice, Progress, UpdateReport, WireMessage, encode_message
+from rlzmq.protocol.messages import Notice, Progress, UpdateReport, Welcome, WireMessage, encode_message
 from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.weights import Publication
 
@@ -368,20 +368,22 @@ class Report:
     Attributes:
         fragments: What is reported for the first time: id, env steps, meta blob.
         results: One blob per learner rank.
-        watermarks: Committed watermark per (runner uuid, incarnation).
+        watermarks: Committed watermark per (runner uuid, incarnation), of those whose moved.
+        forgotten: Runners that will not come back: (uuid, incarnation).
     """
 
     report: UpdateReport
     fragments: Sequence[tuple[FragmentId, int, Buffer]]
     results: Sequence[Buffer]
     watermarks: dict[tuple[str, int], int]
+    forgotten: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
     """For the driver's supervisor or log."""
 
-    message: Notice | Progress
+    message: Notice | Progress | Welcome
 
 
 @dataclass(frozen=True, slots=True)

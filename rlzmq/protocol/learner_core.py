@@ -101,6 +101,9 @@ class LearnerCore(PeerCore):
     Args:
         run_id, name, uuid: See `messages.Hello`.
         config_digest, package_version: Checked by the broker.
+
+    Attributes:
+        is_forming: The group is being formed anew: that its last generation is fenced means nothing.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class LearnerCore(PeerCore):
         self.rank = -1
         self.num_ranks = 0
         self.lineage = -1
+        self.is_forming = False
         self.next_update = 0
         self.progress = 0
         self._digests = (package_version, config_digest)
@@ -165,7 +169,8 @@ class LearnerCore(PeerCore):
             return self._on_group(event, now)
         if isinstance(event, Received):
             refused = event.message if isinstance(event.message, Refused) else None
-            if refused and refused.reason == "fenced" and refused.generation < self.generation:
+            is_past = self.is_forming or (refused and refused.generation < self.generation)
+            if refused and refused.reason == "fenced" and is_past:
                 return []  # of a HELLO sent before the group was formed anew
             instructions = self._handle_peer(event, now)
             if instructions is None:
@@ -211,6 +216,7 @@ class LearnerCore(PeerCore):
         if event.generation <= self.generation:
             raise ValueError(f"generation {event.generation} is not above {self.generation}")
         dropped = self._drop_at_hand(event.next_update)
+        self.is_forming = False
         self.generation, self.rank, self.num_ranks = event.generation, event.rank, event.num_ranks
         if event.memory:
             self._import_memory(event.memory)

@@ -58,12 +58,20 @@ class Entry:
 
 @dataclass(slots=True)
 class RunnerRecord:
-    """What is known of one (runner, incarnation): committed sequence numbers, and held memory."""
+    """What is known of one (runner, incarnation): committed sequence numbers, and held memory.
+
+    Attributes:
+        watermark, beyond: All below the one and those in the other are done with.
+        told: The watermark that the reports so far have told of.
+        absent_since: When it was first looked for and not found registered.
+    """
 
     watermark: int = 0
     beyond: set[int] = field(default_factory=set)
     num_uncommitted: int = 0
     uncommitted_bytes: int = 0
+    told: int = 0
+    absent_since: float | None = None
 
     def is_committed(self, seq: int) -> bool:
         """Whether this sequence number is done with."""
@@ -102,6 +110,7 @@ class Ledger:
         self._taken_elsewhere: dict[FragmentId, int] = {}
         self._next_order = 0
         self._newly_committed: list[FragmentId] = []
+        self._forgotten: list[tuple[str, int]] = []
 
     def runner(self, runner: str, incarnation: int) -> RunnerRecord:
         """The record of a (runner, incarnation), made on first use."""
@@ -284,12 +293,27 @@ class Ledger:
         committed, self._newly_committed = self._newly_committed, []
         return committed
 
-    def watermarks(self) -> list[FragmentRange]:
-        """Per (runner, incarnation) its committed watermark, as ranges of no steps."""
-        return [
-            FragmentRange(FragmentId(runner, incarnation, record.watermark), 0, 0)
-            for (runner, incarnation), record in self.runners.items()
-        ]
+    def take_watermarks(self) -> list[FragmentRange]:
+        """The committed watermarks that moved since the last call, as ranges of no steps; as ranges of one
+        step the runners that were forgotten."""
+        moved = []
+        for (runner, incarnation), record in self.runners.items():
+            if record.watermark != record.told:
+                record.told = record.watermark
+                moved.append(FragmentRange(FragmentId(runner, incarnation, record.watermark), 0, 0))
+        gone = [FragmentRange(FragmentId(*key, 0), 0, 1) for key in self._forgotten]
+        self._forgotten.clear()
+        return [*moved, *gone]
+
+    def tell_again(self) -> None:
+        """Reports were given up: the next `take_watermarks` returns all of them."""
+        for record in self.runners.values():
+            record.told = 0
+
+    def forget(self, runner: str, incarnation: int) -> None:
+        """This runner is gone for good and nothing of it is held: the driver hears so, and forgets it, too."""
+        del self.runners[runner, incarnation]
+        self._forgotten.append((runner, incarnation))
 
     def missing(self, ranges: Iterable[FragmentRange]) -> bool:
         """Whether some of these fragments are neither here nor committed: not re-sent yet."""

@@ -59,7 +59,8 @@ class UpdateReport(WireMessage):
 
     Payload: eight frames. `ranges.pack_ranges` of the fragments reported for the first time (first =
     0, num_steps = their env steps), `ranges.pack_blobs` of their metas in that order, `pack_blobs`
-    of the ranks' results in order of rank, `pack_ranges` of committed watermarks per runner.
+    of the ranks' results in order of rank, `pack_ranges` of the committed watermarks that moved since
+    the report before (num_steps = 1: of a runner that is gone for good and forgotten).
 
     Attributes:
         min_generation: Of the last RESET that the broker knows: the lineage that it reports on.
@@ -93,6 +94,7 @@ class Progress(WireMessage):
     Attributes:
         next_open: First update that was not opened here; the driver re-sends from there.
         connector_version, min_generation: Of the newest CONNECTOR_STATE and RESET that came.
+        is_paused: Whether PAUSE came last, not RESUME.
     """
 
     kind: ClassVar[Kind] = Kind.PROGRESS
@@ -107,6 +109,7 @@ class Progress(WireMessage):
     weights_version: int
     accounting: dict[str, int]
     dropped: dict[str, int]
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,9 @@ class Welcome(WireMessage):
         broker_incarnation: Another one than before means a restarted broker: re-send what it lost.
         incarnation: What the peer stamps its fragments with from now on.
         heartbeat_s: How often the peer reports its state.
+        generation, connector_version, dropped: For a driver, what drivers before it have left here: the
+            newest generation of learners or RESET, the newest connector state's version, and env steps
+            dropped. Its own begin above them.
     """
 
     kind: ClassVar[Kind] = Kind.WELCOME
@@ -85,6 +88,9 @@ class Welcome(WireMessage):
     broker_incarnation: int
     incarnation: int
     heartbeat_s: float
+    generation: int = -1
+    connector_version: int = -1
+    dropped: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

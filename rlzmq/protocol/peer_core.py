@@ -50,6 +50,7 @@ class PeerCore(abc.ABC):
         self.incarnation = 0
         self.broker_incarnation = -1
         self.is_welcome = False
+        self.welcome: Welcome | None = None
         self.is_stopped = False
         self.heartbeat_s = 1.0
         self._hello_id = 0
@@ -124,6 +125,7 @@ class PeerCore(abc.ABC):
         self.broker_incarnation = message.broker_incarnation
         self.heartbeat_s = message.heartbeat_s
         self.is_welcome = True
+        self.welcome = message
         self._state_at = now
         if not is_new:
             return []

@@ -12,6 +12,7 @@ a tuple.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +42,11 @@ _MAX_TREE_DEPTH = 40
 _POOL_BELOW_BYTES = 4096
 # A list of at least this many plain floats or ints travels as one array.
 _NUMBER_LIST_FROM = 64
+# References may overlap: without a bound, a tree of 1 MiB asks for the same array a hundred thousand times. What
+# `pack_value` makes refers to each byte once, and unpacks to at most six times the bytes (a list of numbers).
+_MAX_TIMES_UNPACKED = 8
+_UNPACKED_FLOOR_BYTES = 1024 * 1024
+_LIST_TIMES, _SPACE_TIMES = 5, 3  # Python's numbers, and a Box's copies, by the array's bytes
 
 # Tags: every container in the tree is a list that starts with one of these.
 _LIST, _TUPLE, _DICT, _ARRAY, _SCALAR, _TENSOR, _BFLOAT16, _BIG_INT, _BYTES = range(9)
@@ -73,7 +79,8 @@ def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
     """The value from what `pack_value` made; arrays in it are views on the given ones.
 
     Raises:
-        WireError: Not a packed value, or parts that contradict each other.
+        WireError: Not a packed value, parts that contradict each other, or one that would take many times the
+            memory of what came.
     """
     if len(arrays) < 2:
         raise MalformedFrameError(f"a value has at least 2 arrays (tree, small arrays), got {len(arrays)}")
@@ -250,6 +257,8 @@ class _Unpacker:
     def __init__(self, pool: npt.NDArray[Any], large: Sequence[npt.NDArray[Any]]) -> None:
         self._pool = pool.data
         self._large = large
+        num_bytes = pool.nbytes + sum(array.nbytes for array in large)
+        self._bytes_left = _MAX_TIMES_UNPACKED * num_bytes + _UNPACKED_FLOOR_BYTES
 
     def unpack(self, node: Any) -> Any:
         if type(node) is not list:
@@ -270,10 +279,26 @@ class _Unpacker:
         if tag == _BIG_INT:
             return _big_int(body)
         if tag == _SPACE:
-            if len(body) != 1:
-                raise MalformedFrameError("a packed space has one part")
-            return unpack_space(self.unpack(body[0]))
+            return self._space(body)
         return self._array_like(tag, self._array(body))
+
+    def _space(self, body: list[Any]) -> Any:
+        if len(body) != 1:
+            raise MalformedFrameError("a packed space has one part")
+        parts = self.unpack(body[0])
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, np.ndarray):
+                self._spend(_SPACE_TIMES * part.nbytes)
+        return unpack_space(parts)
+
+    def _spend(self, num_bytes: int) -> None:
+        """Count what is about to be made."""
+        self._bytes_left -= num_bytes
+        if self._bytes_left < 0:
+            raise BoundExceededError(
+                f"a value unpacks to at most {_MAX_TIMES_UNPACKED} times the bytes of its arrays: this one refers to "
+                "the same ones again and again"
+            )
 
     def _dict(self, body: list[Any]) -> dict[Any, Any]:
         if len(body) % 2:
@@ -294,6 +319,7 @@ class _Unpacker:
         if tag in (_FLOATS, _INTS):
             if array.ndim != 1 or array.dtype != (np.float64 if tag == _FLOATS else np.int64):
                 raise MalformedFrameError(f"a list of numbers is 1-D, got {array.ndim}-D {array.dtype}")
+            self._spend(_LIST_TIMES * array.nbytes)
             return array.tolist()
         if tag == _BYTES:
             return array.tobytes()
@@ -329,16 +355,13 @@ class _Unpacker:
         if len(ref) == 1:
             if ref[0] >= len(self._large):
                 raise ArrayMismatchError(f"array {ref[0]} is referred to, {len(self._large)} came")
-            return self._large[ref[0]]
-        return _pooled_array(self._pool, ref[0], ref[1:])
-
-
-def _pooled_array(pool: memoryview, offset: int, spec: list[Any]) -> npt.NDArray[Any]:
-    dtype, shape = decode_spec(spec, 0)
-    num_bytes = dtype.itemsize
-    for size in shape:
-        num_bytes *= size
-    return decode_arrays([(dtype, shape)], [pool[offset : offset + num_bytes]])[0]
+            array = self._large[ref[0]]
+            self._spend(array.nbytes)
+            return array
+        dtype, shape = decode_spec(ref[1:], 0)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        self._spend(num_bytes)
+        return decode_arrays([(dtype, shape)], [self._pool[ref[0] : ref[0] + num_bytes]])[0]
 
 
 def _tensor(array: npt.NDArray[Any], *, bfloat16: bool) -> Any:

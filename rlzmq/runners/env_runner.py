@@ -31,7 +31,7 @@ class EnvRunner(RunnerState, abc.ABC):
     """Samples episodes with a module in environments.
 
     Args:
-        config: An ``AlgorithmConfig``, or anything with its attributes.
+        config: An ``AlgorithmConfig``, or anything with its attributes. The runner takes a copy that is not frozen.
         worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it; the
             local runner draws the same numbers as runner 1, so that a serial run equals one with one runner
             process.
@@ -39,6 +39,7 @@ class EnvRunner(RunnerState, abc.ABC):
         num_workers: Number of remote runners (default: ``config.num_env_runners``).
 
     Attributes:
+        config: The runner's own; change it and call ``make_env`` for envs of another ``env_config``.
         env: The vector env; may be wrapped or changed between calls.
         module: The module that acts (single-agent: an RLModule, multi-agent: a MultiRLModule).
         env_to_module, module_to_env: The connector pipelines.
@@ -57,7 +58,7 @@ class EnvRunner(RunnerState, abc.ABC):
         num_workers: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.config = config
+        self.config = _own(config)
         self.worker_index = worker_index
         self.stream_index = max(worker_index, 1)
         self.incarnation = incarnation
@@ -285,13 +286,16 @@ class EnvRunner(RunnerState, abc.ABC):
 
         New modules are built, with weights as the seed or their spec says; those that stay keep theirs.
         Ongoing episodes go on with the modules that their agents were mapped to; if one of those is
-        gone, the unfinished episodes are dropped.
+        gone, the unfinished episodes are dropped. The envs stay what the runner's own config says.
 
         Args:
             config: The config with the modules as they are from now on.
             synced_module_ids: Of which modules `set_weights` brings weights; None: all.
         """
-        self.config = config
+        before, self.config = self.config, _own(config)
+        if self.config is not config:
+            self.config.environment(before.env, env_config=before.env_config)
+        config = self.config
         for pipeline in self._pipelines().values():
             change_modules(pipeline, config)
         spec = config.get_multi_rl_module_spec(env=self.env, spaces=self.get_spaces(), inference_only=True)
@@ -381,6 +385,12 @@ class EnvRunner(RunnerState, abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(worker_index={self.worker_index}, num_envs={self.num_envs})"
+
+
+def _own(config: Any) -> Any:
+    """A copy that may be changed; what cannot be copied this way itself."""
+    copy = getattr(config, "copy", None)
+    return config if copy is None else copy(copy_frozen=False)
 
 
 def sample_limits(

@@ -117,7 +117,9 @@ class FusedSampler:
         self._module_step.begin(explore=request.explore)
         if self._module_step.is_stateful and self._state is None:
             self._state = self._module_step.initial_state(num_envs)
-        self._begin_state = tree_map(lambda leaf: to_numpy(leaf).copy(), self._state) if self._state else None
+        self._begin_state = None
+        if self._state is not None:
+            self._begin_state = tree_map(lambda leaf: to_numpy(leaf).copy(), self._state)
         begin_s = time.perf_counter()
 
         capacity = max(request.num_vector_steps_expected(num_envs), 1)

@@ -95,7 +95,12 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
         # Other numbers than at the run's begin, and the same for all who restore this state.
         runner._needs_seed = True
         runner._seed_coordinates = (int(runner.num_env_steps_sampled) & 0x7FFFFFFF, 1, 0)
-        _log.info("Env runner %d: its %d environments begin new episodes.", runner.worker_index, num_envs)
+        _log.warning(
+            "Env runner %d: its %d environments begin new episodes after the restore: %s.",
+            runner.worker_index,
+            num_envs,
+            _why_no_positions(runner, positions),
+        )
         return num_envs
     replay = runner.env.set_positions(positions)
     why, num_lost = replay.why, replay.num_lost
@@ -120,6 +125,16 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
             why,
         )
     return num_lost
+
+
+def _why_no_positions(runner: Any, positions: Any) -> str:
+    if type(runner.env) is not LeanSyncVectorEnv:
+        if runner.config.is_multi_agent:
+            return "where multi-agent environments are in theirs is not saved"
+        return f"gym_env_vectorize_mode={str(runner.config.gym_env_vectorize_mode)!r} cannot put them back"
+    if positions is None:
+        return "the state says nothing of where they were"
+    return f"the state is that of {len(positions)} environments"
 
 
 def _action_space(runner: Any) -> Any:

@@ -1,13 +1,19 @@
-"""What a learner looks at before it trains a fragment: finite numbers, and the form of those trained before."""
+"""What a learner looks at before it trains a fragment: finite numbers within their spaces, and the form of those
+trained before."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import optree
+
+from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 
 __all__ = ["BatchCheck", "check_finite"]
 
@@ -22,11 +28,28 @@ class BatchCheck:
     The form of a batch is the names, shapes per step and kinds of its columns. What was trained once is the
     form that all later batches must have; before that, the first one's, unless it contradicts its own
     observation space. Of multi-agent batches each agent has a form, and columns may be missing.
+
+    Numbers that stand for choices are looked up in tables: one outside of its Discrete, MultiDiscrete or
+    MultiBinary space, anywhere in a Dict or Tuple, is refused. The spaces are the run's own, not the batch's.
     """
 
     def __init__(self) -> None:
         self._forms: OrderedDict[Any, tuple[_Form, bool]] = OrderedDict()
         self._is_proven = False
+        self._actions: dict[Any, list[_Choices]] = {}
+        self._observations: dict[Any, list[_Choices]] = {}
+
+    def expect(self, action_spaces: Mapping[str, Any], observation_space: Any = None) -> None:
+        """Check the values of columns from now on.
+
+        Args:
+            action_spaces: Module id → the space of what it puts out.
+            observation_space: Of the observations that episodes store (multi-agent: a Dict by agent id); None:
+                unknown.
+        """
+        self._actions = _choices_by_id(action_spaces)
+        by_agent = observation_space.spaces if isinstance(observation_space, gym.spaces.Dict) else {}
+        self._observations = _choices_by_id({**by_agent, None: observation_space})
 
     def check(self, batch: Any) -> None:
         """Look at one.
@@ -38,6 +61,12 @@ class BatchCheck:
             ValueError: It cannot be trained; the text names column, expected and actual.
         """
         check_finite(batch)
+        for part in getattr(batch, "agent_batches", [batch]):
+            is_alone = part is batch
+            module_ids = None if is_alone else part.module_ids
+            agent_ids = None if is_alone else part.agent_ids
+            _check_choices(part, Columns.ACTIONS, self._actions, module_ids or [DEFAULT_MODULE_ID])
+            _check_choices(part, Columns.OBS, self._observations, agent_ids or [None])
         for key, part in _parts(batch):
             form = _form_of(part)
             known = self._forms.get(key)
@@ -60,6 +89,88 @@ class BatchCheck:
         """The modules changed, and what they put out may have."""
         self._forms.clear()
         self._is_proven = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """One leaf of a space: whole numbers from `low` to `high` (arrays of a MultiDiscrete's shape), at `path`."""
+
+    space: Any
+    path: tuple[Any, ...]
+    low: Any
+    high: Any
+
+
+def _choices(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Choices]:
+    if isinstance(space, gym.spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _choices(part, (*path, key))
+    elif isinstance(space, gym.spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _choices(part, (*path, index))
+    elif isinstance(space, gym.spaces.Discrete):
+        yield _Choices(space, path, int(space.start), int(space.start + space.n - 1))
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        yield _Choices(space, path, np.asarray(space.start), space.start + space.nvec - 1)
+    elif isinstance(space, gym.spaces.MultiBinary):
+        yield _Choices(space, path, 0, 1)
+
+
+def _choices_by_id(spaces: Mapping[Any, Any]) -> dict[Any, list[_Choices]]:
+    """The choices of each space; one list for all that are equal, so that they are checked at once."""
+    seen: list[tuple[Any, list[_Choices]]] = []
+    by_id = {}
+    for id_, space in spaces.items():
+        choices = next((known for other, known in seen if other == space), None)
+        if choices is None:
+            choices = list(_choices(space))
+            seen.append((space, choices))
+        by_id[id_] = choices
+    return by_id
+
+
+def _check_choices(part: Any, name: str, expected: Mapping[Any, list[_Choices]], ids: list[Any]) -> None:
+    """Raise ValueError where a column of an EpisodeBatch holds what its space has not, lookback included.
+
+    Args:
+        part: The EpisodeBatch.
+        name: Of the column.
+        expected: Id → what its space allows.
+        ids: Of each chunk; one for all.
+    """
+    num_more = int(name == Columns.OBS)  # the observation after the last step
+    for choices in {id(expected[id_]): expected[id_] for id_ in set(ids) if expected.get(id_)}.values():
+        mine = [expected.get(id_) is choices for id_ in ids]
+        chosen = slice(None) if all(mine) else np.array(mine)
+        start, lookback, length = part.start[chosen], part.lookback[chosen], part.length[chosen]
+        slots = ragged_arange(start - lookback, lookback + length + num_more)
+        for leaf in choices if len(slots) else ():
+            column = _leaf_at(part.columns.get(name), leaf.path)
+            if column is None:
+                continue
+            where = f"column {name!r}{''.join(f'[{key!r}]' for key in leaf.path)}"
+            if column.dtype.kind not in "biuf":
+                raise ValueError(f"{where}: expected numbers of {leaf.space}, got {column.dtype}")
+            values = column[slots]
+            if np.ndim(leaf.low):
+                if values[0].size != leaf.low.size:
+                    continue  # of another form, which is not looked at here
+                values = values.reshape(len(values), *leaf.low.shape)
+            is_bad = (values < leaf.low) | (values > leaf.high)
+            if is_bad.any():
+                raise ValueError(f"{where}: expected values of {leaf.space}, got {values[is_bad][0]}")
+
+
+def _leaf_at(column: Any, path: tuple[Any, ...]) -> Any:
+    """The array at this place of a column, or None where the column is built in another way."""
+    for key in path:
+        if isinstance(column, dict):
+            column = column.get(key)
+        elif isinstance(column, tuple) and type(key) is int and key < len(column):
+            column = column[key]
+        else:
+            return None
+    return column if isinstance(column, np.ndarray) else None
 
 
 def check_finite(batch: Any) -> None:

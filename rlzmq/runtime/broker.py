@@ -84,6 +84,12 @@ _MAX_REMOTE_MESSAGE_BYTES = 1 << 28
 _LOCAL, _REMOTE = b"L", b"R"
 
 
+def _resent_bytes() -> int:
+    """A quarter of this machine's memory: batches up to there survive the broker's death."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1 << 30, memory // 4)
+
+
 class BrokerRole:
     """Runs a broker on the current event loop; spawn it as an actor, or `start` it by hand.
 
@@ -115,7 +121,7 @@ class BrokerRole:
     ) -> None:
         faults.arm("broker")
         incarnation = incarnation or int(time.time() * 1000)
-        given = {"journal": journal_dir is not None, **(options or {})}
+        given = {"journal": journal_dir is not None, "resent_bytes": _resent_bytes(), **(options or {})}
         self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **given))
         self._journal_dir = journal_dir
         self._journal: JournalFile | None = None
@@ -137,6 +143,7 @@ class BrokerRole:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
         self._is_probing = False
+        self._has_failed = False
         self._writes: set[asyncio.Task[None]] = set()
         self.max_loop_lag_s = 0.0
         self.loop_lag_s = 0.0
@@ -201,7 +208,9 @@ class BrokerRole:
             self.ended.set_result(("stopped", ""))
 
     async def ping(self) -> None:
-        """Answers as soon as the loop turns."""
+        """Answers as soon as the loop turns; raises what this broker failed with."""
+        if self.ended.done() and self.ended.exception() is not None:
+            self.ended.result()
 
     async def status(self) -> dict[str, Any]:
         """`BrokerCore.status`, how this loop fares, and who knocked at the door."""
@@ -373,7 +382,16 @@ class BrokerRole:
         self._timer = self._loop.call_at(self._tick_due, self._tick)
 
     def _handle(self, event: BrokerEvent) -> None:
-        instructions = self._core.handle(event, self._loop.time())
+        if self._has_failed:
+            return
+        try:
+            instructions = self._core.handle(event, self._loop.time())
+        except Exception as error:  # what it holds may be half done: another broker learns it from the peers
+            _log.exception("the broker fails")
+            self._has_failed = True
+            if not self.ended.done():
+                self.ended.set_exception(error)
+            return
         if faults.is_armed and isinstance(event, Received):
             faults.at(f"broker.{type(event.message).__name__}")  # decided, and not told to anyone
         self._do(instructions)

@@ -182,6 +182,9 @@ class BrokerKeeper:
                 continue
             except (ActorLostError, PeerLostError):
                 await handle.exited
+            except Exception:
+                handle.kill()  # it has failed, and has said why
+                await handle.exited
 
 
 def _options(config: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from rlzmq.runtime.broker_keeper import BrokerKeeper
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.driver_link import DriverLink
 from rlzmq.runtime.found_broker import FoundBroker
+from rlzmq.runtime.fragment_meta import MetaCheck
 from rlzmq.runtime.identity import spaces_digest
 from rlzmq.runtime.joining import JoinKeys, pack_config
 from rlzmq.runtime.peer_link import new_peer_id
@@ -90,6 +91,7 @@ class BrokerPipeline:
         self._journal_is_due = config.durability == "journal"
         self._journal_terms = (-1, 0)
         self._num_journal_failures = 0
+        self._metas = MetaCheck(config, connectors.spaces)
         self.num_env_steps_without_report = 0
         self.accounting = Accounting()
 
@@ -98,6 +100,7 @@ class BrokerPipeline:
         if self._config.broker is not None:
             self._broker = FoundBroker(self._config.broker)
             self._run_id = self._broker.run_id
+            await self._broker.start()
             return
         self._broker = BrokerKeeper(
             self._system, self._run_id, self._config, self._join_keys, self._control_address
@@ -119,13 +122,16 @@ class BrokerPipeline:
             **self._keys_of("driver"),
         )
         await self._driver.start()
+        learners = self._learners
+        takes_over = self._config.broker is not None
+        if takes_over:
+            await self._take_over(version)
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())
-        learners = self._learners
         num_ranks = len(learners.handles)
         await asyncio.gather(
             *(
-                self._connect_learner(handle, handle.name, rank, num_ranks, learners.generation)
+                self._connect_learner(handle, handle.name, rank, num_ranks, learners.generation, takes_over)
                 for rank, handle in enumerate(learners.handles)
             ),
             *(self._connect_runner(index, handle, 0) for index, handle in enumerate(self._runners.handles)),
@@ -134,6 +140,23 @@ class BrokerPipeline:
         learners.supervisor.prepare.append(self._connect_learner)
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
+
+    async def _take_over(self, version: int) -> None:
+        """A broker of somebody else's may have served drivers before this one: it drops what is theirs, and
+        this one's learners, connector states and drops count from above theirs."""
+        assert self._driver is not None
+        driver, learners = self._driver, self._learners
+        await asyncio.wait((driver.welcome, driver.ended), return_when=asyncio.FIRST_COMPLETED)
+        if not driver.welcome.done():
+            reason, detail = driver.ended.result()
+            raise PeerLostError(f"the broker did not take this driver: {reason} {detail}")
+        welcome = driver.welcome.result()
+        # Runners may hold what the broker, restarted, knows nothing of; but time goes on.
+        learners.generation = max(learners.generation, welcome.generation, int(time.time())) + 1
+        if self._connectors.is_needed:
+            self._connector_version = max(welcome.connector_version, int(time.time() * 1000))
+        self._reported_dropped = Counter(welcome.dropped)
+        driver.reset(learners.generation, version)
 
     async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
         assert self._broker is not None
@@ -151,13 +174,25 @@ class BrokerPipeline:
         self._run_task(self._watch(handle))
 
     async def _connect_learner(
-        self, handle: Any, name: str, rank: int = 0, num_ranks: int = 1, generation: int = -1
+        self,
+        handle: Any,
+        name: str,
+        rank: int = 0,
+        num_ranks: int = 1,
+        generation: int = -1,
+        begins_lineage: bool = False,
     ) -> None:
         await handle.connect(
-            self._link(name, num_env_steps_before=self.accounting.trained, **self._keys_of("learner")),
+            self._link(
+                name,
+                num_env_steps_before=self.accounting.trained,
+                observation_space=self._connectors.stored_observation_space(),
+                **self._keys_of("learner"),
+            ),
             rank,
             num_ranks,
             generation,
+            begins_lineage,
         )
 
     def _link(self, name: str, **more: Any) -> dict[str, Any]:
@@ -234,7 +269,7 @@ class BrokerPipeline:
         while report is None:  # again where all learners died and went back to an earlier state
             update_id, report = await self._attempt_update()
         fragments = self._take_new(report)
-        metas = [unpack_blob(meta) for _, _, meta in fragments]
+        metas = [self._open_meta(fragment, meta) for fragment, _, meta in fragments]
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         if state is not None:
             self._send_connector_state(state)
@@ -320,7 +355,23 @@ class BrokerPipeline:
             if not record.is_committed(fragment.seq):
                 record.commit(fragment.seq)
                 new.append(item)
+        for key, watermark in report.watermarks.items():  # what was refused at the door is in no report
+            if key in self._reported:
+                self._reported[key].commit_below(watermark)
+        for key in report.forgotten:
+            self._reported.pop(key, None)
         return new
+
+    def _open_meta(self, fragment: FragmentId, blob: Any) -> dict[str, Any]:
+        """What a runner says of a fragment: of one that lies, only how much it is."""
+        index = self._place_of.get(fragment.runner)
+        try:
+            return self._metas.open(blob, is_trusted=index is not None)
+        except ValueError as error:
+            _log.warning("the meta of fragment %s is unusable: %s", fragment, error)
+            if index is not None:
+                self._runners.supervisor.blame(index, f"an unusable meta: {error}")
+            return {}
 
     def _account(self, report: Report, sampled: int) -> None:
         """Bring the run's account up to the broker's."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.events import Instruction, Report, Tell
-from rlzmq.protocol.messages import Notice, OpenUpdate, Progress
+from rlzmq.protocol.messages import Notice, OpenUpdate, Progress, Welcome
 from rlzmq.protocol.values import pack_blob
 from rlzmq.runtime.identity import digest_of, package_version
 from rlzmq.runtime.peer_link import Curve, PeerLink, new_peer_id
@@ -32,6 +33,9 @@ class DriverLink(PeerLink):
         packed_config: The config as one frame, for runners that join by themselves.
         spaces_digest: Of the env's spaces: runners that join must have the same.
         curve: Keys, for a broker that is reached by TCP.
+
+    Attributes:
+        welcome: Resolved with the first broker's WELCOME.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class DriverLink(PeerLink):
             run_id,
             "driver",
             new_peer_id(),
+            incarnation=int(time.time() * 1000),
             next_update=next_update,
             trained=trained,
             dropped=dropped,
@@ -63,6 +68,7 @@ class DriverLink(PeerLink):
         self._on_notice = on_notice
         self._reports: dict[int, asyncio.Future[Report]] = {}
         self.progress: Progress | None = None
+        self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
 
     def open_update(self, update: OpenUpdate) -> asyncio.Future[Report]:
         """Open the next update; the future has its report once it is committed."""
@@ -90,6 +96,10 @@ class DriverLink(PeerLink):
             message = instruction.message
             if isinstance(message, Progress):
                 self.progress = message
+                return
+            if isinstance(message, Welcome):
+                if not self.welcome.done():
+                    self.welcome.set_result(message)
                 return
             if message.event not in _QUIET_EVENTS:
                 _log.warning(

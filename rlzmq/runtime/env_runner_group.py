@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.protocol.values import pack_blob, unpack_blob
+from rlzmq.runtime.fragments import sample_with_metrics
 from rlzmq.runtime.run import Run, runner_for
 from rlzmq.runtime.runner import EnvRunnerRole, make_env_runner
 from rlzmq.runtime.runner_supervision import RunnerSupervisor
@@ -35,6 +36,8 @@ class AsyncEnvRunnerGroup:
         supervisor: Replaces runners that die; None for a local group.
         local_env_runner: The runner in this process, or None.
         synced_module_ids: The modules whose weights the learners bring; None: all.
+        reports_samples: Whether somebody takes what `sample` calls measured (`take_sampled_metas`). Else what
+            callbacks logged is left for `get_metrics`.
     """
 
     def __init__(self, config: Any, *, system: Any = None, is_evaluation: bool = False) -> None:
@@ -47,6 +50,7 @@ class AsyncEnvRunnerGroup:
         self._weights: tuple[Any, int, int] | None = None
         self._connector_state: Mapping[str, Any] | None = None
         self.synced_module_ids: list[str] | None = None
+        self.reports_samples = not is_evaluation
         self._metas: list[list[dict[str, Any]]] = []
 
     @property
@@ -129,14 +133,26 @@ class AsyncEnvRunnerGroup:
             explore=explore,
             random_actions=random_actions,
             force_reset=force_reset,
+            with_metrics=self.reports_samples,
         )
-        self._metas.append([batch.meta for batch in batches])
+        if self.reports_samples:
+            self._metas.append([batch.meta for batch in batches])
         return flatten_episodes(batches)
 
     async def sample_batches(
-        self, *, num_timesteps: int | None = None, num_episodes: int | None = None, **options: Any
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        with_metrics: bool = True,
+        **options: Any,
     ) -> list[Any]:
-        """As `sample`, one EpisodeBatch per runner."""
+        """As `sample`, one EpisodeBatch per runner.
+
+        Args:
+            num_timesteps, num_episodes, options: As of `sample`.
+            with_metrics: Whether the batches' metas hold what callbacks logged; it is forgotten at the runners.
+        """
         num = self.num_env_runners
         calls = []
         for index in range(num):
@@ -148,7 +164,11 @@ class AsyncEnvRunnerGroup:
             if all(share for share in shares.values()):
                 calls.append((index, {**options, **shares}))
         if self.local_env_runner is not None:
-            return [self.local_env_runner.sample(**options) for _, options in calls]
+            runner = self.local_env_runner
+            return [
+                sample_with_metrics(runner, options) if with_metrics else runner.sample(**options)
+                for _, options in calls
+            ]
         if not self.handles:
             raise ConfigurationError(
                 "sample(): the only runners are those that join from outside, and they sample under the "
@@ -156,7 +176,9 @@ class AsyncEnvRunnerGroup:
             )
         assert self.supervisor is not None
         supervisor = self.supervisor
-        batches = await asyncio.gather(*(supervisor.call(index, _sampling(kw)) for index, kw in calls))
+        batches = await asyncio.gather(
+            *(supervisor.call(index, _sampling(options, with_metrics)) for index, options in calls)
+        )
         return [batch for batch in batches if batch is not None]
 
     def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
@@ -260,7 +282,10 @@ class AsyncEnvRunnerGroup:
         await handle.expect_layout(await handle.apply(change, self.config, self.synced_module_ids))
 
     async def get_metrics(self) -> list[dict[str, Any]]:
-        """Each runner's metrics since the last call."""
+        """Each runner's metrics since the last call.
+
+        What callbacks logged while a run sampled is in the run's results instead.
+        """
         if self.local_env_runner is not None:
             return [self.local_env_runner.get_metrics()]
         return await self._on_all(lambda handle: handle.get_metrics())
@@ -328,6 +353,7 @@ class EnvRunnerGroup:
             self._system = ActorSystem()
             run(self._system.start())
         self._group = AsyncEnvRunnerGroup(config, system=self._system)
+        self._group.reports_samples = False  # there are no results that they would join
         run(self._group.start())
 
     @classmethod
@@ -364,7 +390,7 @@ class EnvRunnerGroup:
         return self._run(self._group.foreach_env(func))  # type: ignore[no-any-return]
 
     def get_metrics(self) -> list[dict[str, Any]]:
-        """Each runner's metrics since the last call."""
+        """Each runner's metrics since the last call (see AsyncEnvRunnerGroup.get_metrics)."""
         return self._run(self._group.get_metrics())  # type: ignore[no-any-return]
 
     def stop(self) -> None:
@@ -386,8 +412,14 @@ async def asyncio_gather(handles: Sequence[Any], call: Callable[[Any], Any]) -> 
     return list(await asyncio.gather(*(call(handle) for handle in handles)))
 
 
-def _sampling(options: Mapping[str, Any]) -> Callable[[Any], Any]:
+def _sampling(options: Mapping[str, Any], with_metrics: bool) -> Callable[[Any], Any]:
+    if with_metrics:
+        return lambda handle: handle.apply(_sample_on_role, options)
     return lambda handle: handle.sample(**options)
+
+
+def _sample_on_role(role: Any, options: Mapping[str, Any]) -> Any:
+    return sample_with_metrics(role.env_runner, options)
 
 
 def _share(total: int, num: int, index: int) -> int:

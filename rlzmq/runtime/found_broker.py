@@ -6,10 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from rlzmq.core.errors import ClosedError, ConfigurationError
+from rlzmq.core.errors import AuthenticationError, ClosedError, ConfigurationError
 from rlzmq.net.join_file import JoinFile
+from rlzmq.protocol.messages import Config, ConfigRequest, Refused
+from rlzmq.runtime.remote_peer import Conversation
 
 __all__ = ["FoundBroker"]
+
+_WAIT_S = 30.0  # for one that is only being started
 
 
 class FoundBroker:
@@ -52,7 +56,19 @@ class FoundBroker:
         return join.server_public_key, join.client_secret_key
 
     async def start(self) -> None:
-        """It runs already."""
+        """See that it runs and takes the driver's key; whom it serves already does not notice.
+
+        Raises:
+            PeerLostError: Nothing answers within half a minute, or another version does.
+            AuthenticationError: It has other keys: the files are an earlier broker's.
+        """
+        join = self._joins["driver"]
+        async with Conversation(join.addresses["data"], join) as conversation:
+            answer, _ = await conversation.ask(ConfigRequest(), (Config, Refused), timeout_s=_WAIT_S)
+        if isinstance(answer, Refused) and answer.reason != "no_driver":
+            raise AuthenticationError(
+                f"the broker at {join.addresses['data']} refuses a driver: {answer.reason}, {answer.detail}"
+            )
 
     def worked(self) -> None:
         """An update went through it."""

@@ -1,10 +1,11 @@
-"""One fragment out of a runner: the same few steps in the driver's process and in a runner's own."""
+"""Episodes out of a runner: the same few steps in the driver's process and in a runner's own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["take_fragment"]
+__all__ = ["sample_with_metrics", "take_fragment"]
 
 
 def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None) -> Any:
@@ -23,7 +24,18 @@ def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None
     delta = runner.get_connector_delta()
     if delta:
         batch.meta["connector_delta"] = delta
+    _take_metrics(runner, batch)
+    return batch
+
+
+def sample_with_metrics(runner: Any, options: Mapping[str, Any]) -> Any:
+    """``runner.sample(**options)``; what callbacks logged since the last fragment is in the batch's meta."""
+    batch = runner.sample(**options)
+    _take_metrics(runner, batch)
+    return batch
+
+
+def _take_metrics(runner: Any, batch: Any) -> None:
     custom = runner.metrics.reduce(compile=False) if len(runner.metrics) else None
     if custom:
         batch.meta["custom_metrics"] = custom
-    return batch

@@ -155,13 +155,21 @@ class LearnerRole:
         """Called by the actor's host: what runs a function on the actor's thread."""
         self._run_blocking = lambda function: asyncio.ensure_future(run(function))
 
-    async def connect(self, link: Mapping[str, Any], rank: int, num_ranks: int, generation: int) -> None:
+    async def connect(
+        self,
+        link: Mapping[str, Any],
+        rank: int,
+        num_ranks: int,
+        generation: int,
+        begins_lineage: bool = False,
+    ) -> None:
         """Begin to take shards from the broker.
 
         Args:
             link: Addresses and identity, as `runtime.broker_pipeline` hands them out.
             rank, num_ranks, generation: Of the process group that stands; generation -1: none does, and
                 `rejoin` will follow.
+            begins_lineage: The driver has sent a RESET of this generation.
         """
         from rlzmq.runtime.learner_link import LearnerLink
 
@@ -171,7 +179,9 @@ class LearnerRole:
         self._link.change_layout(self._synced_module_ids)
         await self._link.start()
         if generation >= 0:
-            self._link.form(generation=generation, rank=rank, num_ranks=num_ranks)
+            self._link.form(
+                generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=begins_lineage
+            )
 
     async def form(self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int) -> None:
         """The group holds another state: register again under this generation, with which a lineage begins."""

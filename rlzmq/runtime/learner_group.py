@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError
 from rlzmq.runtime.env_runner_group import asyncio_gather
 from rlzmq.runtime.learner import LearnerRole, make_learner
+from rlzmq.runtime.learner_modules import one_less, one_more, weights_to_load
 from rlzmq.runtime.learner_supervision import LearnerSupervisor
 from rlzmq.runtime.run import Run, runner_for
 from rlzmq.runtime.sharding import shard_episodes
@@ -35,6 +37,7 @@ class AsyncLearnerGroup:
         supervisor: Keeps the ranks training; None for a local learner.
         num_changes: How many calls may have changed the weights.
         synced_module_ids: The modules whose weights runners need; None: all.
+        algorithm: The AsyncAlgorithm whose learners these are; None where the group stands alone.
     """
 
     def __init__(self, config: Any, module_spec: Any, *, system: Any = None, door: Any = None) -> None:
@@ -47,6 +50,7 @@ class AsyncLearnerGroup:
         self.generation = 0
         self.num_changes = 0
         self.synced_module_ids: list[str] | None = None
+        self.algorithm: Any = None
         self.supervisor: LearnerSupervisor | None = None
         self._results: list[tuple[list[dict[str, Any]], int]] = []
 
@@ -220,6 +224,88 @@ class AsyncLearnerGroup:
         """Every rank takes over these weights; optimisers stay as they are."""
         await self.set_state({"rl_module": dict(weights)})
 
+    async def load_module_state(
+        self,
+        *,
+        multi_rl_module_ckpt_dir: str | Path | None = None,
+        modules_to_load: Collection[str] | None = None,
+        rl_module_ckpt_dirs: Mapping[str, str | Path] | None = None,
+    ) -> None:
+        """Every rank takes over weights from checkpoints; optimisers stay as they are.
+
+        Args:
+            multi_rl_module_ckpt_dir: An algorithm's checkpoint, or a MultiRLModule's.
+            modules_to_load: Of these only the modules with these ids; None: all that the learners have.
+            rl_module_ckpt_dirs: Module id → checkpoint of a module, or path to it in an algorithm's; these win.
+
+        Raises:
+            CheckpointError: A module is not there.
+            KeyError: The learners do not have it.
+        """
+        weights = weights_to_load(
+            self.module_spec,
+            multi_rl_module_ckpt_dir=multi_rl_module_ckpt_dir,
+            modules_to_load=modules_to_load,
+            rl_module_ckpt_dirs=rl_module_ckpt_dirs,
+        )
+        await self.set_weights(weights)
+
+    async def add_module(
+        self,
+        *,
+        module_id: str,
+        module_spec: Any,
+        config_overrides: Mapping[str, Any] | None = None,
+        new_should_module_be_updated: Any = None,
+    ) -> Any:
+        """Add a module to the learners alone, between two updates; a run's own: see `Algorithm.add_module`.
+
+        Args:
+            module_id: Its id.
+            module_spec: Its RLModuleSpec.
+            config_overrides: Settings for this module alone.
+            new_should_module_be_updated: New `policies_to_train`.
+
+        Returns:
+            The specs of the learners' modules.
+
+        Raises:
+            ValueError: There is a module of this id.
+        """
+        options = {
+            "config_overrides": config_overrides,
+            "new_should_module_be_updated": new_should_module_be_updated,
+        }
+        if self.algorithm is not None:
+            return await self.algorithm.add_module(
+                module_id, module_spec, add_to_env_runners=False, add_to_eval_env_runners=False, **options
+            )
+        changed = one_more(self.config, self.module_spec, module_id, module_spec, **options)
+        await self.change_modules(*changed, self.synced_module_ids)
+        return self.module_spec
+
+    async def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> Any:
+        """Remove a module from the learners alone, between two updates.
+
+        Args:
+            module_id: Its id.
+            new_should_module_be_updated: New `policies_to_train`.
+
+        Returns:
+            The specs of the learners' modules.
+
+        Raises:
+            KeyError: There is no such module.
+        """
+        options = {"new_should_module_be_updated": new_should_module_be_updated}
+        if self.algorithm is not None:
+            return await self.algorithm.remove_module(
+                module_id, remove_from_env_runners=False, remove_from_eval_env_runners=False, **options
+            )
+        changed = one_less(self.config, self.module_spec, module_id, **options)
+        await self.change_modules(*changed, self.synced_module_ids)
+        return self.module_spec
+
     async def change_modules(
         self,
         config: Any,
@@ -345,6 +431,18 @@ class LearnerGroup:
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Every rank takes over these weights."""
         self._run(self._group.set_weights(weights))
+
+    def load_module_state(self, **options: Any) -> None:
+        """Every rank takes over weights from checkpoints (see AsyncLearnerGroup.load_module_state)."""
+        self._run(self._group.load_module_state(**options))
+
+    def add_module(self, **options: Any) -> Any:
+        """Add a module to the learners alone (see AsyncLearnerGroup.add_module)."""
+        return self._run(self._group.add_module(**options))
+
+    def remove_module(self, module_id: str, **options: Any) -> Any:
+        """Remove a module from the learners alone (see AsyncLearnerGroup.remove_module)."""
+        return self._run(self._group.remove_module(module_id, **options))
 
     def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
         """``func(learner)`` on every rank; the results in rank order."""

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rlzmq.core import faults
-from rlzmq.core.errors import PeerLostError
+from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.memory_limit import end_if_out_of_memory
+from rlzmq.core.space_plain import space_from_plain
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
-from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
@@ -51,6 +51,7 @@ class LearnerLink(PeerLink):
         data_address: The broker's.
         num_env_steps_before: Env steps trained in the run before the learner's current version.
         is_multi_agent: Whether fragments hold multi-agent episodes.
+        observation_space: Of the observations in them, as plain data; None: they are not held against it.
         curve: Keys, for a broker that is reached by TCP.
     """
 
@@ -64,6 +65,7 @@ class LearnerLink(PeerLink):
         data_address: str,
         num_env_steps_before: int = 0,
         is_multi_agent: bool = False,
+        observation_space: Any = None,
         curve: Curve = None,
     ) -> None:
         super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address, curve)
@@ -79,6 +81,7 @@ class LearnerLink(PeerLink):
         self._generation = -1
         self._is_forming = False
         self._check = BatchCheck()
+        self._observation_space = space_from_plain(observation_space)
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
 
     def register(self) -> None:
@@ -86,7 +89,7 @@ class LearnerLink(PeerLink):
 
     def begin_forming(self) -> None:
         """The group is about to be formed anew: no further update is trained under the old one."""
-        self._is_forming = True
+        self._is_forming = self.core.is_forming = True
 
     def form(
         self,
@@ -134,7 +137,7 @@ class LearnerLink(PeerLink):
     def _decode(self, shard: DecodeShard) -> None:
         try:
             batch = self._batch_of(shard)
-        except (WireError, ValueError) as error:
+        except (ProtocolError, ValueError) as error:
             reason = getattr(error, "reason", "unusable")
             self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), str(error)))
             return
@@ -211,6 +214,8 @@ class LearnerLink(PeerLink):
         self._synced_module_ids = synced_module_ids
         self._layout = None
         self._check.forget()
+        spaces = {module_id: module.action_space for module_id, module in self._learner.module.items()}
+        self._check.expect(spaces, self._observation_space)
 
     def _snapshot(self) -> NewWeights:
         if self._layout is None:

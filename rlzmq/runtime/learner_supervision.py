@@ -33,6 +33,8 @@ _log = logging.getLogger("rlzmq.runtime")
 _POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, max_delay_s=30.0)
 # After a peer was lost every rank's collective has failed: whoever does not answer by then hangs.
 _ANSWER_DEADLINE_S = 5.0
+# A rank's connection ended because this run, or its broker, ends.
+_ORDERLY = frozenset({"closed", "goodbye", "left"})
 
 
 class LearnerSupervisor:
@@ -213,6 +215,8 @@ class LearnerSupervisor:
                 return
             else:
                 _log.warning("%s: the connection to the broker has ended: %s", handle.name, reason)
+                if reason[0] not in _ORDERLY:  # it will not train any more: another takes its place
+                    handle.kill()
                 return
 
     def notice(self) -> None:

@@ -56,6 +56,7 @@ class Conversation:
         self._reason = "nothing answers there"
         self._refused = asyncio.Event()
         self._other_version = ""
+        self._lacks_driver = False
 
     async def __aenter__(self) -> Self:
         self._context = Context()
@@ -83,9 +84,15 @@ class Conversation:
         self._socket.send(encode_message(message))
 
     async def ask(
-        self, message: WireMessage, answer: type[WireMessage], *, timeout_s: float
+        self,
+        message: WireMessage,
+        answer: type[WireMessage] | tuple[type[WireMessage], ...],
+        *,
+        timeout_s: float,
     ) -> tuple[Any, Sequence[Any]]:
         """Send, again and again, until an answer of this type comes: (message, payload frames).
+
+        A broker that has no driver yet is asked until the time is over.
 
         Raises:
             PeerLostError: None came in time.
@@ -96,6 +103,11 @@ class Conversation:
         self.tell(message)
         while True:
             wait_s = min(_ASK_AGAIN_S, deadline - loop.time())
+            if wait_s <= 0 and self._lacks_driver:
+                raise PeerLostError(
+                    f"the broker at {self._address} took this key, and no driver has come yet (waited {timeout_s:g} "
+                    "s): start the run that is to use it"
+                )
             if wait_s <= 0:
                 raise PeerLostError(f"no broker at {self._address} within {timeout_s:g} s: {self._reason}")
             if self._other_version:
@@ -115,7 +127,9 @@ class Conversation:
                 continue
             if isinstance(received, answer):
                 return received, payload
-            if isinstance(received, Refused) and received.reason != "unknown_peer":
+            if isinstance(received, Refused) and received.reason == "no_driver":
+                self._lacks_driver = True
+            elif isinstance(received, Refused) and received.reason != "unknown_peer":
                 raise AuthenticationError(f"the broker refuses: {received.reason}, {received.detail}")
 
     def _on_message(self, frames: list[Any]) -> None:

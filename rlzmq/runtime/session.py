@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlzmq.core.errors import ConfigurationError, first_error
+from rlzmq.core.errors import first_error
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
@@ -19,6 +19,7 @@ from rlzmq.runtime.serial_pipeline import SerialPipeline
 __all__ = ["Session"]
 
 _RUNNERS = "env_runners/"
+_LEARNER = "learner_group/learner"
 
 
 class Session:
@@ -218,12 +219,12 @@ class Session:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    async def get_state(self) -> dict[str, Any]:
+    async def get_state(self, *, with_runners: bool = True) -> dict[str, Any]:
         """Components of a checkpoint: learner, connectors, accounting, and each runner's sampling state."""
-        runners = await self.env_runner_group.get_sampling_states()
+        runners = await self.env_runner_group.get_sampling_states() if with_runners else {}
         return {
             **{f"{_RUNNERS}{name}": state for name, state in runners.items()},
-            "learner_group/learner": await self.learner_group.get_state(),
+            _LEARNER: await self.learner_group.get_state(),
             "env_runner": self.get_connector_state(),
             "accounting": self.accounting.to_dict(),
         }
@@ -231,17 +232,22 @@ class Session:
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`'s components; runners get weights and connector states at once.
 
-        Runners' states may be missing: they begin new episodes then.
+        Components may be missing, and stay as they are.
         """
-        expected = {"learner_group/learner", "env_runner", "accounting"}
-        if missing := expected - set(state):
-            raise ConfigurationError(f"set_state: components missing: {sorted(missing)}.")
+        learner = state.get(_LEARNER)
         self._num_changes += 1
         await self._pipeline.pause()
-        await self.learner_group.set_state(state["learner_group/learner"])
-        self._connectors.set_state(state["env_runner"])
-        self.accounting.set_state(state["accounting"])
-        recalled = await self._pipeline.read_journal(state["learner_group/learner"]["weights_seq_no"])
+        if learner is not None:
+            await self.learner_group.set_state(learner)
+        if "env_runner" in state:
+            # Of a whole run what is not there is empty; one pipeline alone leaves the other as it is.
+            kept = {} if "accounting" in state else self.get_connector_state()
+            self._connectors.set_state({**kept, **state["env_runner"]})
+        recalled: list[str] = []
+        if "accounting" in state:
+            self.accounting.set_state(state["accounting"])
+            if learner is not None:
+                recalled = await self._pipeline.read_journal(learner["weights_seq_no"])
         # A runner whose fragments come back would sample them a second time from where it was: it begins anew.
         left_out = {f"{_RUNNERS}{name}" for name in recalled}
         await self.env_runner_group.set_sampling_states(
@@ -255,7 +261,7 @@ class Session:
 
     async def note_checkpoint(self, state: Mapping[str, Any]) -> None:
         """This state is on disk: a run that is resumed would go on from it."""
-        await self._pipeline.note_checkpoint(int(state["learner_group/learner"]["weights_seq_no"]))
+        await self._pipeline.note_checkpoint(int(state[_LEARNER]["weights_seq_no"]))
 
     async def stop(self) -> None:
         """End everything, in the order in which nothing is lost. May be called after a failed start."""

@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,12 +36,13 @@ class RunDirectory:
         self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
 
     @classmethod
-    def create(cls, path: Path, config: Any) -> Self:
+    def create(cls, path: Path, config: Any, train: Sequence[str] = ()) -> Self:
         """Make the directory (or go on in it) and write down what is run.
 
         Args:
             path: Its place, e.g. a `new_path`.
             config: The run's.
+            train: The arguments of ``rlzmq train``, for `rlzmq attach`; () where a script runs.
         """
         path.mkdir(parents=True, exist_ok=True)
         try:
@@ -49,7 +50,7 @@ class RunDirectory:
         except ConfigurationError as error:
             text = f"# {error}\n"
         (path / "config.toml").write_text(text, encoding="utf-8")
-        (path / "run.json").write_text(json.dumps(_facts(config), indent=1), encoding="utf-8")
+        (path / "run.json").write_text(json.dumps(_facts(config, train), indent=1), encoding="utf-8")
         return cls(path)
 
     @staticmethod
@@ -99,13 +100,14 @@ def _label(name: str, config: Any) -> str:
     return f"{name}-" + "".join(c if c.isalnum() or c in "-." else "-" for c in str(env))
 
 
-def _facts(config: Any) -> dict[str, Any]:
+def _facts(config: Any, train: Sequence[str]) -> dict[str, Any]:
     import torch
 
     import rlzmq
 
     return {
         "command": sys.argv,
+        "train": list(train),
         "cwd": str(Path.cwd()),
         "pid": os.getpid(),
         "host": platform.node(),

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 from typing import Any
 
 import gymnasium as gym
+import msgpack
+import numpy as np
 import pytest
 
-from rlzmq import AlgorithmConfig, ConfigurationError, DefaultModelConfig, PPOConfig
+from rlzmq import (
+    AlgorithmConfig,
+    ConfigurationError,
+    DefaultModelConfig,
+    MultiRLModuleSpec,
+    PPOConfig,
+    RLModuleSpec,
+)
+from rlzmq.algorithms.module_changes import with_module
+from rlzmq.envs.examples import MultiAgentCartPole
 
 
 def cartpole() -> PPOConfig:
@@ -108,6 +121,89 @@ def test_dict_and_toml_come_back_equal() -> None:
     assert PPOConfig.from_state(config.get_state()).diff() == config.diff()
 
 
+def same(a: Any, b: Any) -> bool:
+    """Equal, and of equal types all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(np.array_equal(a, b))
+
+
+FREE = {
+    "size": (3, (4, 5)), "map": {1: "a", (2, 3): [("b",)]}, "set": {"x", "y"}, "frozen": frozenset({1}),
+    "user": "@bob", "at": "@", "twice": "@@x", "__tuple__": 1, "tagged": {"__tuple__": [1]}, "none": None,
+    "bytes": b"\x00", "scalar": np.float32(0.5), "array": np.arange(3), "mode": gym.VectorizeMode.SYNC,
+    "box": gym.spaces.Box(0.0, 1.0, (2,)), "make": gym.make,
+}  # fmt: skip
+
+
+def test_free_dicts_keep_their_types_as_plain_data() -> None:
+    config = (
+        cartpole()
+        .environment(env_config=FREE)
+        .evaluation(evaluation_config={"env_config": FREE})
+        .rl_module(rl_module_spec=RLModuleSpec(model_config=FREE))
+    )
+    state = msgpack.unpackb(msgpack.packb(config.get_state()), strict_map_key=False)
+    assert state == config.get_state()
+    back = PPOConfig.from_state(state)
+    assert same(back.env_config, FREE)
+    assert same(back.evaluation_config, {"env_config": FREE})
+    assert same(back.rl_module_spec.model_config, FREE)
+    in_toml = {key: FREE[key] for key in ("size", "map", "set", "frozen", "user", "tagged", "mode")}
+    text = cartpole().environment(env_config=in_toml).to_toml()
+    assert same(PPOConfig.from_toml(text).env_config, in_toml)
+
+
+def test_states_of_earlier_releases_still_load() -> None:
+    state = {"env_config": {"size": [3, 4], "make": "@gymnasium:make"}, "policies": ["a", "b"]}
+    config = PPOConfig.from_state(state)
+    assert config.env_config == {"size": [3, 4], "make": gym.make}
+    assert config.module_ids == ["a", "b"]
+
+
+@pytest.mark.parametrize("value", [object(), functools.partial(print), gym.vector.utils, {1}.add])
+def test_what_has_no_plain_form_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"config\.env_config\.it="):
+        cartpole().environment(env_config={"it": value}).get_state()
+
+
+def test_texts_are_code_in_states_and_files_only() -> None:
+    config = PPOConfig.from_dict(cartpole().environment(env_config={"user": "@bob"}).to_dict())
+    assert config.env_config == {"user": "@bob"}
+    config.evaluation(evaluation_config={"env_config": {"user": "@os:remove"}})
+    assert config.get_evaluation_config_object().env_config == {"user": "@os:remove"}
+    assert PPOConfig.from_toml('env_config = {make = "@gymnasium:make"}').env_config == {"make": gym.make}
+    with pytest.raises(ConfigurationError, match="Cannot load 'bob'"):
+        PPOConfig.from_state({"env_config": {"user": "@bob"}})
+
+
+@pytest.mark.parametrize(
+    "form", [{"__tuple__": 3}, {"__dict__": [1]}, {"__set__": [[1]]}, {"__plain__": {"__type__": 1}}]
+)
+def test_malformed_plain_data_is_refused(form: Any) -> None:
+    with pytest.raises(ConfigurationError, match="malformed '__"):
+        PPOConfig.from_state({"env_config": form})
+
+
+def test_serialize_is_json_to_look_at() -> None:
+    config = cartpole().multi_agent(policies={"b", "a"}, policy_mapping_fn=lambda agent_id, episode: "a")
+    config.environment(env_config={"array": np.arange(2), "box": gym.spaces.Discrete(2), "in": {1: FREE}})
+    config.env_runners(env_to_module_connector=gym.make)
+    config.evaluation(evaluation_config=PPOConfig().training(lr=0.5))
+    plain = config.serialize()
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain["policies"] == ["a", "b"]
+    assert 'policy_mapping_fn=lambda agent_id, episode: "a"' in plain["policy_mapping_fn"]
+    assert plain["env_to_module_connector"] == "gymnasium.envs.registration.make"
+    assert plain["env_config"]["array"] == [0, 1]
+    assert plain["env_config"]["box"] == "Discrete(2)"
+    assert plain["evaluation_config"]["lr"] == 0.5
+
+
 def test_functions_travel_by_name_and_lambdas_are_refused_by_setting() -> None:
     named = cartpole().callbacks(on_train_result=gym.make)
     assert PPOConfig.from_state(named.get_state()).callbacks_hooks == {"on_train_result": [gym.make]}
@@ -124,6 +220,21 @@ def test_functions_travel_by_name_and_lambdas_are_refused_by_setting() -> None:
         (lambda: cartpole().env_runners(rollout_fragment_length=5000), "Largest that fits: 2000, or 'auto'"),
         (lambda: cartpole().training(lr=[(5, 0.1), (9, 0.0)]), "begins at 0"),
         (lambda: cartpole().multi_agent(policies={"a", "b"}), "policy_mapping_fn is None"),
+        (
+            lambda: cartpole().evaluation(evaluation_config={"explor": False}),
+            r"evaluation_config: .*Did you mean 'explore'",
+        ),
+        (lambda: cartpole().evaluation(evaluation_config="greedy"), "expected a dict of settings"),
+        (
+            lambda: cartpole().rl_module(algorithm_config_overrides_per_module={"px": {"lr": 0.3}}),
+            "names 'px', which is no module id",
+        ),
+        (
+            lambda: cartpole().rl_module(
+                algorithm_config_overrides_per_module={"default_policy": {"gamma": 2.0}}
+            ),
+            r"overrides_per_module\['default_policy'\]: config\.gamma: expected",
+        ),
         (
             lambda: cartpole().multi_agent(
                 policies=["a", "b"], policy_mapping_fn=lambda a, e: "a", policies_to_train=["aa"]
@@ -169,6 +280,106 @@ def test_per_module_overrides() -> None:
     )
     assert config.get_config_for_module("a").lr == 5e-5
     assert config.get_config_for_module("b").lr == 0.5
+
+
+def evaluating(evaluation_config: Any, num_env_runners: int = 1) -> PPOConfig:
+    return cartpole().evaluation(
+        evaluation_config=evaluation_config, evaluation_num_env_runners=num_env_runners
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [PPOConfig().training(lr=0.5).env_runners(num_env_runners=5), {"num_env_runners": 5, "lr": 0.5}],
+)
+def test_evaluation_has_its_own_number_of_runners_whatever_its_config(settings: Any) -> None:
+    for num_env_runners in (0, 1):
+        config = evaluating(settings, num_env_runners).get_evaluation_config_object()
+        assert (config.num_env_runners, config.lr) == (num_env_runners, 0.5)
+        assert config.in_evaluation
+        assert config.evaluation_config is None
+
+
+def test_an_evaluation_config_of_its_own_has_the_runs_modules_and_seed() -> None:
+    run = evaluating(PPOConfig().environment("Pendulum-v1")).debugging(seed=3)
+    run.multi_agent(policies=["a", "b"], policy_mapping_fn=lambda agent_id, episode: "a")
+    config = run.get_evaluation_config_object()
+    assert (config.env, config.seed, config.module_ids) == ("Pendulum-v1", 3, ["a", "b"])
+    assert config.policy_mapping_fn is run.policy_mapping_fn
+    assert with_module(run, "c").get_evaluation_config_object().module_ids == ["a", "b", "c"]
+
+
+def test_an_evaluation_config_is_copied_frozen_and_written_with_its_run() -> None:
+    given = PPOConfig().training(lr=0.5)
+    config = evaluating(given)
+    frozen = config.copy()
+    frozen.freeze()
+    assert frozen.evaluation_config.is_frozen
+    assert not given.is_frozen
+    assert not frozen.copy(copy_frozen=False).evaluation_config.is_frozen
+    assert frozen.copy().evaluation_config.is_frozen
+    back = PPOConfig.from_state(config.get_state()).evaluation_config
+    assert type(back) is PPOConfig
+    assert back.diff() == given.diff()
+
+
+def test_copies_do_not_share_module_specs() -> None:
+    inner = RLModuleSpec(model_config={"sizes": [1]})
+    for spec in (inner, MultiRLModuleSpec({"default_policy": inner}, model_config={"sizes": [1]})):
+        config = cartpole().rl_module(rl_module_spec=spec, model_config=DefaultModelConfig(fcnet_hiddens=[1]))
+        other = config.copy()
+        other.rl_module_spec.model_config["sizes"].append(2)
+        other._values["model_config"].fcnet_hiddens.append(2)
+        if isinstance(spec, MultiRLModuleSpec):
+            other.rl_module_spec["default_policy"].model_config["sizes"].append(2)
+            other.rl_module_spec.remove_modules("default_policy")
+            assert "default_policy" in spec
+        assert spec.model_config == inner.model_config == {"sizes": [1]}
+        assert config.model_config["fcnet_hiddens"] == [1]
+
+
+def test_gymnasiums_vectorize_modes_are_taken() -> None:
+    modes = [gym.VectorizeMode.SYNC, gym.VectorizeMode.ASYNC, gym.VectorizeMode.VECTOR_ENTRY_POINT]
+    for mode in modes:
+        assert cartpole().env_runners(gym_env_vectorize_mode=mode).gym_env_vectorize_mode == mode.value
+
+
+def test_rays_settings_are_taken_where_they_say_what_is_so() -> None:
+    config = cartpole().resources(num_gpus=0, num_cpus_for_main_process=1, placement_strategy="PACK")
+    config.python_environment(extra_python_environs_for_worker={}).experimental(
+        _use_msgpack_checkpoints=False
+    )
+    for call, text in (
+        (lambda: config.resources(num_gpus=1), r"num_gpus_per_learner"),
+        (
+            lambda: config.python_environment(extra_python_environs_for_driver={"A": "b"}),
+            "before Python starts",
+        ),
+        (lambda: config.experimental(_torch_lr_scheduler_classes=[print]), "after_gradient_based_update"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            call()
+
+
+def test_validation_can_be_switched_off() -> None:
+    config = PPOConfig().training(use_critic=False, train_batch_size_per_learner=1)
+    config.experimental(_validate_config=False).validate()
+    with pytest.raises(ConfigurationError):
+        config.experimental(_validate_config=True).validate()
+
+
+def test_the_multi_agent_setup_is_specs_and_who_is_trained() -> None:
+    config = PPOConfig().environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    config.multi_agent(
+        policies={"p0"}, policy_mapping_fn=lambda agent_id, episode: "p0", policies_to_train=["p0"]
+    )
+    specs, is_trained = config.get_multi_agent_setup(policies=["p0", "p1"])
+    assert list(specs) == ["p0", "p1"]
+    assert specs["p1"].action_space == gym.spaces.Discrete(2)
+    assert [is_trained(module_id, None) for module_id in specs] == [True, False]
+    assert config.module_ids == ["p0"]
+    config.multi_agent(policies_to_train=lambda module_id, batch: batch == 1)
+    assert config.get_multi_agent_setup()[1]("p0", 1)
 
 
 def test_a_base_config_names_no_algorithm() -> None:

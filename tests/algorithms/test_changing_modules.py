@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlzmq import PPO, ConfigurationError, Policy, PPOConfig, RLModuleSpec
+from rlzmq import PPO, AsyncAlgorithm, ConfigurationError, LearnerGroup, Policy, PPOConfig, RLModuleSpec
 from rlzmq.envs.examples import MultiAgentCartPole
 
 
@@ -162,6 +162,77 @@ def test_restoring_brings_back_the_modules(tmp_path: Path) -> None:
         algo.train()
         policy = Policy.load(three, config=small(), module_id="new", agent_id=0)
         assert policy.compute_action(np.zeros(4)) in (0, 1)
+
+
+async def test_frozen_modules_stay_frozen_after_a_restore(tmp_path: Path) -> None:
+    with small().build() as algo:
+        before = algo.save_to_path(tmp_path / "before")
+        algo.add_module("new", new_should_module_be_updated=["p1"])
+        frozen = algo.save_to_path(tmp_path / "frozen")
+        algo.remove_module("new", new_should_module_be_updated=["p0"])
+        algo.restore_from_path(frozen)
+        assert algo.config.policies_to_train == ["p1"]
+        assert learners_of(algo.train()) == {"p1"}
+        algo.restore_from_path(before)
+        assert learners_of(algo.train()) == {"p0", "p1"}
+    with PPO.from_checkpoint(frozen, config=small()) as restored:
+        kept = state_of(restored, "p0")
+        assert learners_of(restored.train()) == {"p1"}
+        assert_equal(state_of(restored, "p0"), kept)
+        again = restored.save_to_path(tmp_path / "again")
+    async with await AsyncAlgorithm.from_checkpoint(again, config=small()) as restored_again:
+        assert learners_of(await restored_again.train()) == {"p1"}
+    # What the run itself did not change is the config's.
+    other = small().multi_agent(policies_to_train=["p0"])
+    with PPO.from_checkpoint(before, config=other) as restored:
+        assert learners_of(restored.train()) == {"p0"}
+
+
+def test_a_function_that_chose_what_is_trained_is_missed(tmp_path: Path, caplog: Any) -> None:
+    def choose(module_id: str, batch: Any) -> bool:
+        return module_id == "p1"
+
+    with small().build() as algo:
+        algo.add_module("new", new_should_module_be_updated=choose)
+        path = algo.save_to_path(tmp_path / "c")
+    with PPO.from_checkpoint(path, config=small().multi_agent(policies_to_train=choose)) as restored:
+        assert learners_of(restored.train()) == {"p1"}
+    assert "policies_to_train" not in caplog.text
+    PPO.from_checkpoint(path, config=small()).stop()
+    assert "Now these are trained: all. Pass config=" in caplog.text
+
+
+def test_modules_of_the_learners_alone() -> None:
+    spec = RLModuleSpec(model_config={"fcnet_hiddens": [8]})
+    with small().build() as algo:
+        specs = algo.learner_group.add_module(module_id="new", module_spec=spec)
+        assert sorted(specs.rl_module_specs) == ["new", "p0", "p1"]
+        assert "new" in algo.learner_group.get_weights()
+        assert "new" not in algo.env_runner.module
+        algo.train()
+        algo.learner_group.remove_module("new")
+        assert sorted(algo.learner_group.get_weights()) == ["p0", "p1"]
+        algo.train()
+    config = small()
+    config.freeze()
+    group = LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec())
+    own = config.get_multi_rl_module_spec()["p0"]
+    group.add_module(
+        module_id="new",
+        module_spec=own,
+        config_overrides={"lr": 0.5},
+        new_should_module_be_updated=["new"],
+    )
+    learned = group.foreach_learner(
+        lambda learner: [learner.config_for_module("new").lr, learner.should_module_be_updated("p0")]
+    )
+    assert learned == [[0.5, False]]
+    with pytest.raises(ValueError, match="'new' already"):
+        group.add_module(module_id="new", module_spec=own)
+    assert sorted(group.remove_module("p1").rl_module_specs) == ["new", "p0"]
+    with pytest.raises(KeyError, match="p1"):
+        group.remove_module("p1")
+    group.shutdown()
 
 
 def test_mistakes_are_named_and_change_nothing() -> None:

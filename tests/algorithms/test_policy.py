@@ -257,4 +257,4 @@ def test_module_classes_that_a_checkpoint_names_are_asked_for(tmp_path: Path) ->
     assert plain["rl_module_specs"]["default_policy"]["module_class"].startswith("@")
     plain["rl_module_specs"]["default_policy"]["module_class"] = "os:PathLike"
     with pytest.raises(ConfigurationError, match="os:PathLike"):
-        PPOConfig.from_dict({"rl_module_spec": {"__multi_rl_module_spec__": plain}})
+        PPOConfig.from_state({"rl_module_spec": {"__multi_rl_module_spec__": plain}})

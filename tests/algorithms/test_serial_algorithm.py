@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from rlzmq import (
     UnsupportedSpaceError,
     register_env,
 )
+from rlzmq.algorithms.checkpoints import load_config, write_algorithm
 
 
 def small(seed: int = 1, env: Any = "CartPole-v1") -> PPOConfig:
@@ -103,7 +105,7 @@ def test_a_checkpoint_brings_back_weights_optimiser_and_counters(tmp_path: Path)
         assert restored.iteration == 2
         assert restored.config.lr == 1e-3
         again = restored.get_state()
-        assert again["learner_group/learner"].keys() == state["learner_group/learner"].keys()
+        assert again["learner_group"]["learner"].keys() == state["learner_group"]["learner"].keys()
         result = restored.train()
         assert result["training_iteration"] == 3
         assert result["num_env_steps_sampled_lifetime"] > 400
@@ -138,17 +140,60 @@ def test_code_in_a_checkpoints_config_is_asked_for(tmp_path: Path) -> None:
     PPO.from_checkpoint(path, config=config).stop()
 
 
+def test_an_env_config_comes_out_of_a_checkpoint_as_it_was(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def creator(context: Any) -> Any:
+        seen.append(dict(context))
+        return gym.make("CartPole-v1")
+
+    register_env("config-watcher", creator)
+    env_config = {"size": (3, 4), "map": {1: "a"}, "set": {1, 2}, "user": "@bob"}
+    with small(env="config-watcher").environment(env_config=env_config).build() as algo:
+        path = algo.save_to_path(tmp_path / "c")
+    seen.clear()
+    PPO.from_checkpoint(path).stop()
+    assert seen
+    assert all(given == env_config for given in seen)
+    path = write_algorithm(tmp_path / "d", algo, small().environment(env_config={"it": object()}), {})
+    with pytest.raises(CheckpointError, match=r"env_config.*Pass config="):
+        load_config(path)
+
+
+def log_ends(*, episode: Any, metrics_logger: Any, **kwargs: Any) -> None:
+    metrics_logger.log_value("ends", 1, reduce="sum")
+    metrics_logger.log_value("all_ends", 1, reduce="lifetime_sum")
+    metrics_logger.log_value("lengths", len(episode), reduce="item_series")
+
+
 def test_evaluation_counts_apart_and_is_greedy_by_request() -> None:
     config = small().evaluation(
         evaluation_interval=2, evaluation_duration=3, evaluation_config={"explore": False}
     )
+    config.callbacks(on_episode_end=log_ends)
     with config.build() as algo:
         assert "evaluation" not in algo.train()
         result = algo.train()
         assert result["evaluation"]["env_runners"]["num_episodes"] == 3
         assert result["accounting"]["trained"] == 400
-        one, two = algo.evaluate(), algo.evaluate()
-        assert one["env_runners"]["num_episodes"] == two["env_runners"]["num_episodes"] == 3
+        assert result["env_runners"]["all_ends"] == result["env_runners"]["num_episodes_lifetime"]
+        rounds = [result["evaluation"], algo.evaluate(), algo.evaluate()]
+    num_steps = 0
+    for num, one in enumerate((round_["env_runners"] for round_ in rounds), start=1):
+        num_steps += one["num_env_steps_sampled"]
+        assert (one["num_episodes"], one["num_episodes_lifetime"]) == (3, 3 * num)
+        assert one["num_env_steps_sampled_lifetime"] == num_steps
+        assert (one["ends"], one["all_ends"]) == (3, 3 * num)
+        assert one["lengths"] == one["hist_stats"]["episode_len"]
+
+
+def test_evaluation_takes_a_whole_config() -> None:
+    own = PPOConfig().environment("CartPole-v1").env_runners(explore=False)
+    config = small().evaluation(evaluation_interval=1, evaluation_duration=2, evaluation_config=own)
+    with config.build() as algo:
+        assert algo.train()["evaluation"]["env_runners"]["num_episodes"] == 2
+        assert algo.eval_env_runner_group.local_env_runner.config.explore is False
+        assert algo.config.evaluation_config.is_frozen
 
 
 def test_a_custom_training_step_in_five_lines() -> None:
@@ -159,10 +204,11 @@ def test_a_custom_training_step_in_five_lines() -> None:
             self.sync_weights()
             self.metrics.log_value("mine", 7)
 
-    with Mine(small()) as algo:
+    with Mine(small().callbacks(on_episode_end=log_ends)) as algo:
         before = weights_of(algo)
         result = algo.train()
         assert result["mine"] == 7
+        assert result["env_runners"]["ends"] == result["env_runners"]["num_episodes"] > 0
         assert result["learners"]["default_policy"]["weights_seq_no"] == 1
         assert any((before[name] != after).any() for name, after in weights_of(algo).items())
         runner = algo.env_runner
@@ -215,8 +261,50 @@ def test_a_stopped_algorithm_says_so() -> None:
     algo = small().build()
     algo.stop()
     algo.stop()
-    with pytest.raises(ClosedError, match="was stopped"):
+    for call in (algo.train, algo.get_module, algo.get_state):
+        with pytest.raises(ClosedError, match="was stopped"):
+            call()
+
+
+def test_what_callbacks_log_under_evaluation_joins_the_evaluation() -> None:
+    def log(*, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any) -> None:
+        length = evaluation_metrics["env_runners"]["episode_len_mean"]
+        metrics_logger.log_value(("evaluation", "mine"), length)
+        metrics_logger.log_value(("evaluation", "env_runners", "mine"), 2.0)
+        metrics_logger.log_value(("evaluation", "env_runners", "episode_len_mean"), -1.0)
+
+    config = small().evaluation(evaluation_interval=1, evaluation_duration=2).callbacks(on_evaluate_end=log)
+    with config.build() as algo:
+        evaluation = algo.train()["evaluation"]
+    assert evaluation["mine"] == evaluation["env_runners"]["episode_len_mean"] > 0
+    assert evaluation["env_runners"]["mine"] == 2.0
+
+
+def test_results_are_handed_to_log_result_after_the_callbacks() -> None:
+    class Logged(PPO):
+        def log_result(self, result: dict[str, Any]) -> None:
+            seen.append((result["extra"], self.iteration))
+
+    seen: list[Any] = []
+    config = small().callbacks(on_train_result=lambda *, result, **kwargs: result.update(extra=5))
+    with Logged(config) as algo:
         algo.train()
+    assert seen == [(5, 1)]
+
+
+def test_the_parts_in_this_process_are_at_hand() -> None:
+    config = small().evaluation(evaluation_duration=1)
+    with config.build() as algo:
+        assert algo.env_to_module_connector is algo.env_runner.env_to_module
+        assert algo.module_to_env_connector is algo.env_runner.module_to_env
+        assert algo.eval_env_runner is None
+        algo.evaluate()
+        assert algo.eval_env_runner is algo.eval_env_runner_group.local_env_runner
+        group, runner = algo._async.session.env_runner_group, algo.env_runner
+        group.local_env_runner = None  # as where all are remote
+        pieces = [type(piece) for piece in algo.env_to_module_connector.connectors]
+        assert pieces == [type(piece) for piece in runner.env_to_module.connectors]
+        group.local_env_runner = runner
 
 
 def test_the_config_is_frozen_by_build() -> None:

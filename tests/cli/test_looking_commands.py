@@ -33,6 +33,20 @@ class Broken(gym.Env[np.ndarray, int]):
         return np.full(2, 7, np.float32), float("inf"), False, False, {}
 
 
+class Raising(Broken):
+    """Cannot even be reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        raise RuntimeError("no map")
+
+
+class Unmade(Broken):
+    """Cannot even be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no display")
+
+
 def test_doctor_finds_this_machine_well_and_a_taken_port_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
@@ -53,6 +67,23 @@ def test_check_env_tells_good_from_broken(capsys: pytest.CaptureFixture[str]) ->
     assert "same seed" in problems
     assert "outside of" in problems
     assert "reward is not finite" in problems
+
+
+@pytest.mark.parametrize(("name", "words"), [("Raising", "no map"), ("Unmade", "no display")])
+def test_check_env_says_what_an_env_raises(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env", f"{__name__}:{name}"]) == 78
+    problems = capsys.readouterr().err
+    assert f"problem: RuntimeError: {words}" in problems
+    assert "test_looking_commands.py:" in problems
+
+
+@pytest.mark.parametrize(
+    "command", [["check-env", "CartPole-v1"], ["inspect", "ppo", "--env", "CartPole-v1"]]
+)
+@pytest.mark.parametrize("steps", ["0", "-5"])
+def test_no_steps_are_refused(command: list[str], steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--steps", steps]) == 78
+    assert f"--steps {steps}: expected 1 or more" in capsys.readouterr().err
 
 
 def test_inspect_shows_spaces_pieces_columns_and_modules(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +122,10 @@ def test_replay_shows_the_poison_and_trains_a_healthy_fragment(
     torn = tmp_path / "torn.fragment"
     torn.write_bytes((tmp_path / "x.fragment").read_bytes()[:-3])
     assert main(["replay", str(torn)]) == 78
+    for text in ('{"id": "x", "rea', "[]"):
+        (tmp_path / "x.json").write_text(text)
+        assert main(["replay", str(tmp_path / "x.fragment")]) == 78
+        assert "x.json does not say why" in capsys.readouterr().err
 
 
 def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

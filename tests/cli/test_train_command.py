@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium as gym
 import psutil
 import pytest
 
 from rlzmq import latest_checkpoint
+from rlzmq.cli.main import main
 
 TRAIN = [
     "train", "ppo", "--env", "CartPole-v1", "--envs-per-env-runner", "4", "--batch-size-per-learner", "200",
@@ -30,6 +34,38 @@ def command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
         cwd=tmp_path,
         env=environment,
     )
+
+
+MY_ENVS = """
+import gymnasium as gym, numpy as np
+
+class Walk(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == 10, False, {}
+
+gym.register(id="Walk-v0", entry_point="my_envs:Walk")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current directory with a module of the user's, as it is for the installed command: not on the path."""
+    (tmp_path / "my_envs.py").write_text(MY_ENVS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield tmp_path
+    sys.modules.pop("my_envs", None)
+    gym.registry.pop("Walk-v0", None)
 
 
 def leftovers(tmp_path: Path) -> list[str]:
@@ -81,3 +117,35 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) 
     assert latest_checkpoint(run) is not None
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert leftovers(tmp_path) == []
+
+
+def test_modules_of_the_current_directory_are_found_and_the_printed_commands_work(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", "ppo", "--env", "my_envs:Walk", "--steps", "1"]) == 0
+    gym.registry.pop("Walk-v0")
+    sys.modules.pop("my_envs")
+    own = ["--env", "Walk-v0", "--import", "my_envs", "--env-runners", "1", "--lr", "0.125"]
+    assert main([*TRAIN, *own, "--stop", "iterations=1", "--run-dir", "my run"]) == 0
+    printed = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines() if " rlzmq " in line)
+    assert main([*shlex.split(printed["evaluate"])[1:], "--episodes", "1"]) == 0
+    more = ["--env-runners", "0", "--stop", "iterations=2", "--run-dir", "r2"]
+    assert main([*shlex.split(printed["resume"])[1:], *more]) == 0
+    assert "lr = 0.125" in (here / "r2" / "config.toml").read_text()
+    assert json.loads((here / "r2" / "metrics.jsonl").read_text())["training_iteration"] == 2
+
+
+def test_a_run_directory_that_cannot_be_made_and_a_config_that_is_no_text_are_said_before_anything_is_built(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(config: object, checkpoint: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("rlzmq.cli.train._build", build)
+    assert main([*TRAIN, "--run-dir", "/proc/x", "--quiet"]) == 78
+    assert "cannot write to the run directory /proc/x" in capsys.readouterr().err
+    (here / "bin.toml").write_bytes(b"\xff\xfe")
+    assert main([*TRAIN, "--config", "bin.toml"]) == 78
+    assert "Cannot read bin.toml" in capsys.readouterr().err
+    assert main([*TRAIN, "--run-dir", "gone/deep", "--quiet"]) == 70
+    assert not (here / "gone").exists()

@@ -21,6 +21,7 @@ from rlzmq.connectors.defaults import (
 from rlzmq.connectors.env_to_module import FlattenObservations, FrameStackingEnvToModule, MeanStdFilter
 from rlzmq.connectors.learner import (
     AddInfosFromEpisodesToTrainBatch,
+    AddNextObservationsFromEpisodesToTrainBatch,
     ComputeReturnsToGo,
     FrameStackingLearner,
 )
@@ -200,6 +201,17 @@ def test_learner_plans_know_their_algorithms_pieces() -> None:
     assert plan.column_pieces == (pieces[0],)
     assert plan.observation_pieces == (pieces[1],)
     assert plan.gae is pipeline[-1]
+
+
+def test_next_observations_before_pieces_that_rewrite_observations_have_no_plan() -> None:
+    flatten = FlattenObservations(as_learner_connector=True)
+    for pieces, has_plan in (
+        ([AddNextObservationsFromEpisodesToTrainBatch(), FrameStackingLearner(num_frames=2)], True),
+        ([flatten, AddNextObservationsFromEpisodesToTrainBatch()], True),
+        ([AddNextObservationsFromEpisodesToTrainBatch(), flatten], False),
+    ):
+        pipeline = build_learner(config(learner_connector=pieces), OBS_SPACE, ACTION_SPACE)
+        assert (pipeline.columnar_plan() is not None) is has_plan
 
 
 class OverridesCall(MeanStdFilter):

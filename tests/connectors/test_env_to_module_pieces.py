@@ -143,6 +143,15 @@ def test_removed_keys_are_neither_in_the_space_nor_in_the_observations() -> None
     assert episode.get_observations(0).tolist() == [-10.0]
 
 
+def test_one_key_or_agent_may_be_given_as_a_string() -> None:
+    space = gym.spaces.Dict({key: gym.spaces.Discrete(2) for key in ("a", "b", "ab")})
+    piece = FlattenObservations(space, keys_to_remove="ab")
+    assert piece.observation_space == gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    of_agents = FlattenObservations(space, multi_agent=True, agent_ids="ab").observation_space
+    assert isinstance(of_agents, gym.spaces.Dict)
+    assert {key for key, part in of_agents.items() if isinstance(part, gym.spaces.Box)} == {"ab"}
+
+
 def test_an_unknown_key_to_remove_is_an_error_with_a_suggestion() -> None:
     space = gym.spaces.Dict({"position": gym.spaces.Discrete(2), "speed": gym.spaces.Discrete(2)})
     with pytest.raises(ConfigurationError, match="Did you mean 'position'"):
@@ -255,6 +264,7 @@ def test_preprocessed_observations_are_written_into_the_episode(numpy: bool) -> 
     piece = Half(OBS_SPACE)
     assert call(piece, [episode]) == {}
     assert episode.get_observations(-1).tolist() == [4.0]
+    assert [list(observation) for observation in episode.get_observations()] == [[0, 0], [1, -1], [4]]
     assert episode.observation_space is piece.observation_space
 
 

@@ -112,6 +112,15 @@ def test_returns_to_go_sum_discounted_rewards_to_the_chunks_end() -> None:
 # -- frame stacking ----------------------------------------------------------------------------------
 
 
+def test_next_observations_that_are_there_already_are_stacked_too() -> None:
+    episode = make_episode(2)
+    shared_data: dict[str, Any] = {}
+    batch = call(AddNextObservationsFromEpisodesToTrainBatch(), [episode], shared_data=shared_data)
+    batch = call(FrameStackingLearner(OBS_SPACE, num_frames=2), [episode], batch, shared_data=shared_data)
+    assert batch["obs"][(episode.id_,)][0].tolist() == [[0, 0, 0, 0], [0, 0, 1, -1]]
+    assert batch["new_obs"][(episode.id_,)][0].tolist() == [[0, 0, 1, -1], [1, -1, 2, -2]]
+
+
 def test_the_learner_sees_the_frames_that_the_module_saw() -> None:
     space = gym.spaces.Box(-99, 99, (2, 2, 1))
     frames = [np.full((2, 2, 1), i + 1, np.float32) for i in range(5)]

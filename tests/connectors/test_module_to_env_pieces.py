@@ -169,6 +169,19 @@ def test_bounded_integer_boxes_are_shifted() -> None:
     assert shifted.dtype == np.int32
 
 
+@pytest.mark.parametrize("clip_actions", [False, True])
+def test_bounded_integer_boxes_are_shifted_without_normalising_too(clip_actions: bool) -> None:
+    box = gym.spaces.Box(-2, 2, (2,), np.int32)
+    off = {"normalize_actions": False, "clip_actions": clip_actions}
+    shifted = normalised(box, np.array([0, 4]), **off)
+    assert shifted.tolist() == [-2, 2]
+    assert shifted.dtype == np.int32
+    nested = gym.spaces.Dict({"i": box, "x": gym.spaces.Box(-1, 1, (1,))})
+    result = normalised(nested, {"i": np.array([1, 9]), "x": np.array([3.0], np.float32)}, **off)
+    assert result["i"].tolist() == ([-1, 2] if clip_actions else [-1, 7])
+    assert result["x"].tolist() == ([1.0] if clip_actions else [3.0])
+
+
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-np.inf, np.inf, (1,))])
 def test_discrete_and_unbounded_actions_are_not_touched(space: gym.Space[Any]) -> None:
     action = np.array([1.0])

@@ -9,17 +9,26 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from connector_fakes import ACTION_SPACE, OBS_SPACE, ValueModule, call, make_episode
 
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.connectors.env_to_module import FlattenObservations, FrameStackingEnvToModule, MeanStdFilter
+from rlzmq.connectors.env_to_module import (
+    FlattenObservations,
+    FrameStackingEnvToModule,
+    MeanStdFilter,
+    PrevActionsPrevRewards,
+    SingleAgentObservationPreprocessor,
+    WriteObservationsToEpisodes,
+)
 from rlzmq.connectors.pipelines import (
     ConnectorPipelineV2,
     EnvToModulePipeline,
     LearnerConnectorPipeline,
     ModuleToEnvPipeline,
 )
+from rlzmq.core.errors import ConfigurationError
 
 
 class Tag(ConnectorV2):
@@ -154,6 +163,23 @@ def test_a_pipeline_is_a_piece_of_another() -> None:
     assert outer.required_lookback == 1
 
 
+def test_an_edit_of_a_nested_pipeline_reaches_the_spaces_of_all_around_it() -> None:
+    space = gym.spaces.Dict({"x": gym.spaces.Discrete(2), "y": OBS_SPACE})
+    for copied in (lambda p: p, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))):
+        middle = EnvToModulePipeline(connectors=[EnvToModulePipeline(connectors=[])])
+        outer = copied(EnvToModulePipeline(space, ACTION_SPACE, connectors=[middle, FlattenObservations()]))
+        inner = outer[0][0]
+        inner.append(FlattenObservations(keys_to_remove=["x"]))
+        assert outer.observation_space.shape == (2,)
+        assert outer[-1].input_observation_space.shape == (2,)
+        inner.remove(FlattenObservations)
+        assert outer.observation_space.shape == (4,)
+        outer.remove(outer[0])
+        inner.append(FlattenObservations())  # on its own now
+        assert inner.observation_space.shape == (4,)
+        assert outer.observation_space.shape == (4,)
+
+
 def filters_of(num: int) -> ConnectorPipelineV2:
     return ConnectorPipelineV2(OBS_SPACE, ACTION_SPACE, connectors=[MeanStdFilter() for _ in range(num)])
 
@@ -241,6 +267,47 @@ def test_explain_shows_the_batch_after_each_piece_and_changes_nothing(capsys: An
     assert pipeline.get_state() == {}
     assert episodes[0].get_observations(-1)[0] == 5.0
     assert shared_data == {}
+
+
+def test_explain_draws_no_random_numbers_and_takes_tensors_with_gradients() -> None:
+    class Draw(ConnectorV2):
+        def __call__(self, *, batch, **kwargs):  # type: ignore[no-untyped-def,override]
+            batch["actions"] = torch.rand(2) + batch["logits"][0]
+            return batch
+
+    logits = torch.ones(2, requires_grad=True) * 2
+    before = torch.random.get_rng_state()
+    text = ModuleToEnvPipeline(connectors=[Draw()]).explain(
+        episodes=[], batch={"logits": [logits]}, print_it=False
+    )
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert "actions: tensor [2] float32" in text
+    assert logits.requires_grad
+
+
+def test_learner_pipelines_refuse_pieces_that_handle_last_observations_only() -> None:
+    class Preprocess(SingleAgentObservationPreprocessor):
+        def preprocess(self, observation: Any, episode: Any) -> Any:
+            return observation
+
+    pieces = [
+        FlattenObservations(),
+        MeanStdFilter(),
+        PrevActionsPrevRewards(),
+        FrameStackingEnvToModule(num_frames=2),
+        WriteObservationsToEpisodes(),
+        Preprocess(),
+    ]
+    for piece in pieces:
+        nested = ConnectorPipelineV2(connectors=[piece])
+        with pytest.raises(ConfigurationError, match=f"{type(piece).__name__} handles the last observation"):
+            LearnerConnectorPipeline(OBS_SPACE, ACTION_SPACE, connectors=[nested])
+    pipeline = LearnerConnectorPipeline(
+        OBS_SPACE, ACTION_SPACE, connectors=[FlattenObservations(as_learner_connector=True)]
+    )
+    with pytest.raises(ConfigurationError, match="as_learner_connector=True"):
+        pipeline.append(FlattenObservations())
+    assert len(pipeline) == 1
 
 
 def test_pipelines_can_be_copied_and_pickled() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
+import torch
 
 from rlzmq.core.metrics import MetricsLogger, StatsBase
 
@@ -56,6 +59,27 @@ def test_ema_weighs_new_values() -> None:
     logger.log_value("x", 0.0, reduce="ema", ema_coeff=0.5)
     logger.log_value("x", 1.0)
     assert logger.peek("x") == 0.5
+
+
+def test_an_ema_that_another_process_reports_in_parts_is_that_of_all_values() -> None:
+    worker, root, alone = MetricsLogger(), MetricsLogger(), MetricsLogger()
+    for part, num in enumerate((1, 200, 0, 3, 50)):
+        for i in range(num):
+            for logger in (worker, alone):
+                logger.log_value("x", float(part * 10 + i % 3), reduce="ema", ema_coeff=0.05)
+        root.aggregate([worker.reduce(compile=False)])
+        assert root.peek("x") == pytest.approx(alone.peek("x"))
+        root.reduce()
+
+
+def test_emas_of_processes_side_by_side_count_by_their_number_of_values() -> None:
+    root, workers = MetricsLogger(), [MetricsLogger(), MetricsLogger()]
+    root.log_value("x", 0.0, reduce="ema", ema_coeff=0.1)
+    for worker, value, num in zip(workers, (1.0, 4.0), (200, 100), strict=True):
+        for _ in range(num):
+            worker.log_value("x", value, reduce="ema", ema_coeff=0.1)
+    root.aggregate([worker.reduce() for worker in workers])
+    assert root.peek("x") == pytest.approx(2.0)
 
 
 def test_several_statistics_of_one_value() -> None:
@@ -151,6 +175,25 @@ def test_throughput_can_be_peeked() -> None:
     assert logger.reduce() == {}
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"reduce": "lifetime_sum"}])
+def test_throughput_is_the_sum_of_new_values_with_and_without_a_window(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    worker, root = MetricsLogger(), MetricsLogger()
+    worker.reduce()
+    for _ in range(2):
+        for _ in range(5):
+            worker.log_value("n", 4, **{"reduce": "sum", **options}, with_throughput=True)
+        now += 2.0
+        root.aggregate([worker.reduce(compile=False)])
+        assert worker.peek("n", throughput=True) == 10.0
+        assert root.reduce()["n_throughput"] == 10.0
+    now += 2.0
+    assert root.reduce()["n_throughput"] == 0.0
+
+
 class Histogram(StatsBase):
     """Counts of whole numbers."""
 
@@ -226,3 +269,25 @@ def test_mistakes_with_custom_stats_are_named() -> None:
     logger.log_value("x", 1, reduce="h")
     with pytest.raises(TypeError, match=r"KeepsAnObject's state\['me'\]"):
         logger.get_state()
+
+
+@pytest.mark.parametrize(
+    "reduce", ["mean", "ema", "min", "max", "sum", "lifetime_sum", "item", "item_series"]
+)
+@pytest.mark.parametrize("window", [None, 3])
+def test_tensors_and_numpy_numbers_become_plain_numbers(reduce: str, window: int | None) -> None:
+    logger, remote = MetricsLogger(), MetricsLogger()
+    weight = torch.ones((), requires_grad=True)
+    for value in (weight * 2.0, np.float32(2.0), np.full((1,), 2.0), torch.tensor([2.0])):
+        for each in (logger, remote):
+            each.log_value(("p0", "mine"), value, reduce=reduce, window=window, with_throughput=True)
+    for stat in logger._stats.values():
+        assert not any(getattr(value, "requires_grad", False) for value in [stat.total, stat.extreme])
+    state = remote.reduce(compile=False)
+    json.dumps(state.states if hasattr(state, "states") else state)
+    json.dumps(remote.get_state())
+    merged = MetricsLogger()
+    merged.aggregate([state])
+    here, there = logger.reduce()["p0"], merged.reduce()["p0"]
+    assert here["mine"] == there["mine"]
+    json.dumps([here, there])

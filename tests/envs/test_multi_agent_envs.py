@@ -136,6 +136,41 @@ def test_groups_observe_and_act_in_tuples_and_share_the_reward() -> None:
     assert len(play(env)) == 4
 
 
+class EndsByFlags(Countdown):
+    """Whose agents end as the config says: step -> (terminated, truncated)."""
+
+    def __init__(self, ends: dict[int, tuple[str, str]]) -> None:
+        super().__init__()
+        self.ends = ends
+
+    def step(self, action_dict: Any) -> Any:
+        observations, rewards, *_ = super().step(action_dict)
+        terminated, truncated = self.ends.get(4 - self.t, ("", ""))
+        return observations, rewards, dict.fromkeys(terminated, True), dict.fromkeys(truncated, True), {}
+
+
+@pytest.mark.parametrize(
+    ("ends", "end_of_group"),
+    [
+        ({3: ("a", "b")}, (3, True, False)),  # in different ways
+        ({1: ("", "a"), 3: ("b", "")}, (3, True, False)),  # at different steps
+        ({2: ("b", ""), 3: ("", "a")}, (3, True, False)),
+        ({2: ("", "ab")}, (2, False, True)),
+        ({2: ("ac", "")}, None),
+    ],
+)
+def test_a_group_ends_once_with_the_last_of_its_members(ends: Any, end_of_group: Any) -> None:
+    env = EndsByFlags(ends).with_agent_groups({"g": ["a", "b"]})
+    for _ in range(2):
+        env.reset()
+        found = []
+        for step in range(1, 5):
+            _, _, terminateds, truncateds, _ = env.step({"g": (0, 0), "c": 0})
+            if terminateds["g"] or truncateds["g"]:
+                found.append((step, terminateds["g"], truncateds["g"]))
+        assert found == ([end_of_group] if end_of_group else [])
+
+
 def test_groups_of_unknown_shared_or_separate_agents_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="unknown agent 'z'"):
         Countdown().with_agent_groups({"g": ["a", "z"]})

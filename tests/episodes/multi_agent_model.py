@@ -176,11 +176,20 @@ class Model:
         stop = max(start, stop)
         new = self.copy()
         new.begin, new.end = self.begin + start, self.begin + stop
-        new.lookback = min(self.lookback if lookback is None else lookback, start + self.lookback)
-        for agent in self.agents():
-            data, first = self.stored(agent), self.first.get(agent, 0)
+        wanted = self.lookback if lookback is None else lookback
+        stored = {agent: self.stored(agent) for agent in self.agents()}
+        for data in stored.values() if start == 0 else ():
+            own = data["lookback"]
+            if len(data["steps"]) > own or data["hanging"] is not None:
+                wanted = max(wanted, self.begin - data["obs"][own][0])
+        new.lookback = min(wanted, start + self.lookback)
+        for agent, data in stored.items():
+            first = self.first.get(agent, 0)
             times = [o[0] for o in data["obs"]]
-            kept = [k for k, t in enumerate(times) if new.begin - new.lookback <= t <= new.end]
+            in_slice = [k for k, t in enumerate(times) if new.begin - new.lookback <= t <= new.end]
+            # the chunk's own steps stay in a slice from its start, whatever they started from
+            own_ks = [k for k in range(data["lookback"], len(times)) if times[k] <= new.end and start == 0]
+            kept = sorted({*in_slice, *own_ks})
             life = self.life(agent)
             is_done = (data["terminated"] or data["truncated"]) and life.done_t is not None
             is_done = is_done and life.done_t <= new.end  # type: ignore[operator]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,10 @@ def test_items_are_remembered_and_their_changes_are_kept() -> None:
     [
         lambda episode: setattr(episode, "id_", "other"),
         lambda episode: setattr(episode, "is_truncated", True),
+        lambda episode: setattr(episode, "agent_id", "a"),
+        lambda episode: setattr(episode, "module_id", "p1"),
+        lambda episode: setattr(episode, "multi_agent_episode_id", "e"),
+        lambda episode: episode.initial_state.update(h=np.zeros(4)),
         lambda episode: episode.custom_data.update(key=[1]),
         lambda episode: episode.set_actions(new_data=0, at_indices=0),
         lambda episode: episode.set_extra_model_outputs(key="action_logp", new_data=0.5, at_indices=0),
@@ -162,6 +167,38 @@ def test_every_kind_of_change_of_an_item_is_noticed(change: Callable[[SingleAgen
     assert batch.updated() is batch
     change(batch[1])
     assert batch.updated() is not batch
+
+
+def test_a_new_initial_state_cannot_pass_for_the_old_one() -> None:
+    batch = runner_batch()
+    batch.initial_state = np.zeros((len(batch), 2))
+    episode = batch[1]
+    old = weakref.ref(episode.initial_state)
+    episode.initial_state = np.full(2, 8.0)
+    # While the old one is held, no new one can lie at its address and so have its id.
+    assert old() is not None
+    assert batch.updated()[1].initial_state.tolist() == [8.0, 8.0]
+
+
+def test_ids_that_items_are_given_stay_with_them() -> None:
+    batch = runner_batch()
+    batch[0].agent_id, batch[0].module_id, batch[0].multi_agent_episode_id = "a", "p1", "m"
+    for other in (batch[:], pickle.loads(pickle.dumps(batch)), EpisodeBatch.concat([batch])):
+        ids = other[0].agent_id, other[0].module_id, other[0].multi_agent_episode_id
+        assert ids == ("a", "p1", "m")
+        assert other[1].module_id is None
+
+
+def test_episodes_with_strings_and_numbers_in_one_column_are_refused() -> None:
+    def episode(observation: Any, as_numpy: bool) -> SingleAgentEpisode:
+        made = SingleAgentEpisode()
+        made.add_env_reset(observation)
+        made.add_env_step(observation, 0, 1.0)
+        return made.to_numpy() if as_numpy else made
+
+    for left, right in ((False, False), (True, False), (True, True)):
+        with pytest.raises(ValueError, match=r"column 'obs': .*(expected a number|items of one kind)"):
+            EpisodeBatch.from_episodes([episode(1.0, left), episode("x", right)])
 
 
 def test_batches_add_up_to_lists_of_episodes() -> None:
@@ -191,6 +228,7 @@ def test_selected_chunks_share_the_columns() -> None:
         (batch[::-1], [5, 4, 3, 2, 1, 0]),
         (batch.select([4, 0, 4]), [4, 0, 4]),
         (batch.select(batch.terminated), [0, 2, 4]),
+        (batch.select([-5, 0, -1]), [1, 0, 5]),
     ):
         assert part.columns is batch.columns
         assert_same_episodes(part, [batch[c] for c in chosen])

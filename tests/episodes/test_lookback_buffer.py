@@ -186,6 +186,38 @@ def test_array_buffers_check_shapes_and_widen_dtypes_when_written_to() -> None:
     assert rewards.data.dtype == np.float32
 
 
+@pytest.mark.parametrize("bad", ["oops", None, object(), b"x"])
+def test_array_buffers_refuse_items_of_another_kind(bad: Any) -> None:
+    buffer = InfiniteLookbackBuffer(np.zeros(3, np.float32), 1)
+    for write in (
+        lambda: buffer.append(bad),
+        lambda: buffer.extend([bad]),
+        lambda: buffer.extend(np.array([bad])),
+        lambda: buffer.set(bad, at_indices=0),
+        lambda: buffer.set([bad, bad]),
+        lambda: buffer.set(np.array([bad]), at_indices=[0]),
+        lambda: buffer + InfiniteLookbackBuffer([1.0, bad]),
+    ):
+        with pytest.raises(ValueError, match=r"expected|can't be a column"):
+            write()
+    assert (buffer.data.dtype, buffer.data.tolist()) == (np.float32, [0, 0, 0])
+
+
+def test_columns_of_strings_refuse_numbers_and_grow_with_longer_strings() -> None:
+    buffer = InfiniteLookbackBuffer(["a", "b"])
+    buffer.finalize()
+    with pytest.raises(ValueError, match=r"expected a string \(<U1\), got a number \(int64\), .*5"):
+        buffer.append(5)
+    buffer.append("long")
+    buffer[0] = "longer"
+    assert buffer.data.tolist() == ["longer", "b", "long"]
+    buffer.set([1, 2, 3])  # all at once
+    assert buffer.data.tolist() == [1, 2, 3]
+    empty = InfiniteLookbackBuffer(np.zeros(0, np.float32))
+    empty.append("a")
+    assert empty.data.tolist() == ["a"]
+
+
 def test_all_items_at_once_may_change_shape_and_are_copied() -> None:
     buffer = InfiniteLookbackBuffer(np.zeros((2, 3)), lookback=0)
     new = np.ones((2, 5))
@@ -214,6 +246,37 @@ def test_nothing_written_to_a_buffer_shows_in_the_arrays_it_was_made_of_or_in_it
     total = buffer + InfiniteLookbackBuffer()
     buffer[0] = 0
     assert total.get(0) == 200
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        InfiniteLookbackBuffer,
+        lambda buffer: copy.copy(pickle.loads(pickle.dumps(buffer))),
+        lambda buffer: copy.deepcopy(pickle.loads(pickle.dumps(buffer))),
+    ],
+)
+def test_nothing_written_to_a_buffer_shows_in_its_copies(make: Any, copied: Any) -> None:
+    buffer = make([0, 1, 2])
+    for original in (buffer, pickle.loads(pickle.dumps(buffer))):
+        original[1] = 11  # its items are its own now
+        twin = copied(original)
+        original[0] = 100
+        twin[2] = -1
+        original.append(3)
+        twin.append(4)
+        assert plain(original.data) == [100, 11, 2, 3]
+        assert plain(twin.data) == [0, 11, -1, 4]
+
+
+def test_an_unpickled_buffer_whose_memory_is_read_only_can_be_written_to() -> None:
+    frames: list[pickle.PickleBuffer] = []
+    raw = pickle.dumps(InfiniteLookbackBuffer(np.arange(3)), 5, buffer_callback=frames.append)
+    buffer = pickle.loads(raw, buffers=[bytes(frame.raw()) for frame in frames])
+    buffer[0] = 5
+    assert buffer.data.tolist() == [5, 1, 2]
 
 
 def test_list_buffers_keep_their_own_list() -> None:
@@ -272,8 +335,12 @@ def test_finalize_names_the_first_item_that_does_not_fit() -> None:
         InfiniteLookbackBuffer([np.zeros(2), np.zeros(2), np.zeros(3)]).finalize()
     with pytest.raises(ValueError, match="item 1 has another structure"):
         InfiniteLookbackBuffer([{"a": 1}, {"b": 1}]).finalize()
-    with pytest.raises(ValueError, match="type object"):
+    with pytest.raises(ValueError, match="item 0 of type object"):
         InfiniteLookbackBuffer([object()]).finalize()
+    with pytest.raises(ValueError, match="item 1 of type NoneType"):
+        InfiniteLookbackBuffer([1.0, None]).finalize()
+    with pytest.raises(ValueError, match=r"item 2 is a string \('x'\), expected a number like item 0"):
+        InfiniteLookbackBuffer([1.0, 2, "x"]).finalize()
 
 
 def test_state_pickle_and_copy_keep_everything(make: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from tests.episodes.multi_agent_model import plain
 
 OBSERVATIONS: list[Any] = [{"a": 0, "b": 100}, {"a": 1}, {"a": 2}, {"b": 101, "a": 3}, {"c": 200, "a": 4}]
 ACTIONS: list[Any] = [{"a": 10, "b": 20}, {"a": 11}, {"a": 12}, {"a": 13, "b": 21}]
@@ -210,6 +211,103 @@ def test_regression_an_outputs_column_that_comes_late_is_refused_at_the_call() -
     assert episode.env_t == 4
 
 
+# -- refused steps -------------------------------------------------------------------------------------
+
+
+def facts(episode: MultiAgentEpisode) -> Any:
+    """All of an episode's data but how long it took."""
+
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: timeless(item) for key, item in value.items() if key != "duration_s"}
+        return [timeless(item) for item in value] if isinstance(value, list) else value
+
+    return timeless(episode.get_state())
+
+
+STEP: dict[str, Any] = {
+    "observations": {"a": 1, "b": 101},
+    "actions": {"a": 10, "b": 20},
+    "rewards": {"a": 1.0, "b": 2.0},
+    "extra_model_outputs": {"a": {"l": 1}, "b": {"l": 2}},
+}
+
+
+@pytest.mark.parametrize("begin", [lambda episode: episode, lambda episode: episode.cut(0)])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"rewards": {"a": 1, "b": "x"}},
+            "agent 'b', column 'rewards': expected a reward .* one number.*'x'",
+        ),
+        ({"rewards": {"b": np.zeros(2), "a": 1}}, "agent 'b', column 'rewards'.*array"),
+        ({"rewards": {"c": "x"}, "actions": {}, "observations": {}}, "agent 'c', column 'rewards'"),
+        (
+            {"extra_model_outputs": {"a": {"l": 1}, "b": 5}},
+            "agent 'b': expected extra model outputs .*got int 5",
+        ),
+        ({"extra_model_outputs": {"b": [1]}, "observations": {"a": 1}}, r"agent 'b'.*got list \[1\]"),
+    ],
+)
+def test_a_step_of_wrong_values_names_the_agent_and_changes_nothing(
+    begin: Any, change: dict[str, Any], text: str
+) -> None:
+    episode = begin(stepped())
+    before = facts(episode)
+    with pytest.raises(MultiAgentEnvError, match=f"episode {episode.id_}, env step 1, {text}"):
+        episode.add_env_step(**{**STEP, **change})
+    assert facts(episode) == before
+    episode.add_env_step(**STEP)
+    assert episode.get_return() == 3
+    episode.validate()
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        ({"observations": {"a": 2, "b": np.zeros(3), "c": 5}}, "observations"),
+        ({"observations": {"c": 5, "a": 2, "b": "x"}}, "observations"),
+        ({"actions": {"a": 11, "b": {"left": 1}}, "terminateds": {"a": True}}, "actions"),
+        ({"extra_model_outputs": {"a": {"l": 2}, "b": {"l": [1, 2]}}, "truncateds": {"a": True}}, "l"),
+    ],
+)
+def test_a_step_that_array_backed_agents_refuse_changes_nothing(change: dict[str, Any], column: str) -> None:
+    episode = stepped()
+    episode.add_env_step(**STEP)
+    episode.add_env_step({"d": 7}, {"b": 20}, {"d": 1, "e": 3}, extra_model_outputs={"b": {"l": 1}})
+    episode.add_env_step({"b": 102}, {}, {"d": 1, "a": 2})
+    episode.to_numpy()
+    before = facts(episode)
+    with pytest.raises(MultiAgentEnvError, match=f"env step 4, agent 'b': Episode .* column '{column}'"):
+        episode.add_env_step(**{**STEP, **change})
+    episode.validate()
+    assert facts(episode) == before
+    episode.add_env_step(**STEP, terminateds={"__all__": True})
+    assert (episode.get_return(), episode.agent_steps()) == (8, 5)
+
+
+def test_an_error_of_the_mapping_function_changes_nothing() -> None:
+    def fn(agent_id: Any, episode: Any) -> str:
+        return {"a": "m", "b": "m"}[agent_id]
+
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=fn)
+    before = facts(episode)
+    with pytest.raises(KeyError, match="c"):
+        episode.add_env_reset(observations={"a": 0, "c": 1})
+    assert {**facts(episode), "agent_module_ids": {}} == {**before, "agent_module_ids": {}}
+    episode.add_env_reset(observations={"a": 0, "b": 100})
+    episode.add_env_step({}, {"a": 10}, {"a": 2, "c": 3})
+    before = facts(episode)
+    with pytest.raises(KeyError, match="c"):
+        episode.add_env_step({"a": 1, "c": 5}, {}, {"c": 1}, terminateds={"b": True})
+    episode.validate()
+    assert facts(episode) == before
+    assert episode.get_actions(0) == {"a": 10}
+    with pytest.raises(KeyError):
+        episode.get_extra_model_outputs("l")
+
+
 # -- done agents ---------------------------------------------------------------------------------------
 
 
@@ -250,6 +348,12 @@ def test_an_agent_that_acted_and_observed_needs_a_reward() -> None:
 def test_an_agent_that_appears_and_is_done_at_once_is_not_there() -> None:
     step = ({"a": 1, "c": 5}, {"a": 10}, {"a": 1, "c": 3}, {"terminateds": {"c": True}})
     assert stepped(step).agent_ids == {"a", "b"}
+
+
+def test_rewards_in_arrays_of_one_element_are_numbers() -> None:
+    episode = stepped(({"a": 1}, {"a": 10}, {"a": np.array([1.5]), "b": np.array([[2]])}))
+    assert (episode.get_return(), episode.get_return(include_hanging_rewards=True)) == (1.5, 3.5)
+    assert episode.to_numpy().get_rewards()["a"].tolist() == [1.5]
 
 
 def test_rewards_before_the_first_observation_belong_to_no_step() -> None:
@@ -312,6 +416,29 @@ def test_slices_hold_what_their_env_steps_hold(
     assert (part.agent_episodes["b"].observations.data if "b" in part.agent_ids else None) == b
     if hanging is not None:
         assert part.get_actions(-1, env_steps=False, agent_ids=list(hanging)) == hanging
+
+
+@pytest.mark.parametrize("lookback", [None, 0, 1, 2])
+def test_a_slice_from_a_chunks_start_keeps_the_steps_that_began_before_it(lookback: int | None) -> None:
+    chunk = worked().cut(1)
+    chunk.add_env_step({"a": 3, "b": 101}, {"a": 12}, {"a": 1, "b": 4})
+    part = chunk.slice(slice(None), len_lookback_buffer=lookback)
+    part.validate()
+    assert (part.get_return(), part.agent_steps()) == (chunk.get_return(), chunk.agent_steps()) == (10, 2)
+    assert part.len_lookback_buffer == 2
+    assert part.get_actions(slice(-2, 1), neg_index_as_lookback=True)["b"] == [20]
+
+
+def test_a_slice_of_a_chunk_keeps_an_agent_whose_last_observation_is_older_than_the_lookback() -> None:
+    episode = stepped(({"a": 1}, {"a": 10}, {"a": 1}), ({"a": 2}, {"a": 11}, {"a": 1}))
+    chunk = episode.cut(0)
+    for part in (chunk[:], chunk.slice(slice(None), len_lookback_buffer=5)):
+        assert part.agent_ids == {"a", "b"}
+        assert part.len_lookback_buffer == 0
+        for each in (part, part[:]):
+            grown = copy.deepcopy(each)
+            grown.add_env_step({"a": 3, "b": 101}, {"a": 12, "b": 20}, {"a": 1, "b": 7})
+            assert (grown[:].get_return(), grown[:].agent_steps(), grown[:0].agent_ids) == (8, 2, {"a", "b"})
 
 
 def test_slicing_wants_a_slice_of_step_1() -> None:
@@ -440,6 +567,95 @@ def test_setters_write_agent_steps_and_know_their_agents() -> None:
     assert episode.get_rewards()["a"] == [1, 2, 3, 4]
     with pytest.raises(IndexError):
         episode.set_rewards(new_data={"a": [1, 2]})
+
+
+def test_getters_name_the_episode_the_agent_and_the_column_in_their_errors() -> None:
+    episode = worked()
+    where = f"^episode {episode.id_}"
+    for kind, text, call in (
+        (IndexError, "column 'rewards': env step 5 is out of range", lambda: episode.get_rewards(5)),
+        (IndexError, "column 'infos': env step -9", lambda: episode.get_infos([0, -9])),
+        (
+            IndexError,
+            "agent 'b', column 'rewards': index 1",
+            lambda: episode.get_rewards(1, env_steps=False),
+        ),
+        (
+            ValueError,
+            "agent 'a', column 'actions': one_hot",
+            lambda: episode.get_actions(-1, one_hot_discrete=True),
+        ),
+        (
+            ValueError,
+            "agent 'b', column 'actions': one_hot",
+            lambda: episode.get_actions("b", env_steps=False, agent_ids="b", one_hot_discrete=True),
+        ),
+        (TypeError, "column 'observations': expected an index", lambda: episode.get_observations("x")),
+        (TypeError, "agent 'a', column 'infos'", lambda: episode.get_infos("x", env_steps=False)),
+        (
+            ValueError,
+            "column 'actions': return_list=True",
+            lambda: episode.get_actions(env_steps=False, return_list=True),
+        ),
+    ):
+        with pytest.raises(kind, match=f"{where}, {text}"):
+            call()
+    with pytest.raises(KeyError, match=f"{episode.id_}: no agent has the extra model output 'x'"):
+        episode.get_extra_model_outputs("x")
+
+
+class _Uncopied(list[Any]):
+    """A list that single items may be read from, and no more."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all items were read")
+
+    def __getitem__(self, index: Any) -> Any:
+        assert not isinstance(index, slice)
+        return super().__getitem__(index)
+
+
+def test_getters_of_single_steps_do_not_read_the_whole_episode() -> None:
+    episode = worked()
+    for agent_id, track in episode._timeline.tracks.items():
+        track.obs_env_ts = _Uncopied(track.obs_env_ts)
+        rewards = episode.agent_episodes[agent_id].rewards
+        assert rewards._items is not None
+        rewards._items = _Uncopied(rewards._items)
+    assert episode.get_observations(-2) == {"a": 1}
+    assert episode.get_observations([-1, -2]) == {"a": [2, 1]}
+    assert episode.get_observations(slice(-2, None)) == {"a": [1, 2]}
+    assert episode.get_observations(slice(-2, 4), fill=9) == {"a": [1, 2, 9], "b": [9, 9, 9]}
+    assert episode.get_rewards(-1) == {"a": 1}
+    assert episode.get_rewards(0) == {"a": 1, "b": 5}
+    assert episode.get_rewards(-1, env_steps=False) == {"a": 1, "b": 5}
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+@pytest.mark.parametrize(
+    ("column", "new_data", "at_indices", "kind"),
+    [
+        ("rewards", {"a": 3, "b": 4, "c": 5}, 0, IndexError),
+        ("rewards", {"a": [5.5] * 4, "b": [1, 2]}, None, IndexError),
+        ("rewards", {"a": [7] * 4, "b": ["x"]}, None, ValueError),
+        ("actions", {"b": [7, 8], "a": [0]}, slice(0, 2), IndexError),
+        ("observations", {"a": [9, 9], "b": [8, 8], "c": [1, 2]}, [0, -2], IndexError),
+        ("extra_model_outputs", {"a": 1, "c": 1}, -1, KeyError),
+    ],
+)
+def test_setters_write_all_agents_data_or_none(
+    as_numpy: bool, column: str, new_data: Any, at_indices: Any, kind: Any
+) -> None:
+    episode = given()
+    if as_numpy:
+        episode.to_numpy()
+    before = episode.get_extra_model_outputs(), episode.get_actions(), episode.get_rewards()
+    before = copy.deepcopy((*before, episode.get_observations()))
+    key = {"key": "l"} if column == "extra_model_outputs" else {}
+    with pytest.raises(kind, match=r"Episode '.*_[abc]'"):
+        getattr(episode, f"set_{column}")(new_data=new_data, at_indices=at_indices, **key)
+    after = episode.get_extra_model_outputs(), episode.get_actions(), episode.get_rewards()
+    assert plain([*after, episode.get_observations()]) == plain(list(before))
 
 
 @pytest.mark.parametrize(

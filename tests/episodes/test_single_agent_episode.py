@@ -14,6 +14,7 @@ import pytest
 
 from rlzmq.core.plain import NotPlainError
 from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -148,6 +149,84 @@ def test_a_step_that_does_not_fit_an_array_episode_leaves_it_as_it_was() -> None
         assert episode.get_state() == before
     episode.add_env_step(4, 1, 1.0, extra_model_outputs=outputs)
     assert (len(episode), episode.is_numpy) == (4, True)
+
+
+BAD_REWARDS = [None, "oops", [1.0], (1.0,), {"r": 1.0}, np.zeros(2), np.array("x"), 1j, np.array([None])]
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+@pytest.mark.parametrize("bad", BAD_REWARDS)
+def test_a_reward_that_is_not_one_number_is_refused(bad: Any, as_numpy: bool) -> None:
+    episode = grown(2)
+    if as_numpy:
+        episode.to_numpy()
+    before = episode.get_state()
+    outputs = {"logp": 0, "state_out": {"h": np.zeros(2, int)}}
+    refused = r"Episode 'e', column 'rewards': (item 1: )?expected a reward that is one number, got "
+    with pytest.raises(ValueError, match=refused + type(bad).__name__):
+        episode.add_env_step(3, 1, bad, extra_model_outputs=outputs)
+    with pytest.raises(ValueError, match=refused):
+        episode.set_rewards(new_data=bad, at_indices=0)
+    with pytest.raises(ValueError, match=refused):
+        episode.set_rewards(new_data=[1.0, bad])
+    assert episode.get_state() == before
+    for rewards in ([1.0, bad], InfiniteLookbackBuffer([1.0, bad])):
+        with pytest.raises(ValueError, match=refused):
+            SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 1], rewards=rewards)
+
+
+@pytest.mark.parametrize("rewards", [np.zeros((2, 3)), np.array(["a", "b"]), np.array([1.0, None])])
+def test_arrays_of_rewards_that_are_not_one_number_each_are_refused(rewards: Any) -> None:
+    refused = "Episode 'e', column 'rewards': expected rewards that are one number each"
+    for given in (rewards, InfiniteLookbackBuffer(rewards)):
+        with pytest.raises(ValueError, match=refused):
+            SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 1], rewards=given)
+    with pytest.raises(ValueError, match=refused):
+        grown(2).set_rewards(new_data=rewards)
+
+
+def test_rewards_may_be_numbers_of_any_kind_and_arrays_of_one_element() -> None:
+    episode = SingleAgentEpisode()
+    episode.add_env_reset(0)
+    rewards = [1, 2.0, True, np.float32(3), np.int8(4), np.array(5.0), np.array([6.0]), np.array([[7]])]
+    for reward in rewards:
+        episode.add_env_step(1, 0, reward)
+    observations, actions = [0] * 9, [0] * 8
+    twins = [
+        SingleAgentEpisode(observations=observations, actions=actions, rewards=given, len_lookback_buffer=0)
+        for given in (rewards, np.arange(1.0, 9)[:, None], InfiniteLookbackBuffer(rewards))
+    ]
+    twins[1].set_rewards(new_data=iter(rewards))
+    twins[2].set_rewards(new_data=np.array([[6.0]]), at_indices=6)
+    for each in (episode, *twins):
+        assert each.get_return() == 1 + 2 + 1 + 3 + 4 + 5 + 6 + 7
+        assert each.to_numpy().get_rewards().tolist() == [1, 2, 1, 3, 4, 5, 6, 7]
+        assert EpisodeBatch.from_episodes([each]).get_returns().tolist() == [29]
+    buffer = InfiniteLookbackBuffer([1.0, 2.0], 1)
+    assert SingleAgentEpisode(observations=InfiniteLookbackBuffer([0, 1, 2], 1),
+                              actions=InfiniteLookbackBuffer([0, 1], 1), rewards=buffer).rewards is buffer  # fmt: skip
+
+
+def test_an_array_episode_refuses_strings_among_numbers_and_objects() -> None:
+    episode = grown(3).to_numpy()
+    before = episode.get_state()
+    for bad in ("x", None, object()):
+        with pytest.raises(ValueError, match="Episode 'e', column 'observations': "):
+            episode.set_observations(new_data=[bad, bad], at_indices=slice(0, 2))
+        with pytest.raises(ValueError, match="Episode 'e', column 'actions': "):
+            episode.set_actions(new_data=bad, at_indices=0)
+        outputs = {"logp": bad, "state_out": {"h": np.zeros(2, int)}}
+        with pytest.raises(ValueError, match="Episode 'e', column 'logp': "):
+            episode.add_env_step(4, 1, 1.0, extra_model_outputs=outputs)
+        assert episode.get_state() == before
+
+
+def test_a_first_step_that_is_refused_leaves_no_columns() -> None:
+    for episode in (grown(0), grown(2).cut()):
+        before = episode.get_state()
+        with pytest.raises(ValueError, match="rewards"):
+            episode.add_env_step(1, 1, "x", extra_model_outputs={"other": 1})
+        assert episode.get_state() == before
 
 
 def test_adding_a_step_takes_a_few_microseconds() -> None:

@@ -15,14 +15,17 @@ from pathlib import Path
 
 import pytest
 
+from rlzmq.cli.joining import run_async
 from rlzmq.core.errors import AuthenticationError, ConfigurationError
-from rlzmq.launch.cluster import Cluster
+from rlzmq.launch.cluster import LOCAL, Cluster
+from rlzmq.launch.hosts import connect
 from rlzmq.launch.launcher import Launcher
 from rlzmq.launch.templates import render
 from tests.runtime.test_standalone_broker import _two_free_ports
 
 asyncssh = pytest.importorskip("asyncssh")
 ROOT = Path(__file__).parents[2]
+_HEAD = 'head = "a"\nlisten = "tcp://10.0.0.1:5"\ntrain = []\n'
 
 
 @pytest.fixture
@@ -94,6 +97,37 @@ async def _until(running: asyncio.Task[int], is_true: object) -> None:
         await asyncio.sleep(0.05)
 
 
+def local_cluster(tmp_path: Path, *train: str) -> Cluster:
+    text = cluster_text(tmp_path, 22, *train).replace('"127.0.0.1"', f'"{LOCAL}"').replace("count = 2", "")
+    return Cluster.parse(text + '\n[[learners]]\nhost = "local"\n')
+
+
+def test_keys_reach_a_process_on_this_machine_by_its_stdin(tmp_path: Path) -> None:
+    code = (
+        "from rlzmq.net.keys import read_private_file as read; print(read('-') == read('/dev/stdin') + 'key')"
+    )
+
+    async def run_there() -> list[str]:
+        host = await connect(LOCAL, local_cluster(tmp_path))
+        process = await host.start([sys.executable, "-c", code], stdin="key")
+        lines = [line async for line in process.lines()]
+        await process.wait()
+        return lines
+
+    assert run_async(run_there()) == ["True"]  # uvloop's stdin is a socket, which cannot be opened by a name
+
+
+@pytest.mark.slow
+def test_a_head_a_learner_and_a_runner_run_on_this_machine(tmp_path: Path) -> None:
+    lines: list[str] = []
+    code = run_async(Launcher(local_cluster(tmp_path, "--stop", "iterations=3"), lines.append).run())
+    text = "\n".join(lines)
+    assert code == 0, text
+    assert "[runner-local-0] runner-" in text
+    assert "is rank 0 of 1" in text
+    assert "restart" not in text
+
+
 async def test_an_unknown_host_key_is_refused(tmp_path: Path, ssh_port: int) -> None:
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{ssh_port} {other}")
@@ -110,11 +144,21 @@ async def test_an_unknown_host_key_is_refused(tmp_path: Path, ssh_port: int) -> 
         ('head = "-oProxyCommand=x"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is no host name"),
         ('head = "a"\nlisten = "tcp://0.0.0.0:5"\ntrain = []', "every interface"),
         ('head = "a"\nlisten = "tcp://10.0.0.1:0"\ntrain = []', "needs a port"),
+        (f"{_HEAD}learners = 3", "learners must be a list, got 3"),
+        (f'{_HEAD}[[runners]]\nhost = "b"\narguments = 3', "arguments must be a list, got 3"),
+        (f"{_HEAD}[[runners]]\nhost = 3", "host must be a string, got 3"),
+        (f"{_HEAD}environment = {{A = 1}}", "environment: A must be a string, got 1"),
     ],
 )
 def test_wrong_cluster_files_are_refused(text: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         Cluster.parse(text)
+
+
+def test_a_cluster_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bin.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        Cluster.read(tmp_path / "bin.toml")
 
 
 def test_job_files_are_rendered_of_the_same_cluster(tmp_path: Path) -> None:

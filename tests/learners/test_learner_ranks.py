@@ -15,10 +15,13 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor, no_grad
 
+from rlzmq.algorithms.results import merge_learner_results
 from rlzmq.core.errors import PeerLostError
+from rlzmq.core.metrics import MetricsLogger
 from rlzmq.learners.distributed import loopback_interface
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.learner_ranks import COMPARE_EVERY_UPDATES
+from rlzmq.protocol.values import pack_blob, unpack_blob
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
 from tests.learners.ranks import DiedError, run_ranks
 
@@ -85,6 +88,10 @@ class NaNOnRankOne(SquareLearner):
 
     def compute_loss_for_module(self, *, module_id: str, **kwargs: Any) -> Tensor:
         self.num_calls += 1
+        if module_id == "a":
+            self.metrics.log_value(("a", "calls"), 1, reduce="sum")
+            self.metrics.log_value(("a", "all_calls"), 1, reduce="lifetime_sum")
+            self.metrics.log_value(("a", "highest_rank"), self.rank, reduce="max")
         loss = super().compute_loss_for_module(module_id=module_id, **kwargs)
         return loss * float("nan") if self.rank == 1 and module_id == "a" and self.num_calls == 1 else loss
 
@@ -109,13 +116,28 @@ def uneven_main(rank: int, world_size: int, path: Path) -> Any:
         results["__all_modules__"]["num_env_steps_trained"],
     )
     learner.leave_distributed()
-    return answer
+    return answer, unpack_blob(pack_blob([results, empty]))
 
 
 def test_ranks_with_different_data_take_equally_many_steps_and_stay_equal(tmp_path: Path) -> None:
-    first, second = run_ranks(uneven_main, 2, tmp_path)
+    (first, first_results), (second, second_results) = run_ranks(uneven_main, 2, tmp_path)
     assert first == (True, True, 5, 1, 1, 20)
     assert second == (True, True, 5, 1, 1, 8)
+    metrics = MetricsLogger()  # as the run's driver has it
+    one, two = (
+        merge_learner_results(list(results), metrics)
+        for results in zip(second_results, first_results, strict=True)
+    )
+    names = ("num_module_steps_trained", "num_module_steps_trained_lifetime")
+    steps = {
+        m: [tuple(merged[m][n] for n in names) for merged in (one, two)] for m in ("a", "__all_modules__")
+    }
+    assert steps == {"a": [(28, 28), (4, 32)], "__all_modules__": [(34, 34), (4, 38)]}
+    assert "num_module_steps_trained" not in second_results[0].get("b", {})
+    assert (one["b"]["num_module_steps_trained"], one["b"]["num_module_steps_trained_lifetime"]) == (6, 6)
+    logged = [[merged["a"][n] for n in ("calls", "all_calls", "highest_rank")] for merged in (one, two)]
+    assert logged == [[10, 10, 1], [1, 11, 0]]
+    assert "metrics_states" not in one["__all_modules__"]
 
 
 def weighted_main(rank: int, world_size: int, path: Path) -> Any:
@@ -141,6 +163,7 @@ class DyingLearner(SquareLearner):
 
     def apply_gradients(self, gradients_dict: Any) -> None:
         self.num_calls += 1
+        self.metrics.log_value(("default_policy", "calls"), 1, reduce="sum")
         if self.rank == 1 and self.num_calls == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         super().apply_gradients(gradients_dict)
@@ -159,8 +182,9 @@ def survivor_main(rank: int, world_size: int, path: Path) -> Any:
         answer["undone"] = learner.parameter_hash() == before
         answer["counters"] = (learner.weights_seq_no, learner.num_gradient_updates_lifetime)
         learner.leave_distributed()
-        learner.update(batch=rows(20))  # goes on alone, on the same data
+        results = learner.update(batch=rows(20))  # goes on alone, on the same data
         answer["alone"] = (learner.weights_seq_no, learner.num_gradient_updates_lifetime)
+        answer["calls"] = results["default_policy"]["calls"]
     # the replacement joins as rank 1 of a new generation and is brought up from the survivor
     join(learner, path, 0 if rank == 0 else 1, 2, generation=1)
     answer["equal before"] = learner.ranks_agree()
@@ -179,6 +203,7 @@ def test_a_rank_killed_in_an_update_costs_nothing_but_that_update(tmp_path: Path
     assert survivor.pop("undone")
     assert survivor.pop("counters") == (0, 0)
     assert survivor.pop("alone") == (1, 5)
+    assert survivor.pop("calls") == 5
     expected = {"equal before": False, "equal after": True, "equal at the end": True, "seq_no": 2}
     assert survivor == expected
     assert replacement == expected

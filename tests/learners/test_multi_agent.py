@@ -7,12 +7,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
+from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.learners.ppo_learner import PPOLearner
+from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import ACTION_SPACE, OBSERVATION_SPACE, ppo_config
 from tests.learners.test_train_batch import assert_identical, built
@@ -39,6 +43,52 @@ def multi_agent_learner(**training: Any) -> PPOLearner:
     )
     learner.build()
     return learner
+
+
+class Curiosity(TorchRLModule, SelfSupervisedLossAPI):
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(4, 4)
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"prediction": self.net(batch[Columns.OBS])}
+
+    def compute_self_supervised_loss(self, *, batch: Any, fwd_out: Any, **kwargs: Any) -> Any:
+        return (fwd_out["prediction"] - batch[Columns.OBS]).square().mean()
+
+
+class CopyForCuriosity(ConnectorV2):
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        batch["curiosity"] = dict(batch["default_policy"])
+        return batch
+
+
+class PPOLearnerWithCuriosity(PPOLearner):
+    def build(self) -> None:
+        super().build()
+        self._learner_connector.append(CopyForCuriosity())
+
+
+def test_a_learner_only_module_beside_the_default_policy_trains_and_never_acts() -> None:
+    specs = {
+        "default_policy": RLModuleSpec(model_config={"fcnet_hiddens": [4]}),
+        "curiosity": RLModuleSpec(module_class=Curiosity, learner_only=True),
+    }
+    config = (
+        ppo_config()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0)
+        .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+        .learners(learner_class=PPOLearnerWithCuriosity)
+    )
+    assert not config.is_multi_agent
+    with config.build() as algo:
+        before = algo.get_module("curiosity").get_state()["net.weight"]
+        results = [algo.train()["learners"] for _ in range(2)]
+        after = algo.get_module("curiosity").get_state()["net.weight"]
+        assert list(algo.env_runner.multi_rl_module) == ["default_policy"]
+    assert all({"default_policy", "curiosity"} <= result.keys() for result in results)
+    assert results[1]["curiosity"]["total_loss"] < results[0]["curiosity"]["total_loss"]
+    assert not np.array_equal(before, after)
 
 
 def multi_agent_episode(seed: int, num_steps: int, *, terminated: bool = False) -> MultiAgentEpisode:

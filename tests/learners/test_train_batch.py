@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.env_to_module import FrameStackingEnvToModule
+from rlzmq.connectors.learner import AddNextObservationsFromEpisodesToTrainBatch, FrameStackingLearner
 from rlzmq.connectors.rl_modules import initial_state as initial_state_of
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
@@ -223,6 +225,18 @@ def test_changes_to_items_of_a_batch_are_trained_on(monkeypatch: pytest.MonkeyPa
         train_batch = built(ppo_learner(), data, fused=fused, monkeypatch=monkeypatch)
         rewards = train_batch.columns["default_policy"][Columns.REWARDS]
         assert rewards.tolist() == [reward for one in data for reward in one.get_rewards().astype(np.float32)]
+
+
+def test_next_observations_are_stacked_on_both_paths_wherever_their_piece_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces = [AddNextObservationsFromEpisodesToTrainBatch(), FrameStackingLearner(num_frames=2)]
+    config = ppo_config().learners(learner_connector=lambda: pieces)
+    config.env_runners(env_to_module_connector=lambda: FrameStackingEnvToModule(num_frames=2))
+    learner, data = config.build_learner(), episode_batch(7, 5)
+    fused = built(learner, data, fused=True, monkeypatch=monkeypatch)
+    assert_identical(fused, built(learner, data, fused=False, monkeypatch=monkeypatch))
+    assert fused.columns["default_policy"][Columns.NEXT_OBS].shape == (12, 8)
 
 
 def test_what_a_piece_writes_into_a_batchs_items_does_not_pile_up() -> None:

@@ -17,6 +17,7 @@ from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models import MLP, DefaultActorCriticModule, build_encoder
 from rlzmq.modules.default_models.cnn import default_conv_filters
+from rlzmq.modules.dense_chain import dense_chain
 from rlzmq.modules.model_config import DefaultModelConfig
 from rlzmq.modules.spec import RLModuleSpec
 
@@ -501,6 +502,48 @@ def test_copies_and_pickles_have_parameters_of_their_own() -> None:
             twin.forward_inference(batch)[Columns.ACTION_DIST_INPUTS], expected[Columns.ACTION_DIST_INPUTS]
         )
         torch.testing.assert_close(module.forward_inference(batch), expected)
+
+
+class FixedLogits(DefaultActorCriticModule):
+    def setup(self) -> None:
+        super().setup()
+        self.pi.layers[-1] = nn.Linear(8, 2)
+        with torch.no_grad():
+            self.pi.layers[-1].weight.zero_()
+            self.pi.layers[-1].bias.fill_(5.0)
+
+
+def test_a_layer_put_in_anothers_place_is_the_one_that_acts_and_trains() -> None:
+    module = FixedLogits(VECTOR, TWO, model_config={"fcnet_hiddens": [8]})
+    outputs = module.forward_train({Columns.OBS: torch.randn(3, 4)})
+    assert (outputs[Columns.ACTION_DIST_INPUTS] == 5.0).all()
+    outputs[Columns.ACTION_DIST_INPUTS].sum().backward()
+    assert module.pi.layers[-1].bias.grad.tolist() == [3.0, 3.0]
+    twin = copy.deepcopy(module)
+    twin.pi.layers[-1] = nn.Linear(8, 2)
+    assert (twin.forward_inference({Columns.OBS: torch.randn(3, 4)})[Columns.ACTION_DIST_INPUTS] != 5.0).all()
+
+
+def test_any_module_can_take_a_layers_place_but_none_can_be_added() -> None:
+    module = build(VECTOR, fcnet_hiddens=[4])
+    obs = torch.randn(3, 4)
+    module.encoder.layers[0] = nn.Identity()
+    before = obs.clone()
+    torch.testing.assert_close(module.encoder(obs), torch.tanh(before))
+    assert torch.equal(obs, before)
+    module.encoder.layers.append(nn.Linear(4, 4))
+    with pytest.raises(RuntimeError, match="was built of 1 layers and now has 2"):
+        module.encoder(obs)
+
+
+def test_a_runners_quick_path_sees_a_layer_that_was_replaced() -> None:
+    module = build(VECTOR, fcnet_hiddens=[4])
+    module.pi.layers[0] = nn.Linear(4, 2)
+    chain = dense_chain(module)
+    assert chain is not None
+    assert chain[-1][0] is module.pi.layers[0].weight
+    module.pi.layers[0] = nn.Sequential(nn.Linear(4, 2))
+    assert dense_chain(module) is None
 
 
 def test_the_default_mlp_costs_no_more_than_a_bare_sequential() -> None:

@@ -6,6 +6,7 @@ import math
 
 import gymnasium as gym
 import numpy as np
+import optree
 import pytest
 import torch
 from hypothesis import given, settings
@@ -208,6 +209,29 @@ def test_draws_follow_from_the_generator_alone(space: gym.Space[object]) -> None
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_several_draws_per_row_come_before_the_batch(space: gym.Space[object]) -> None:
+    dist = action_dist_cls_for(space).from_logits(inputs(3, num_dist_inputs(space)))
+    draws = dist.sample(sample_shape=(2, 5), generator=generator())
+    one = dist.sample(generator=generator())
+    for many, single in zip(optree.tree_leaves(draws), optree.tree_leaves(one), strict=True):
+        assert many.shape == (2, 5, *single.shape)
+        assert many.dtype == single.dtype
+    logp = dist.logp(draws)
+    assert logp.shape == (2, 5, 3)
+    torch.testing.assert_close(logp[1, 2], dist.logp(optree.tree_map(lambda leaf: leaf[1, 2], draws)))
+
+
+def test_several_reparameterised_and_deterministic_draws_per_row() -> None:
+    loc = torch.zeros(3, 2, requires_grad=True)
+    for cls in (TorchDiagGaussian, TorchSquashedGaussian):
+        draws = cls(loc, 1.0).rsample(sample_shape=torch.Size([4]), generator=generator())
+        assert draws.shape == (4, 3, 2)
+        assert draws.requires_grad
+        assert len(draws.unique()) > 1
+    assert TorchDeterministic(loc).sample(sample_shape=(4,)).shape == (4, 3, 2)
+
+
 def test_integer_boxes_are_chosen_from_zero_up() -> None:
     space = gym.spaces.Box(np.array([2, -1]), np.array([5, 0]), dtype=np.int32)
     assert num_dist_inputs(space) == 6
@@ -297,6 +321,11 @@ def test_nested_distributions_can_be_made_from_explicit_structs() -> None:
     expected = TorchDiagGaussian.from_logits(inputs(5, 5)[:, :2]).logp(value["a"])
     expected = expected + TorchCategorical.from_logits(inputs(5, 5)[:, 2:]).logp(value["b"])
     torch.testing.assert_close(dist.logp(value), expected)
+    parts = {"b": TorchCategorical(inputs(5, 3)), "a": TorchDiagGaussian.from_logits(inputs(5, 2))}
+    assert set(TorchMultiDistribution(child_distribution_struct=parts).sample()) == {"a", "b"}
+    space = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (1,)), "b": gym.spaces.Discrete(3)})
+    again = TorchMultiDistribution.from_logits(inputs(5, 5), struct, {"a": 2, "b": 3}, space=space)
+    torch.testing.assert_close(again.logp(value), expected)
 
 
 def test_distributions_can_be_made_from_their_parameters() -> None:

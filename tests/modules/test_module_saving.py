@@ -70,6 +70,10 @@ def test_several_modules_with_awkward_ids(tmp_path: Path) -> None:
     back = RLModule.from_checkpoint(path)
     assert list(back) == ids
     assert same(back, module)
+    for module_id in ("a", "team/red", "weights"):
+        assert same(RLModule.from_checkpoint(path / module_id), module[module_id])
+    with pytest.raises(CheckpointError, match=r"no module 'teams/red'.*team/red"):
+        RLModule.from_checkpoint(path / "teams/red")
 
 
 def test_load_state_path_restores_after_building(tmp_path: Path) -> None:
@@ -96,6 +100,20 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         spec(model_config={"fcnet_hiddens": [5]}).build().restore_from_path(path)
     with pytest.raises(CheckpointError, match="no checkpoint"):
         RLModule.from_checkpoint(tmp_path / "nothing")
+
+
+class Wider(Custom):
+    def setup(self) -> None:
+        super().setup()
+        self.more = torch.nn.Linear(3, 3)
+
+
+def test_a_checkpoint_that_lacks_weights_is_not_taken_for_whole(tmp_path: Path) -> None:
+    path = spec(module_class=Custom, model_config={"width": 5}).build().save_to_path(tmp_path / "m")
+    with pytest.raises(ValueError, match=r"missing .more"):
+        spec(module_class=Wider, model_config={"width": 5}, load_state_path=path).build()
+    with pytest.raises(ValueError, match=r"missing .more"):
+        RLModule.from_checkpoint(path, module_class=Wider)
 
 
 def test_a_torn_or_altered_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -47,7 +47,14 @@ def test_unknown_model_settings_are_errors_with_the_closest_name() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{"fcnet_hiddens": 64}, {"head_fcnet_hiddens": [0]}, {"lstm_cell_size": 0}, {"max_seq_len": True}],
+    [
+        {"fcnet_hiddens": 64},
+        {"head_fcnet_hiddens": [0]},
+        {"lstm_cell_size": 0},
+        {"max_seq_len": True},
+        {"use_lstm": "false"},
+        {"vf_share_layers": "no"},
+    ],
 )
 def test_wrong_values_name_the_setting(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(config))):
@@ -125,6 +132,12 @@ def test_an_error_in_setup_is_the_users_own_with_the_module_named() -> None:
 def test_the_module_class_must_be_one() -> None:
     with pytest.raises(ConfigurationError, match="expected a subclass of RLModule, got <class 'int'>"):
         RLModuleSpec(module_class=int)  # type: ignore[arg-type]
+
+
+def test_there_are_no_catalogs() -> None:
+    assert spec(catalog_class=None).copy() == spec()
+    with pytest.raises(ConfigurationError, match=r"no catalogs here.*model_config.*module_class"):
+        spec(catalog_class=dict)
 
 
 def test_update_fills_or_overrides_and_merges_model_configs() -> None:

@@ -124,6 +124,9 @@ def test_state_by_component_path() -> None:
     twin = MultiRLModuleSpec({"a": spec(2), "b": spec(3)}).build(seed=9)
     twin.set_state({**state, "unknown": {}})
     np.testing.assert_equal(twin.get_state(), state)
+    other = MultiRLModuleSpec({"a": spec(2), "b": spec(3)}).build(seed=1)
+    other.set_state(module.get_state("a/pi"))
+    np.testing.assert_equal(other.get_state("a/pi"), module.get_state("a/pi"))
 
 
 def test_torchs_methods_reach_all_modules() -> None:

@@ -164,7 +164,17 @@ def test_a_module_without_forward_pass_says_what_to_override() -> None:
         TorchRLModule(OBS, ACT).forward_inference({})
 
 
-@pytest.mark.parametrize("state", [{"h": torch.zeros(3)}, {"h": np.zeros(3, np.float32)}, (torch.zeros(1),)])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"h": torch.zeros(3)},
+        {"h": np.zeros(3, np.float32)},
+        (torch.zeros(1),),
+        torch.zeros(1),
+        torch.zeros(3),
+        np.zeros(1, np.float32),
+    ],
+)
 def test_a_non_empty_initial_state_makes_a_module_stateful(state: Any) -> None:
     assert returning({}, state=state).is_stateful()
 
@@ -214,7 +224,7 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_loaded() -> None:
     changed = {name: value + 1 for name, value in before.items()}
     missing = {name: value for name, value in changed.items() if name != "net.2.bias"}
     with pytest.raises(ValueError, match=r"missing 'net.2.bias', unknown none"):
-        module.set_state(missing)
+        module.set_state(missing, strict=True)
     with pytest.raises(ValueError, match=r"missing none, unknown 'net.9'"):
         module.set_state({**changed, "net.9": np.zeros(1)})
     with pytest.raises(ValueError, match=r"'net.2.bias' expects shape \(2,\), got \(3,\)"):
@@ -222,6 +232,17 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_loaded() -> None:
     np.testing.assert_equal(module.get_state(), before)
     module.set_state(missing, strict=False)
     assert np.array_equal(module.get_state()["net.0.bias"], changed["net.0.bias"])
+
+
+def test_a_partial_state_changes_what_it_names_unless_the_module_only_acts() -> None:
+    module = ten_lines()
+    before = module.get_state()
+    module.set_state({name: value + 1 for name, value in module.get_state("net.2").items()})
+    after = module.get_state()
+    assert all(np.array_equal(after[name], before[name] + ("net.2" in name)) for name in before)
+    acting = ten_lines(inference_only=True)
+    with pytest.raises(ValueError, match=r"missing 'net.0.weight', 'net.0.bias'"):
+        acting.set_state(module.get_state("net.2"))
 
 
 def test_half_precision_weights_are_given_as_floats_without_loss() -> None:

@@ -21,7 +21,7 @@ from rlzmq.protocol import events as E
 from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
-from rlzmq.protocol.messages import Fragment, OpenUpdate, Weights, decode_message
+from rlzmq.protocol.messages import Fragment, OpenUpdate, Weights, Welcome, decode_message
 from rlzmq.protocol.ranges import FragmentRange
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.sharding import rank_shares
@@ -52,6 +52,7 @@ class Plan:
     killer: bool
     allow_broker_crash: bool
     allow_rollback: bool
+    allow_attach: bool = False
 
     @staticmethod
     def draw(seed: int) -> Plan:
@@ -82,6 +83,7 @@ class Plan:
             killer=not calm and num_ranks > 1 and rng.random() < 0.15,
             allow_broker_crash=rng.random() < 0.6,
             allow_rollback=rng.random() < 0.15,
+            allow_attach=rng.random() < 0.15,
         )
 
 
@@ -128,8 +130,9 @@ class Simulation:
         self.forming = False
         self.checkpoint: list[Step] = []
         self.num_deaths_by_killer = 0
+        self.attaching = False
         self.driver = Process(
-            "driver", b"driver", DriverCore(RUN, "driver", "driver-uuid", config_digest="c")
+            "driver", b"driver", DriverCore(RUN, "driver", "driver-uuid", incarnation=1, config_digest="c")
         )
         self.by_routing[b"driver"] = self.driver
 
@@ -246,6 +249,8 @@ class Simulation:
                 self.train(process, item)
             elif isinstance(item, E.Report):
                 self.reported(item)
+            elif isinstance(item, E.Tell) and isinstance(item.message, Welcome) and self.attaching:
+                self.attach(item.message)
             elif isinstance(item, E.Stop) and process.name.startswith("runner") and process.alive:
                 # Refused: in this world only as fenced; its supervisor starts a new process.
                 self.kill(process)
@@ -301,6 +306,8 @@ class Simulation:
 
     def form_group(self) -> None:
         """Survivors adopt the furthest state; replacements get it from them; a new generation."""
+        if self.attaching or not self.driver.alive:
+            return
         self.forming = False
         members = [self.learners[name] for name in sorted(self.learners) if self.learners[name].alive]
         source = max((m for m in members if m.generation >= 0), key=lambda m: len(m.chain), default=None)
@@ -405,7 +412,8 @@ class Simulation:
         if not self.faulty():
             return
         rng = self.rng
-        kind = rng.choice(["runner", "runner", "learner", "broker", "cut", "lost"])
+        kinds = ["runner", "runner", "learner", "broker", "cut", "lost"]
+        kind = rng.choice([*kinds, "driver"] if self.plan.allow_attach else kinds)
         if kind == "runner":
             process = self.runners[rng.choice(sorted(self.runners))]
             if process.alive:
@@ -416,6 +424,8 @@ class Simulation:
             if self.plan.allow_rollback and rng.random() < 0.3:
                 for member in list(self.group):
                     self.kill_learner(member)
+        elif kind == "driver":
+            self.kill_driver()
         elif kind == "broker" and self.plan.allow_broker_crash and self.broker is not None:
             self.broker = None
             self.after(rng.uniform(0.05, 2.0), self.start_broker)
@@ -435,12 +445,47 @@ class Simulation:
             event = E.PeerLost(process.routing)
             self.after(0.01, lambda: self.broker and self.do_broker(self.broker.handle(event, self.now)))
 
+    def kill_driver(self) -> None:
+        """With it go its learners; runners and broker wait for the next one."""
+        if not self.driver.alive:
+            return
+        self.forming = True
+        self.kill(self.driver)
+        for member in self.learners.values():
+            member.alive = False
+        self.group = []
+        self.history.num_attaches += 1
+        self.after(self.rng.uniform(0.2, 3.0), self.start_driver)
+
+    def start_driver(self) -> None:
+        """A new driver goes on from the checkpoint once it is welcome."""
+        uuid = self.new_uuid("driver")
+        core = DriverCore(
+            RUN,
+            "driver",
+            uuid,
+            incarnation=self.history.num_attaches + 1,
+            next_update=len(self.checkpoint),
+            config_digest="c",
+        )
+        self.driver = self.by_routing[uuid.encode()] = Process("driver", uuid.encode(), core)
+        self.attaching = True
+        self.do(self.driver, core.start(self.now))
+
+    def attach(self, welcome: Welcome) -> None:
+        self.attaching = False
+        self.generation = max(self.generation, welcome.generation)  # time goes on while brokers forget
+        for name in list(self.learners):
+            self.start_learner(name)
+        self.form_group()
+
     def kill_learner(self, process: LearnerProcess) -> None:
         if not process.alive:
             return
         self.kill(process)
         delay = self.rng.uniform(0.05, 1.0)
-        self.after(delay, lambda: self.start_learner(process.name))
+        driver = self.driver
+        self.after(delay, lambda: self.driver is driver and driver.alive and self.start_learner(process.name))
         if not self.forming:
             self.forming = True
             self.after(1.2, self.form_group)

@@ -176,7 +176,7 @@ def test_the_broker_stops_without_a_driver():
 def test_the_configuration_is_given_to_whoever_asks_before_hello():
     bench = Bench()
     bench.send("new", ConfigRequest())
-    assert bench.out == []
+    assert [item.message.reason for item in bench.out] == ["no_driver"]
     bench.driver()
     bench.send("driver", Config("run", "digest"), (b"the config",))
     bench.send("new", ConfigRequest())
@@ -414,7 +414,7 @@ def test_the_only_rank_hangs_by_its_own_pace():
 
 
 def test_more_than_a_share_of_the_memory_is_not_taken_without_a_lease():
-    bench = Bench(window_bytes=1000, memory_bytes=1000)
+    bench = Bench(window_bytes=1000, memory_bytes=1000, resent_bytes=500)
     bench.driver()
     bench.runner()
     taken = 0
@@ -588,12 +588,11 @@ def test_a_duplicate_is_acknowledged_again_but_counted_once():
     assert bench.state.ledger.accounting.num_duplicates == 1
 
 
-@pytest.mark.parametrize("steps", [-1, 41])
-def test_a_fragment_with_more_steps_than_its_lease_is_rejected(steps):
+def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
     bench = Bench()
     bench.ready_run(batch=40)
     bench.runner()
-    bench.fragment(bench.leases()[0].lease_id, steps=steps)
+    bench.fragment(bench.leases()[0].lease_id, steps=41)
     assert bench.sent("runner", Rejected)[0].reason == "rejected"
     assert bench.sent("driver", Notice)[0].event == "bad_fragment"
 

@@ -29,6 +29,7 @@ def test_each_kind_of_fault_occurs_in_the_schedules():
     histories = [run_schedule(seed) for seed in range(120)]
     assert any(history.num_brokers > 1 for history in histories)
     assert any(history.rollbacks for history in histories)
+    assert any(history.num_attaches for history in histories)
     assert any(history.quarantined for history in histories)
     assert any(len({step.generation for step in history.chain}) > 1 for history in histories)
     assert any(len(history.versions) > 3 for history in histories)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import gymnasium as gym
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -183,3 +186,37 @@ def test_a_damaged_blob_is_refused():
     for damaged in (b"", blob[:-1], blob + b"x", b"\xff" * 8 + blob[8:]):
         with pytest.raises(WireError):
             unpack_blob(damaged)
+
+
+@pytest.mark.parametrize("what", ["bytes", "tensor", "floats", "array", "box", "pooled"])
+def test_a_value_that_refers_to_one_array_again_and_again_is_refused(what):
+    large = np.zeros(1 << 17, np.float64)
+    nodes = {
+        "bytes": [8, 0],
+        "tensor": [5, 0],
+        "floats": [9, 0],
+        "array": [3, 0],
+        "box": [16, [0, "Box", [3, 0], [3, 0], "<f8"]],
+        "pooled": [8, 0, "|u1", 8000],
+    }
+    tree = np.frombuffer(msgpack.packb([0, *[nodes[what]] * 2000]), np.uint8)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="again and again"):
+            unpack_value([tree, np.zeros(8000, np.uint8), *([] if what == "pooled" else [large])])
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_large_values_of_every_kind_are_within_their_bound():
+    box = gym.spaces.Box(0, 255, (512, 512, 4), np.uint8)
+    for value in (
+        list(range(1 << 20)),
+        [float(i) for i in range(1 << 20)],
+        b"x" * (8 << 20),
+        torch.zeros(1 << 21),
+        gym.spaces.Dict({"a": gym.spaces.Tuple([box, box])}),
+        [np.zeros(500) for _ in range(4000)],
+    ):
+        _round_trip(value)

@@ -432,9 +432,41 @@ def test_a_new_broker_learns_what_is_open():
     core.set_connector_state(4, b"state")
     core.pause()
     _receive(core, m.BrokerBeat(6))
-    sent = [type(i.message) for i in _welcome(core, broker=6)]
+    sent = [type(i.message) for i in _welcome(core, broker=6) if isinstance(i, E.Send)]
     assert sent == [m.Pause, m.ConnectorState, m.OpenUpdate]
     assert _sent(core.resume(), m.Resume)
+
+
+def test_a_broker_that_is_paused_against_the_drivers_will_hears_so_again():
+    core = _driver()
+    for is_paused, wish in ((True, m.Resume), (False, m.Pause)):
+        core._is_paused = not is_paused
+        progress = m.Progress(0, 0, -1, -1, 0, 0, 0, 0, -1, {}, {}, is_paused=is_paused)
+        assert _sent(_receive(core, progress), wish)
+        assert not _sent(_receive(core, dataclasses.replace(progress, is_paused=not is_paused)), wish)
+
+
+def test_watermarks_of_runners_that_are_gone_are_forgotten():
+    core = _driver()
+    core.open_update(_update(0))
+    _report(core, 0)
+    core.open_update(_update(1))
+    gone = [FragmentRange(m.FragmentId("r", 1, 0), 0, 1), FragmentRange(m.FragmentId("s", 1, 5), 0, 0)]
+    message = m.UpdateReport(5, -1, 1, 1, True, 10, 10, {}, {}, 0, 0)
+    payload = (*pack_ranges([]), *pack_blobs([]), *pack_blobs([]), *pack_ranges(gone))
+    (report,) = _made(_receive(core, message, payload=payload), E.Report)
+    assert (list(report.forgotten), report.watermarks) == ([("r", 1)], {("s", 1): 5})
+    hello = next(i for i in core.start(9.0) if isinstance(i, E.Send))
+    assert [item.fragment.runner for item in unpack_ranges(hello.payload)] == ["s"]
+
+
+def test_a_rank_whose_group_is_being_formed_anew_does_not_mind_that_its_last_one_is_over():
+    core = _learner()
+    core.is_forming = True
+    assert _receive(core, m.Refused("fenced", "", 1)) == []
+    core.handle(E.GroupFormed(2, 0, 2, 0), 0.0)
+    assert not core.is_forming
+    assert _made(_receive(core, m.Refused("fenced", "", 2)), E.Stop)
 
 
 def test_what_the_broker_lacks_is_sent_again():

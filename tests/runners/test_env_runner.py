@@ -119,11 +119,25 @@ def test_make_env_takes_a_changed_env_config() -> None:
     config = make_config(RandomEnv, env_config={"max_episode_steps": 3, "p_terminated": 0.0})
     runner = SingleAgentEnvRunner(config=config)
     assert max(map(len, runner.sample_lease(9))) == 3
-    config.environment(env_config={"max_episode_steps": 5, "p_terminated": 0.0})
+    runner.config.environment(env_config={"max_episode_steps": 5, "p_terminated": 0.0})
     runner.make_env()
     batch = runner.sample_lease(9)
     assert max(map(len, batch)) == 5
     assert batch[0].t_started == 0
+
+
+def test_a_runners_config_is_its_own_and_can_be_changed() -> None:
+    config = random_env_config()
+    config.freeze()
+    runner = SingleAgentEnvRunner(config=config)
+    runner.config.environment(env_config={**config.env_config, "max_episode_steps": 2, "p_terminated": 0.0})
+    runner.make_env()
+    assert {len(episode) for episode in runner.sample(num_episodes=5)} == {2}
+    assert config.env_config["max_episode_steps"] == 6
+    runner.change_modules(config)
+    runner.make_env()
+    assert {len(episode) for episode in runner.sample(num_episodes=5)} == {2}
+    assert not runner.config.is_frozen
 
 
 def test_foreach_env_reaches_every_env() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -324,3 +324,50 @@ def test_over_random_spaces_pieces_and_programs(
     (a, _), (b, _) = run(config, "fused", program), run(config, kind, program)
     for x, y in zip(a, b, strict=True):
         assert_same(x, y)
+
+
+class ChecksActions(RandomEnv):
+    seen: ClassVar[set[int]] = set()
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.seen.update(action.tolist())
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", ["fused", "hybrid", "all pieces"])
+@pytest.mark.parametrize(
+    "settings", [{"normalize_actions": False}, {"normalize_actions": False, "clip_actions": True}]
+)
+def test_integer_box_actions_are_the_envs_without_normalising_too(kind: str, settings: Any) -> None:
+    config = random_env_config(spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (2,), np.int32))
+    config.environment(ChecksActions, **settings)
+    ChecksActions.seen.clear()
+    samples, _ = run(config, kind, [{"num_timesteps": 30}])
+    assert ChecksActions.seen == {-2, -1, 0, 1, 2}
+    actions = np.concatenate([episode.get_actions() for episode in samples[0]])
+    assert (actions.min(), actions.max()) == (0, 4)
+
+
+class BareState(TorchRLModule):
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(3, 2)
+
+    def get_initial_state(self) -> Any:
+        return torch.zeros(2)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {
+            Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS]),
+            Columns.STATE_OUT: batch[Columns.STATE_IN] + 1,
+        }
+
+
+@pytest.mark.parametrize("kind", ["fused", "hybrid", "all pieces"])
+def test_a_state_may_be_a_single_tensor(kind: str) -> None:
+    config = random_env_config(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=BareState, model_config={"max_seq_len": 4}))
+    samples, _ = run(config, kind, [{"num_timesteps": 20}, {"num_timesteps": 20}])
+    for episode in (episode for sample in samples for episode in sample):
+        states = episode.get_extra_model_outputs(Columns.STATE_OUT)
+        assert states[:, 0].tolist() == [*range(episode.t_started + 1, episode.t + 1)]

@@ -187,10 +187,12 @@ def test_episodes_that_are_too_long_begin_anew(monkeypatch: Any) -> None:
         two.sample_lease(20)
 
 
-def test_another_number_of_envs_begins_new_episodes_with_new_seeds() -> None:
+def test_another_number_of_envs_begins_new_episodes_with_new_seeds(caplog: Any) -> None:
     with make_runner(make_config(num_envs=2)) as one, make_runner(make_config(num_envs=3)) as two:
         first = one.sample_lease(5)
-        assert two.set_sampling_state(one.get_sampling_state()) == 3
+        with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
+            assert two.set_sampling_state(one.get_sampling_state()) == 3
+        assert "3 environments begin new episodes after the restore: the state is that of 2" in caplog.text
         other = two.sample_lease(5)
         assert not np.array_equal(first[0].get_observations(0), other[0].get_observations(0))
         assert two.num_env_steps_sampled == first.num_env_steps + other.num_env_steps

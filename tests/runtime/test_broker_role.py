@@ -224,3 +224,24 @@ async def test_the_broker_ends_when_its_driver_is_gone():
         await driver.is_connected.wait()
     assert (await asyncio.wait_for(broker.wait_ended(), 10))[0] == "driver_lost"
     await broker.stop()
+
+
+async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: pytest.MonkeyPatch, caplog):
+    broker = BrokerRole("run", _OPTIONS)
+    await broker.start()
+    await broker.ping()
+    failures = []
+
+    def fail(event, now):
+        failures.append(event)
+        raise AssertionError("half done")
+
+    monkeypatch.setattr(broker._core, "handle", fail)
+    with pytest.raises(AssertionError, match="half done"):
+        await broker.wait_ended()
+    with pytest.raises(AssertionError, match="half done"):
+        await broker.ping()
+    broker._tick()
+    assert len(failures) == 1
+    assert "the broker fails" in caplog.text
+    await broker.stop()

@@ -96,13 +96,18 @@ async def test_the_async_face_drives_processes() -> None:
     assert 0 < timers["learner_update_timer"] < timers["update"]
 
 
+def log_ends(*, metrics_logger: Any, **kwargs: Any) -> None:
+    metrics_logger.log_value("ends", 1, reduce="sum")
+
+
 def test_evaluation_in_processes_of_its_own() -> None:
     config = small(1, 0).evaluation(
         evaluation_interval=1, evaluation_num_env_runners=2, evaluation_duration=5
     )
-    with config.build() as algo:
+    with config.callbacks(on_episode_end=log_ends).build() as algo:
         result = algo.train()
     assert result["evaluation"]["env_runners"]["num_episodes"] == 5
+    assert result["evaluation"]["env_runners"]["ends"] == 5
 
 
 def test_groups_sample_and_train_for_custom_steps() -> None:

@@ -15,6 +15,7 @@ from rlzmq import PPOConfig
 from rlzmq.algorithms.algorithm import Algorithm
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.envs.examples import MultiAgentCartPole
+from rlzmq.learners.ppo_learner import PPOLearner
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "resume_exactly.py"
 
@@ -102,8 +103,19 @@ def test_with_several_runners_each_goes_on_with_its_own_episodes(tmp_path: Path,
         assert algo.train()["accounting"]["trained"] == 400
 
 
+class CountingLearner(PPOLearner):
+    def after_gradient_based_update(self, *, timesteps: Any) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        self.metrics.log_value(("default_policy", "updates"), 1, reduce="lifetime_sum")
+
+
+def log_ends(*, metrics_logger: Any, **kwargs: Any) -> None:
+    metrics_logger.log_value("ends", 1, reduce="lifetime_sum")
+
+
 def test_metrics_and_evaluation_go_on() -> None:
     config = make_config().evaluation(evaluation_interval=1, evaluation_duration=2)
+    config.learners(learner_class=CountingLearner).callbacks(on_episode_end=log_ends)
     with config.build() as first, config.build() as second:
         first.train()
         first.metrics.log_value("mine", 3, reduce="lifetime_sum")
@@ -117,9 +129,14 @@ def test_metrics_and_evaluation_go_on() -> None:
         assert means[0] == means[1]
         rounds = [result["evaluation"]["env_runners"]["hist_stats"] for result in results]
         assert rounds[0] == rounds[1]
+        for result in results:
+            evaluation = result["evaluation"]["env_runners"]
+            assert evaluation["num_episodes_lifetime"] == evaluation["ends"] == 4
+            assert result["env_runners"]["ends"] == result["env_runners"]["num_episodes_lifetime"]
+            assert result["learners"]["default_policy"]["updates"] == 2
 
 
-def test_a_multi_agent_run_goes_on_with_new_episodes(tmp_path: Path) -> None:
+def test_a_multi_agent_run_goes_on_with_new_episodes(tmp_path: Path, caplog: Any) -> None:
     config = (
         make_config()
         .environment(MultiAgentCartPole, env_config={"num_agents": 2})
@@ -132,7 +149,9 @@ def test_a_multi_agent_run_goes_on_with_new_episodes(tmp_path: Path) -> None:
         path = algo.save_to_path(tmp_path / "c")
         drawn = algo.env_runner.generator.get_state()
     with config.build() as algo:
-        algo.restore_from_path(path)
+        with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
+            algo.restore_from_path(path)
+        assert "begin new episodes after the restore: where multi-agent environments are" in caplog.text
         assert bool((algo.env_runner.generator.get_state() == drawn).all())
         again = algo.env_runner.sample_lease(5)
         assert all(episode.env_t_started == 0 for episode in again)

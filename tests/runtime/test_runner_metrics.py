@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq import Algorithm, PPOConfig, StatsBase
+from rlzmq import Algorithm, EnvRunnerGroup, PPOConfig, StatsBase
 
 
 class Distinct(StatsBase):
@@ -69,6 +69,13 @@ def test_timers_and_custom_stats_are_in_results_and_checkpoints(num_env_runners:
     assert "env_reset_timer" not in result  # that was in the first iteration
     with Algorithm.from_checkpoint(path, config=make_config(num_env_runners)) as restored:
         assert restored.metrics.peek(("env_runners", "runners")) == result["runners"]
+
+
+def test_a_group_without_a_run_has_what_callbacks_logged_in_its_own_metrics() -> None:
+    group = EnvRunnerGroup(config=make_config(0))
+    episodes = group.sample(num_timesteps=50)
+    assert group.get_metrics()[0]["steps"] == sum(map(len, episodes))
+    group.stop()
 
 
 def test_a_lookup_that_cannot_be_used_is_refused() -> None:

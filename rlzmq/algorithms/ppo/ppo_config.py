@@ -95,7 +95,7 @@ class PPOConfig(AlgorithmConfig):
             ConfigurationError: Names the settings that do not fit together.
         """
         super().validate()
-        if self.use_gae and not self.use_critic:
+        if self._validate_config and self.use_gae and not self.use_critic:
             raise ConfigurationError(
                 "config.use_gae=True needs config.use_critic=True: advantages are estimated with the value function. "
                 "Set .training(use_gae=False) too."

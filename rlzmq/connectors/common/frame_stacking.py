@@ -55,6 +55,11 @@ class FrameStacking(ConnectorV2):
         self._as_learner_connector = as_learner_connector
 
     @property
+    def last_step_only(self) -> bool:
+        """Unless `as_learner_connector`."""
+        return not self._as_learner_connector
+
+    @property
     def required_lookback(self) -> int:
         """num_frames - 1."""
         return self.num_frames - 1
@@ -96,18 +101,21 @@ class FrameStacking(ConnectorV2):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """See ConnectorV2; adds the ``obs`` column."""
+        """See ConnectorV2; adds the ``obs`` column, and stacks a ``new_obs`` that is there already."""
         if not self._as_learner_connector:
             for episode in self.single_agent_episode_iterator(episodes):
                 num_observations = len(episode.observations)
                 stacked = self.observations_of(episode, num_observations - 1, num_observations)[0]
                 self.add_batch_item(batch, Columns.OBS, stacked, episode)
             return batch
+        columns = {Columns.OBS: 0}
+        if batch.pop(Columns.NEXT_OBS, None) is not None:
+            columns[Columns.NEXT_OBS] = 1
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             num_steps = len(episode)
-            if num_steps:
-                stacked = self.observations_of(episode, 0, num_steps)
-                self.add_n_batch_items(batch, Columns.OBS, stacked, num_steps, episode)
+            for column, start in columns.items() if num_steps else ():
+                stacked = self.observations_of(episode, start, start + num_steps)
+                self.add_n_batch_items(batch, column, stacked, num_steps, episode)
         if shared_data is not None:
             shared_data.setdefault(OBSERVATION_READERS, []).append(self)
         return batch

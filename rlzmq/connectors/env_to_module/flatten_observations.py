@@ -38,8 +38,8 @@ class FlattenObservations(ConnectorV2):
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
         multi_agent: The space is a Dict by agent id; each agent's part is flattened.
-        agent_ids: Only these agents' observations; None: all.
-        keys_to_remove: Keys of (each agent's) Dict observations to leave out.
+        agent_ids: Only these agents' observations, or this one's; None: all.
+        keys_to_remove: Keys (or one key) of (each agent's) Dict observations to leave out.
         as_learner_connector: Flatten all observations of the episodes, not only the last ones.
     """
 
@@ -52,15 +52,20 @@ class FlattenObservations(ConnectorV2):
         input_action_space: Any = None,
         *,
         multi_agent: bool = False,
-        agent_ids: Collection[Any] | None = None,
-        keys_to_remove: Collection[str] | None = None,
+        agent_ids: Collection[Any] | str | None = None,
+        keys_to_remove: Collection[str] | str | None = None,
         as_learner_connector: bool = False,
     ) -> None:
         super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
-        self._agent_ids = agent_ids
-        self._keys_to_remove = frozenset(keys_to_remove or ())
+        self._agent_ids = None if agent_ids is None else _several(agent_ids)
+        self._keys_to_remove = _several(keys_to_remove or ())
         self._as_learner_connector = as_learner_connector
+
+    @property
+    def last_step_only(self) -> bool:
+        """Unless `as_learner_connector`."""
+        return not self._as_learner_connector
 
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
@@ -141,3 +146,7 @@ class FlattenObservations(ConnectorV2):
         if not self._is_mine(rows.agent_id):
             return observations
         return flatten_values(self._input_space_of(rows.agent_id), observations, 1)
+
+
+def _several(names: Collection[Any] | str) -> frozenset[Any]:
+    return frozenset((names,) if isinstance(names, str) else names)

@@ -34,6 +34,11 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
             episode: The SingleAgentEpisode so far, `observation` included.
         """
 
+    @property
+    def last_step_only(self) -> bool:
+        """Unless a subclass has a `__call__` of its own."""
+        return type(self).__call__ is SingleAgentObservationPreprocessor.__call__
+
     def __call__(
         self,
         *,
@@ -70,6 +75,11 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
         Returns:
             Agent id -> observation, of the same agents (agents left out keep theirs).
         """
+
+    @property
+    def last_step_only(self) -> bool:
+        """Unless a subclass has a `__call__` of its own."""
+        return type(self).__call__ is MultiAgentObservationPreprocessor.__call__
 
     def __call__(
         self,

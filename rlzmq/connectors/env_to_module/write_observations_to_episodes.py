@@ -19,6 +19,8 @@ class WriteObservationsToEpisodes(ConnectorV2):
     as it is; episodes get this piece's observation space.
     """
 
+    last_step_only = True
+
     def __call__(
         self,
         *,

@@ -22,9 +22,9 @@ class NormalizeAndClipActions(ConnectorV2):
     """Adds ``actions_for_env``; ``actions``, which the episode stores, stay as they are.
 
     With `normalize_actions`, parts of bounded float Boxes are taken as in [-1, 1] and stretched to the
-    Box: ``low + (action + 1) * (high - low) / 2``, then clipped; parts of bounded integer Boxes count from
-    0 and are shifted by `low`. With `clip_actions` (and not `normalize_actions`), parts of Boxes are
-    clipped. All other parts stay.
+    Box: ``low + (action + 1) * (high - low) / 2``, then clipped. With `clip_actions` (and not
+    `normalize_actions`), parts of Boxes are clipped. Parts of bounded integer Boxes count from 0 and are
+    shifted by `low` whatever the settings: modules choose them so. All other parts stay.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2; the action space is the env's.
@@ -50,6 +50,11 @@ class NormalizeAndClipActions(ConnectorV2):
         self._maps = {}
         return input_action_space
 
+    @property
+    def changes_actions(self) -> bool:
+        """Whether the env's actions may differ from the module's; if not, there is no ``actions_for_env``."""
+        return self.normalize_actions or self.clip_actions or _has_integers(self.input_action_space)
+
     def __call__(
         self,
         *,
@@ -66,7 +71,7 @@ class NormalizeAndClipActions(ConnectorV2):
         Raises:
             ConfigurationError: The action space is unknown.
         """
-        if not (self.normalize_actions or self.clip_actions):
+        if not self.changes_actions:
             return batch
         actions = batch[Columns.ACTIONS]
         if isinstance(actions, list):
@@ -120,12 +125,14 @@ class NormalizeAndClipActions(ConnectorV2):
             return tuple(self._maps_of(part) for part in space.spaces)
         if not isinstance(space, gym.spaces.Box):
             return None
-        if not self.normalize_actions:
-            return partial(_clip, space.low, space.high, space.dtype)
-        if not (np.all(space.bounded_below) and np.all(space.bounded_above)):
+        clip = partial(_clip, space.low, space.high, space.dtype)
+        clips = self.clip_actions and not self.normalize_actions
+        if _counts_from_0(space):
+            return partial(_shift, space.low, space.dtype, clip if clips else None)
+        if clips:
+            return clip
+        if not self.normalize_actions or not space.is_bounded():
             return None
-        if np.issubdtype(space.dtype, np.integer):
-            return partial(_shift, space.low, space.dtype)
         return partial(_stretch, space.low, space.high, space.dtype)
 
     def __repr__(self) -> str:
@@ -135,12 +142,24 @@ class NormalizeAndClipActions(ConnectorV2):
         )
 
 
+def _has_integers(space: Any) -> bool:
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else space.spaces
+        return any(_has_integers(part) for part in parts)
+    return isinstance(space, gym.spaces.Box) and _counts_from_0(space)
+
+
+def _counts_from_0(space: gym.spaces.Box) -> bool:
+    return bool(np.issubdtype(space.dtype, np.integer)) and space.is_bounded()
+
+
 def _stretch(low: Any, high: Any, dtype: Any, action: Any) -> Any:
     return np.clip(low + (action + 1.0) * ((high - low) / 2.0), low, high).astype(dtype, copy=False)
 
 
-def _shift(low: Any, dtype: Any, action: Any) -> Any:
-    return np.asarray(low + action).astype(dtype, copy=False)
+def _shift(low: Any, dtype: Any, clip: Any, action: Any) -> Any:
+    shifted = np.asarray(low + action)
+    return (shifted if clip is None else clip(shifted)).astype(dtype, copy=False)
 
 
 def _clip(low: Any, high: Any, dtype: Any, action: Any) -> Any:

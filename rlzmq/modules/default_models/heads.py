@@ -70,8 +70,9 @@ class PolicyHead(MLP):
         outputs = super().forward(features)
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
-        if self._high is not None:
-            outputs = outputs.clamp(self._low, self._high)
+        high = self._buffers["_high"]  # as an attribute it costs a search by torch, and mostly is None
+        if high is not None:
+            outputs = outputs.clamp(self._low, high)
         return outputs
 
 

@@ -27,6 +27,16 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "linear": None,
 }
 
+# After layers that may give their input back, as nn.Identity does.
+_OUT_OF_PLACE: dict[Any, Any] = {
+    torch.tanh_: torch.tanh,
+    torch.relu_: torch.relu,
+    torch.sigmoid_: torch.sigmoid,
+}
+
+# One step of a forward pass: (parameters of a dense layer or None, else the module to call, activation).
+_Step = tuple[dict[str, Any] | None, Any, Callable[[Tensor], Tensor] | None]
+
 
 def activation_function(name: str | None, setting: str = "activation") -> Callable[[Tensor], Tensor] | None:
     """The function of an activation's name, None for the linear one.
@@ -71,8 +81,11 @@ def initialize(tensor: Tensor, initializer: Any, kwargs: dict[str, Any] | None, 
 class MLP(nn.Module):
     """Dense layers, ``[..., input_dim]`` → ``[..., output_dim]``; inputs of any number type.
 
-    The layers are called without torch's per-layer module call, which at batch size 8 would cost
+    The dense layers are called without torch's per-layer module call, which at batch size 8 would cost
     more than their arithmetic. Forward hooks belong on the MLP, not on its layers.
+
+    A subclass may put other modules in the place of layers, ``self.pi.layers[-1] = MyLayer()``; the activation
+    after that place stays.
 
     Args:
         input_dim: Features per row.
@@ -100,16 +113,12 @@ class MLP(nn.Module):
         super().__init__()
         function = activation_function(activation, f"{prefix}_activation")
         self.layers = nn.ModuleList()
-        # what forward() runs through: (parameters of the layer, those of its norm or None, activation)
-        self._steps: list[tuple[dict[str, Any], nn.LayerNorm | None, Callable[[Tensor], Tensor] | None]] = []
+        self._activations: list[Callable[[Tensor], Tensor] | None] = []  # after each of the layers
         width = input_dim
         for hidden in hiddens:
-            layer = self._linear(width, hidden, config, prefix)
-            norm = nn.LayerNorm(hidden) if use_layernorm else None
-            self.layers.append(layer)
-            if norm is not None:
-                self.layers.append(norm)
-            self._steps.append((layer._parameters, norm, function))
+            self._add(self._linear(width, hidden, config, prefix), None if use_layernorm else function)
+            if use_layernorm:
+                self._add(nn.LayerNorm(hidden), function)
             width = hidden
         if output_dim is not None:
             layer = self._linear(width, output_dim, config, prefix)
@@ -117,11 +126,16 @@ class MLP(nn.Module):
                 with torch.no_grad():
                     layer.weight.mul_(output_scale)
                     layer.bias.zero_()
-            self.layers.append(layer)
-            self._steps.append((layer._parameters, None, None))
+            self._add(layer, None)
             width = output_dim
+        self._steps: list[_Step] = []
+        self._steps_of: list[nn.Module] = []  # the layers that the steps were made of
         self.input_dim = input_dim
         self.output_dim = width
+
+    def _add(self, layer: nn.Module, activation: Callable[[Tensor], Tensor] | None) -> None:
+        self.layers.append(layer)
+        self._activations.append(activation)
 
     @staticmethod
     def _linear(inputs: int, outputs: int, config: DefaultModelConfig, prefix: str) -> nn.Linear:
@@ -131,13 +145,44 @@ class MLP(nn.Module):
             initialize(parameter, getattr(config, setting), getattr(config, setting + "_kwargs"), setting)
         return layer
 
+    def steps(self) -> list[_Step]:
+        """What the forward pass runs through, made anew where a layer has been replaced.
+
+        Raises:
+            RuntimeError: A layer was added or taken out.
+        """
+        layers = [*self._modules["layers"]._modules.values()]  # type: ignore[union-attr]
+        if layers != self._steps_of:
+            if len(layers) != len(self._activations):
+                raise RuntimeError(
+                    f"the MLP was built of {len(self._activations)} layers and now has {len(layers)}: layers "
+                    "can be replaced, but not added or taken out. Put a module of your own in the whole MLP's "
+                    "place, e.g. self.vf = torch.nn.Sequential(…)"
+                )
+            self._steps = [_step(*pair) for pair in zip(layers, self._activations, strict=True)]
+            self._steps_of = layers
+        return self._steps
+
     def forward(self, x: Tensor) -> Tensor:
+        linear, steps = nn.functional.linear, self.steps()
         if x.dtype is not torch.float32:
-            x = x.to(self._steps[0][0]["weight"].dtype if self._steps else torch.float32)
-        for parameters, norm, activation in self._steps:
-            x = nn.functional.linear(x, parameters["weight"], parameters["bias"])
-            if norm is not None:
-                x = norm(x)
+            first = steps[0][0] if steps else None
+            x = x.to(torch.float32 if first is None else first["weight"].dtype)
+        for parameters, module, activation in steps:
+            if parameters is not None:
+                x = linear(x, parameters["weight"], parameters["bias"])
+            else:
+                x = module(x)
             if activation is not None:
                 x = activation(x)
         return x
+
+
+def _step(layer: nn.Module, activation: Callable[[Tensor], Tensor] | None) -> _Step:
+    if type(layer) is nn.Linear and "weight" in layer._parameters:
+        return layer._parameters, None, activation
+    return (
+        None,
+        layer,
+        activation if type(layer) is nn.LayerNorm else _OUT_OF_PLACE.get(activation, activation),
+    )

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 import torch
 from torch import Tensor
 
-__all__ = ["Distribution", "TorchDistribution", "check_dist_inputs"]
+__all__ = ["Distribution", "SampleShape", "TorchDistribution", "check_dist_inputs", "flat_actions"]
+
+#: Dimensions to put before the batch's.
+SampleShape = Sequence[int] | None
+
+
+def flat_actions(value: Tensor, action_shape: Sequence[int] | None, shape: torch.Size) -> Tensor:
+    """Actions ``[*sample_shape, ..., *action_shape]`` as ``[*sample_shape, ..., D]``.
+
+    Args:
+        value: The actions.
+        action_shape: Their layout; None: ``(D,)``.
+        shape: ``[..., D]``, for one draw per row.
+    """
+    if value.numel() == shape.numel():
+        return value.reshape(shape)
+    num_own = 1 if action_shape is None else len(action_shape)
+    return value.reshape(*value.shape[: value.dim() - num_own], shape[-1])
 
 
 class Distribution(ABC):
@@ -45,11 +63,16 @@ class Distribution(ABC):
         """
 
     @abstractmethod
-    def sample(self, *, generator: torch.Generator | None = None) -> Any:
-        """Actions drawn without gradient, ``[..., *action shape]`` (a tree of such for nested actions)."""
+    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
+        """Actions drawn without gradient, ``[..., *action shape]`` (a tree of such for nested actions).
 
-    def rsample(self, *, generator: torch.Generator | None = None) -> Any:
-        """Actions drawn with the reparameterisation trick: gradients flow to the inputs.
+        Args:
+            sample_shape: Draw so many for every row, ``[*sample_shape, ..., *action shape]``.
+            generator: See the class.
+        """
+
+    def rsample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
+        """Actions drawn with the reparameterisation trick: gradients flow to the inputs. As :meth:`sample`.
 
         Raises:
             NotImplementedError: The distribution has no such form (discrete ones).
@@ -58,7 +81,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def logp(self, value: Any) -> Tensor:
-        """Log-probability (or log-density) of actions, float ``[...]``."""
+        """Log-probability (or log-density) of actions, float ``[...]``, of several draws ``[*sample_shape, ...]``."""
 
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Any, Tensor]:
         """Actions and their log-probabilities, cheaper than ``sample`` followed by ``logp``."""

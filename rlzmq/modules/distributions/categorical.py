@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlzmq.modules.distributions.base import Distribution
+from rlzmq.modules.distributions.base import Distribution, SampleShape, flat_actions
 from rlzmq.modules.distributions.deterministic import TorchDeterministic
 
 __all__ = ["TorchCategorical", "TorchMultiCategorical", "sample_categorical"]
@@ -94,8 +94,11 @@ class TorchCategorical(Distribution):
             index = index + self.start
         return index if self.dtype is torch.int64 else index.to(self.dtype)
 
-    def sample(self, *, generator: torch.Generator | None = None) -> Tensor:
-        index = sample_categorical(self.log_probs.detach(), generator)
+    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Tensor:
+        log_probs = self.log_probs.detach()
+        if sample_shape:
+            log_probs = log_probs.expand(*sample_shape, *log_probs.shape)
+        index = sample_categorical(log_probs, generator)
         return self._to_action(index.squeeze(-1))
 
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
@@ -107,7 +110,10 @@ class TorchCategorical(Distribution):
         index = value.long()
         if self.start:
             index = index - self.start
-        return self.log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        log_probs = self.log_probs
+        if index.dim() >= log_probs.dim():
+            log_probs = log_probs.expand(*index.shape, -1)
+        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
     def _bounded(self) -> Tensor:
         # -inf times a probability of 0 would be NaN
@@ -185,15 +191,15 @@ class TorchMultiCategorical(Distribution):
             index = index.reshape(*index.shape[:-1], *self.action_shape)
         return index if self.dtype is torch.int64 else index.to(self.dtype)
 
-    def sample(self, *, generator: torch.Generator | None = None) -> Tensor:
-        return self._to_action(self._categorical.sample(generator=generator))
+    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Tensor:
+        return self._to_action(self._categorical.sample(sample_shape=sample_shape, generator=generator))
 
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         index, logp = self._categorical.sample_and_logp(generator=generator)
         return self._to_action(index), logp.sum(-1)
 
     def logp(self, value: Tensor) -> Tensor:
-        index = value.reshape(self._categorical.logits.shape[:-1]).long()
+        index = flat_actions(value, self.action_shape, self._categorical.logits.shape[:-1]).long()
         if self.start is not None:
             index = index - torch.tensor(self.start, device=index.device)
         return self._categorical.logp(index).sum(-1)

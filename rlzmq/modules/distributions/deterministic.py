@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlzmq.modules.distributions.base import Distribution
+from rlzmq.modules.distributions.base import Distribution, SampleShape
 
 __all__ = ["TorchDeterministic"]
 
@@ -28,11 +28,13 @@ class TorchDeterministic(Distribution):
     def from_logits(cls, logits: Tensor) -> Self:
         return cls(logits)
 
-    def sample(self, *, generator: torch.Generator | None = None) -> Tensor:
-        return self.loc.detach()
+    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Tensor:
+        return self.rsample(sample_shape=sample_shape).detach()
 
-    def rsample(self, *, generator: torch.Generator | None = None) -> Tensor:
-        return self.loc
+    def rsample(
+        self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.loc.expand(*sample_shape, *self.loc.shape) if sample_shape else self.loc
 
     def logp(self, value: Any) -> Tensor:
         raise ValueError("a deterministic action has no log-probability: ask the distribution it came from")

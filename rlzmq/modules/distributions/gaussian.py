@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlzmq.modules.distributions.base import Distribution
+from rlzmq.modules.distributions.base import Distribution, SampleShape, flat_actions
 from rlzmq.modules.distributions.deterministic import TorchDeterministic
 
 __all__ = ["TorchDiagGaussian", "TorchSquashedGaussian"]
@@ -63,17 +63,20 @@ class TorchDiagGaussian(Distribution):
         return flat if shape is None else flat.reshape(*flat.shape[:-1], *shape)
 
     def _from_action(self, value: Tensor) -> Tensor:
-        return value if self.action_shape is None else value.reshape(self.loc.shape)
+        return value if self.action_shape is None else flat_actions(value, self.action_shape, self.loc.shape)
 
-    def _noise(self, generator: torch.Generator | None) -> Tensor:
+    def _noise(self, generator: torch.Generator | None, sample_shape: SampleShape = None) -> Tensor:
         loc = self.loc
-        return torch.randn(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
+        shape = (*sample_shape, *loc.shape) if sample_shape else loc.shape
+        return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
 
-    def sample(self, *, generator: torch.Generator | None = None) -> Tensor:
-        return self.rsample(generator=generator).detach()
+    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Tensor:
+        return self.rsample(sample_shape=sample_shape, generator=generator).detach()
 
-    def rsample(self, *, generator: torch.Generator | None = None) -> Tensor:
-        return self._to_action(torch.addcmul(self.loc, self.std, self._noise(generator)))
+    def rsample(
+        self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self._to_action(torch.addcmul(self.loc, self.std, self._noise(generator, sample_shape)))
 
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         noise = self._noise(generator)
@@ -171,11 +174,13 @@ class TorchSquashedGaussian(Distribution):
             log_slope = log_slope + math.log(half_width)
         return gaussian_logp - log_slope.sum(-1)
 
-    def sample(self, *, generator: torch.Generator | None = None) -> Tensor:
-        return self._squash(self._gaussian.sample(generator=generator))
+    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Tensor:
+        return self._squash(self._gaussian.sample(sample_shape=sample_shape, generator=generator))
 
-    def rsample(self, *, generator: torch.Generator | None = None) -> Tensor:
-        return self._squash(self._gaussian.rsample(generator=generator))
+    def rsample(
+        self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self._squash(self._gaussian.rsample(sample_shape=sample_shape, generator=generator))
 
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         raw, gaussian_logp = self._gaussian.sample_and_logp(generator=generator)
@@ -190,7 +195,7 @@ class TorchSquashedGaussian(Distribution):
 
     def logp(self, value: Tensor) -> Tensor:
         if self.action_shape is not None:
-            value = value.reshape(self._gaussian.loc.shape)
+            value = flat_actions(value, self.action_shape, self._gaussian.loc.shape)
         unit = (value - self._low) * (2.0 / (self._high - self._low)) - 1.0
         raw = torch.atanh(unit.clamp(-1.0 + 1e-6, 1.0 - 1e-6))
         return self._logp_of_raw(raw, self._gaussian.logp(raw))

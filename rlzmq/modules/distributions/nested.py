@@ -9,7 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from rlzmq.modules.distributions.base import Distribution
+from rlzmq.modules.distributions.base import Distribution, SampleShape
 
 __all__ = ["TorchMultiDistribution"]
 
@@ -31,17 +31,21 @@ class TorchMultiDistribution(Distribution):
     input_lens: ClassVar[Any] = None
     space: ClassVar[gym.Space[Any] | None] = None
 
-    def __init__(self, children: Any) -> None:
+    def __init__(self, child_distribution_struct: Any) -> None:
         """Args:
-        children: A tree of distributions.
+        child_distribution_struct: A tree of distributions.
         """
         leaves: list[Any]
-        leaves, self._treespec = optree.tree_flatten(children)
+        leaves, self._treespec = optree.tree_flatten(child_distribution_struct)
         self._children: list[Distribution] = leaves
 
     @classmethod
     def from_logits(
-        cls, logits: Tensor, child_distribution_cls_struct: Any = None, input_lens: Any = None
+        cls,
+        logits: Tensor,
+        child_distribution_cls_struct: Any = None,
+        input_lens: Any = None,
+        space: gym.Space[Any] | None = None,
     ) -> Self:
         if child_distribution_cls_struct is None:
             child_distribution_cls_struct = cls.child_distribution_cls_struct
@@ -59,11 +63,15 @@ class TorchMultiDistribution(Distribution):
         leaves: list[Any] = self._treespec.flatten_up_to(value)
         return leaves
 
-    def sample(self, *, generator: torch.Generator | None = None) -> Any:
-        return self._treespec.unflatten([child.sample(generator=generator) for child in self._children])
+    def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
+        return self._treespec.unflatten(
+            [child.sample(sample_shape=sample_shape, generator=generator) for child in self._children]
+        )
 
-    def rsample(self, *, generator: torch.Generator | None = None) -> Any:
-        return self._treespec.unflatten([child.rsample(generator=generator) for child in self._children])
+    def rsample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
+        return self._treespec.unflatten(
+            [child.rsample(sample_shape=sample_shape, generator=generator) for child in self._children]
+        )
 
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Any, Tensor]:
         values, logps = zip(

@@ -1,0 +1,148 @@
+"""An algorithm's state as users see it, a tree under RLlib's names, and as checkpoints store it, in parts.
+
+{"learner_group": {"learner": …}, "env_runners": {"runner-0": …}, …}        the tree
+{"learner_group/learner": …, "env_runners/runner-0": …, …}                  its parts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = ["COMPONENTS", "part_of", "select", "to_parts", "to_tree", "wants"]
+
+COMPONENTS = (
+    "accounting",
+    "algorithm",
+    "env_runner",
+    "env_runners",
+    "eval_env_runners",
+    "evaluation",
+    "learner_group",
+    "modules",
+)
+_GROUPS = ("learner_group", "env_runners", "eval_env_runners")  # each of their entries is a part of its own
+
+
+def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of these parts."""
+    tree: dict[str, Any] = {}
+    for name, state in parts.items():
+        top, _, rest = name.partition("/")
+        if rest:
+            tree.setdefault(top, {})[rest] = state
+        else:
+            tree[top] = state
+    return tree
+
+
+def to_parts(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a tree, or of part of one; what is in parts already stays so.
+
+    Raises:
+        ValueError: An unknown component.
+    """
+    parts: dict[str, Any] = {}
+    for name, value in state.items():
+        check_component(name)
+        if name in _GROUPS:
+            parts |= {f"{name}/{rest}": part for rest, part in value.items()}
+        else:
+            parts[name] = value
+    return parts
+
+
+def check_component(path: str) -> None:
+    """Raise ValueError if a path begins with the name of no component."""
+    top = path.partition("/")[0]
+    if top not in COMPONENTS:
+        raise ValueError(f"an Algorithm's state has no component {top!r}.{did_you_mean(top, COMPONENTS)}")
+
+
+def wants(
+    component: str,
+    components: str | Collection[str] | None,
+    not_components: str | Collection[str] | None = None,
+) -> bool:
+    """Whether anything of a top-level component is asked for.
+
+    Raises:
+        ValueError: An unknown name is.
+    """
+    wanted, unwanted = _paths(components), _paths(not_components) or []
+    return component not in unwanted and (
+        wanted is None or any(path.partition("/")[0] == component for path in wanted)
+    )
+
+
+def select(
+    tree: Mapping[str, Any],
+    components: str | Collection[str] | None,
+    not_components: str | Collection[str] | None = None,
+) -> dict[str, Any]:
+    """The part of a tree that is asked for.
+
+    Args:
+        tree: A state.
+        components: Paths such as ``"learner_group/learner/rl_module/p0"``; None: all. What the tree does not have
+            is left out.
+        not_components: Paths that are left out.
+
+    Raises:
+        ValueError: A path begins with the name of no component.
+    """
+    selected: dict[str, Any] = dict(tree) if components is None else {}
+    for path in _paths(components) or ():
+        selected = _with(selected, tree, path)
+    for path in _paths(not_components) or ():
+        selected = _without(selected, path)
+    return selected
+
+
+def part_of(tree: Mapping[str, Any], path: str) -> Any:
+    """What is at a path; None where there is nothing. A key may hold slashes (module ids do)."""
+    here: Any = tree
+    while path:
+        key = _key(here, path)
+        if key is None:
+            return None
+        here, path = here[key], path[len(key) + 1 :]
+    return here
+
+
+def _paths(names: str | Collection[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    paths = [names.strip("/")] if isinstance(names, str) else [name.strip("/") for name in names]
+    for path in paths:
+        check_component(path)
+    return paths
+
+
+def _key(tree: Any, path: str) -> str | None:
+    """The key that the path goes through: its first name, or all of it."""
+    keys = (path, path.partition("/")[0])
+    return next((key for key in keys if isinstance(tree, Mapping) and key in tree), None)
+
+
+def _with(selected: Mapping[str, Any], tree: Any, path: str) -> dict[str, Any]:
+    key = _key(tree, path)
+    if key is None:
+        return dict(selected)
+    rest = path[len(key) + 1 :]
+    if not rest:
+        return {**selected, key: tree[key]}
+    inner = _with(selected.get(key, {}), tree[key], rest)
+    return {**selected, key: inner} if inner else dict(selected)
+
+
+def _without(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
+    key = _key(tree, path)
+    if key is None:
+        return dict(tree)
+    rest = path[len(key) + 1 :]
+    if not rest:
+        return {name: value for name, value in tree.items() if name != key}
+    return {**tree, key: _without(tree[key], rest)} if isinstance(tree[key], Mapping) else dict(tree)

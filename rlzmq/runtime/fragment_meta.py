@@ -1,0 +1,57 @@
+"""What a runner says of its fragment beside the data, looked at before the driver acts on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlzmq.core.metrics import MetricsLogger
+from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.values import unpack_blob
+from rlzmq.runners.episode_metrics import EpisodeMetrics
+from rlzmq.runners.fragment_metas import add_fragment_metas
+from rlzmq.runtime.connector_sync import ConnectorSync
+
+__all__ = ["MetaCheck"]
+
+
+class MetaCheck:
+    """Tries metas on metrics and connectors of its own, so that one that lies cannot end the run.
+
+    Args:
+        config: The run's.
+        spaces: As of `ConnectorSync`.
+    """
+
+    def __init__(self, config: Any, spaces: Any) -> None:
+        self._logger = MetricsLogger()
+        self._connectors = ConnectorSync(config, spaces)
+
+    def open(self, blob: Any, *, is_trusted: bool) -> dict[str, Any]:
+        """The meta in a fragment's last frame.
+
+        Args:
+            blob: As it came.
+            is_trusted: Of a runner that this driver has started: it runs this very code.
+
+        Raises:
+            ValueError: Not a meta, or not one that can be used.
+        """
+        try:
+            meta = unpack_blob(blob)
+        except WireError as error:
+            raise ValueError(str(error)) from error
+        if not isinstance(meta, dict):
+            raise ValueError(f"expected a dict, got {type(meta).__name__}")
+        if not is_trusted or meta.get("custom_metrics"):
+            self._try(meta, keeps_errors=is_trusted)
+        return meta
+
+    def _try(self, meta: dict[str, Any], *, keeps_errors: bool) -> None:
+        try:
+            add_fragment_metas(EpisodeMetrics(), self._logger, [meta])
+            self._logger.reduce()
+            if not keeps_errors and meta.get("connector_delta"):
+                self._connectors.merge([meta["connector_delta"]])
+        except Exception as error:
+            if not keeps_errors:  # else the user's code logged what does not fit: the run says so itself
+                raise ValueError(f"{type(error).__name__}: {error}") from error

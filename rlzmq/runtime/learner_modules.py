@@ -1,0 +1,95 @@
+"""Modules of a learner group that stands alone: weights from checkpoints, modules more or less."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core.errors import CheckpointError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.modules.saving import read_module_states
+
+__all__ = ["one_less", "one_more", "weights_to_load"]
+
+Changed = tuple[Any, Any, Callable[[Any], Any]]
+
+
+def weights_to_load(
+    module_spec: Any,
+    *,
+    multi_rl_module_ckpt_dir: str | Path | None,
+    modules_to_load: Collection[str] | None,
+    rl_module_ckpt_dirs: Mapping[str, str | Path] | None,
+) -> dict[str, Any]:
+    """Module id → weights; arguments and errors are as of `AsyncLearnerGroup.load_module_state`."""
+    mine = module_spec.as_multi_rl_module_spec()
+    weights: dict[str, Any] = {}
+    if multi_rl_module_ckpt_dir is not None:
+        found = read_module_states(multi_rl_module_ckpt_dir)
+        for module_id in (
+            [mid for mid in found if mid in mine] if modules_to_load is None else modules_to_load
+        ):
+            if module_id not in found:
+                names = did_you_mean(module_id, found)
+                raise CheckpointError(f"{multi_rl_module_ckpt_dir} has no module {module_id!r}.{names}")
+            weights[module_id] = found[module_id]
+    for module_id, path in (rl_module_ckpt_dirs or {}).items():
+        weights[module_id] = read_module_states(path, module_id)
+    for module_id in weights:
+        mine[module_id]  # KeyError: the learners do not have it
+    return weights
+
+
+def one_more(
+    config: Any,
+    module_spec: Any,
+    module_id: str,
+    new: Any,
+    *,
+    config_overrides: Mapping[str, Any] | None,
+    new_should_module_be_updated: Any,
+) -> Changed:
+    """(config, specs, what adds the module to a learner); arguments as of `AsyncLearnerGroup.add_module`."""
+    specs = _copied(module_spec)
+    specs.add_modules({module_id: new}, override=False)
+    config = config.copy(copy_frozen=False)
+    if config_overrides:
+        per_module = dict(config.algorithm_config_overrides_per_module)
+        config.algorithm_config_overrides_per_module = {**per_module, module_id: dict(config_overrides)}
+
+    def change(learner: Any) -> None:
+        learner.add_module(
+            module_id=module_id,
+            module_spec=new,
+            config_overrides=config_overrides,
+            new_should_module_be_updated=new_should_module_be_updated,
+        )
+
+    return _training(config, new_should_module_be_updated), specs, change
+
+
+def one_less(config: Any, module_spec: Any, module_id: str, *, new_should_module_be_updated: Any) -> Changed:
+    """(config, specs, what removes the module from a learner)."""
+    specs = _copied(module_spec)
+    specs[module_id]  # KeyError: there is none
+    specs.remove_modules(module_id)
+
+    def change(learner: Any) -> None:
+        learner.remove_module(module_id, new_should_module_be_updated=new_should_module_be_updated)
+
+    return _training(config.copy(copy_frozen=False), new_should_module_be_updated), specs, change
+
+
+def _copied(module_spec: Any) -> Any:
+    specs = copy.copy(module_spec.as_multi_rl_module_spec())
+    specs.rl_module_specs = dict(specs.rl_module_specs)
+    return specs
+
+
+def _training(config: Any, to_train: Any) -> Any:
+    if to_train is not None:
+        config.policies_to_train = to_train
+    config.freeze()
+    return config

@@ -1,0 +1,318 @@
+"""Parts of a run's state: modules out of its checkpoints, components by name, and whose checkpoint it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import (
+    PPO,
+    Algorithm,
+    AsyncAlgorithm,
+    CheckpointError,
+    MeanStdFilter,
+    MultiRLModule,
+    PPOConfig,
+    RLModule,
+    RLModuleSpec,
+    TorchRLModule,
+)
+from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
+from rlzmq.envs.examples import MultiAgentCartPole
+from rlzmq.modules.default_models import DefaultActorCriticModule
+
+MODULES = "learner_group/learner/rl_module"
+
+
+def small(**debugging: Any) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        .training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .debugging(seed=1, **debugging)
+    )
+
+
+def two_agents() -> PPOConfig:
+    return (
+        small()
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .multi_agent(
+            policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: f"p{agent_id}"
+        )
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    np.testing.assert_equal(one, other)
+    return True
+
+
+def weights_of(algo: Any, module_id: str = "default_policy") -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in algo.get_module(module_id).get_state().items()}
+
+
+@pytest.fixture(scope="module")
+def one_module(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, np.ndarray]]:
+    """A checkpoint of one module, and its weights."""
+    with small().build() as algo:
+        algo.train()
+        return algo.save_to_path(tmp_path_factory.mktemp("one") / "c"), weights_of(algo)
+
+
+@pytest.fixture(scope="module")
+def two_modules(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, np.ndarray]]]:
+    """A checkpoint of two modules, and their weights."""
+    with two_agents().build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path_factory.mktemp("two") / "c")
+        return path, {module_id: weights_of(algo, module_id) for module_id in ("p0", "p1")}
+
+
+# -- modules ----------------------------------------------------------------------------------------
+
+
+def test_a_module_comes_out_of_an_algorithms_checkpoint(one_module: Any, two_modules: Any) -> None:
+    path, weights = one_module
+    for place in (path, f"{path}/{MODULES}/default_policy"):
+        module = RLModule.from_checkpoint(place)
+        assert type(module) is DefaultActorCriticModule
+        assert same(module.get_state(), weights)
+    for place in (path, f"{path}/learner_group", f"{path}/learner_group/learner", f"{path}/{MODULES}"):
+        assert same(MultiRLModule.from_checkpoint(place).get_state(), {"default_policy": weights})
+    path, both = two_modules
+    assert same(MultiRLModule.from_checkpoint(path).get_state(), both)
+    assert same(RLModule.from_checkpoint(f"{path}/{MODULES}/p1").get_state(), both["p1"])
+    with pytest.raises(CheckpointError, match=r"no module 'p7'.*p0"):
+        RLModule.from_checkpoint(f"{path}/{MODULES}/p7")
+    with pytest.raises(CheckpointError, match=r"no modules at 'env_runner', but at 'learner_group"):
+        RLModule.from_checkpoint(f"{path}/env_runner")
+
+
+def test_a_run_begins_with_the_weights_of_another(one_module: Any, two_modules: Any) -> None:
+    path, weights = one_module
+    both_path, both = two_modules
+    for place in (path, f"{path}/{MODULES}/default_policy"):
+        with small().rl_module(rl_module_spec=RLModuleSpec(load_state_path=place)).build() as algo:
+            assert same(weights_of(algo), weights)
+            new = algo.save_to_path(Path(path).parent / "new")
+        assert same(RLModule.from_checkpoint(new).get_state(), weights)
+    spec = RLModuleSpec(load_state_path=f"{both_path}/{MODULES}/p1")
+    with small().rl_module(rl_module_spec=spec).build() as algo:
+        assert same(weights_of(algo), both["p1"])
+
+
+def test_a_checkpoint_without_specs_lends_its_weights(one_module: Any, tmp_path: Path) -> None:
+    path, weights = one_module
+    parts = {name: part for name, part in read_checkpoint(path).items() if name != "modules"}
+    old = str(write_checkpoint(tmp_path / "old", parts, about={"algorithm": "PPO", "config": "PPOConfig"}))
+    with pytest.raises(CheckpointError, match="load_state_path"):
+        RLModule.from_checkpoint(old)
+    spaces = {
+        "observation_space": gym.spaces.Box(-np.inf, np.inf, (4,), np.float32),
+        "action_space": gym.spaces.Discrete(2),
+    }
+    model_config = {"fcnet_hiddens": [8], "vf_share_layers": False}
+    spec = RLModuleSpec(**spaces, model_config=model_config, load_state_path=old)
+    assert same(spec.build().get_state(), weights)
+
+
+def test_the_learner_group_loads_modules(one_module: Any, two_modules: Any) -> None:
+    path, both = two_modules
+    with two_agents().debugging(seed=9).build() as algo:
+        before = weights_of(algo, "p0")
+        algo.learner_group.load_module_state(multi_rl_module_ckpt_dir=path, modules_to_load=["p1"])
+        assert same(weights_of(algo, "p1"), both["p1"])
+        assert same(weights_of(algo, "p0"), before)
+        algo.learner_group.load_module_state(
+            multi_rl_module_ckpt_dir=path, rl_module_ckpt_dirs={"p1": one_module[0]}
+        )
+        assert same(weights_of(algo, "p0"), both["p0"])
+        assert same(weights_of(algo, "p1"), one_module[1])
+        algo.train()
+        with pytest.raises(CheckpointError, match=r"no module 'p2'"):
+            algo.learner_group.load_module_state(multi_rl_module_ckpt_dir=path, modules_to_load=["p2"])
+        with pytest.raises(KeyError, match="p2"):
+            algo.learner_group.load_module_state(rl_module_ckpt_dirs={"p2": one_module[0]})
+
+
+# -- components -------------------------------------------------------------------------------------
+
+
+def test_one_component_is_restored_and_all_else_stays(one_module: Any, two_modules: Any) -> None:
+    path, both = two_modules
+    single, weights = one_module
+    with two_agents().debugging(seed=9).build() as algo:
+        algo.train()
+        algo.restore_from_path(path, component=f"{MODULES}/p1")  # the same one there
+        assert same(weights_of(algo, "p1"), both["p1"])
+        algo.restore_from_path(f"{path}/{MODULES}/p1", component=f"{MODULES}/p0")  # another one
+        assert same(weights_of(algo, "p0"), both["p1"])
+        algo.restore_from_path(single, component=f"{MODULES}/p0")  # the only one
+        assert same(weights_of(algo, "p0"), weights)
+        own = algo.get_module("p0").save_to_path(Path(path).parent / "module")
+        algo.restore_from_path(own, component=f"{MODULES}/p1")
+        assert same(weights_of(algo, "p1"), weights)
+        assert same(algo.env_runner.module["p1"].get_state(inference_only=True)["pi.layers.0.weight"],
+                    weights["pi.layers.0.weight"])  # fmt: skip
+        assert algo.iteration == 1
+        algo.restore_from_path(path, component=MODULES)
+        assert same({module_id: weights_of(algo, module_id) for module_id in both}, both)
+        with pytest.raises(KeyError, match=r"no module 'p2'.*p0"):
+            algo.restore_from_path(single, component=f"{MODULES}/p2")
+        with pytest.raises(CheckpointError, match="no component 'learner_group/teacher'"):
+            algo.restore_from_path(path, component="learner_group/teacher")
+        assert algo.train()["training_iteration"] == 2
+
+
+def test_the_state_is_a_tree_of_which_one_may_ask_for_parts() -> None:
+    config = small().env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
+    with config.build() as algo:
+        algo.train()
+        whole = algo.get_state()
+        weights = whole["learner_group"]["learner"]["rl_module"]["default_policy"]
+        part = algo.get_state(components=f"{MODULES}/default_policy")
+        assert same(part, {"learner_group": {"learner": {"rl_module": {"default_policy": weights}}}})
+        assert algo.get_state(["env_runner", "accounting"]).keys() == {"env_runner", "accounting"}
+        assert algo.get_state("eval_env_runners") == {}
+        without = algo.get_state(not_components=["env_runners", "learner_group/learner/optimizer"])
+        assert set(whole) - set(without) == {"env_runners"}
+        assert set(whole["learner_group"]["learner"]) - set(without["learner_group"]["learner"]) == {
+            "optimizer"
+        }
+        with pytest.raises(ValueError, match=r"'learner'.*Did you mean 'learner_group'"):
+            algo.get_state("learner")
+        with pytest.raises(ValueError, match="no component 'leaner_group'"):
+            algo.set_state({"leaner_group": {}})
+
+
+def test_parts_of_a_state_are_taken_over() -> None:
+    config = small().env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
+    with config.build() as algo, small().debugging(seed=5).build() as plain:
+        algo.train()
+        saved = algo.get_state()
+        algo.train()
+        plain.set_state({"learner_group": saved["learner_group"]})
+        assert same(weights_of(plain), saved["learner_group"]["learner"]["rl_module"]["default_policy"])
+        assert plain.iteration == 0
+        algo.set_state({"env_runner": saved["env_runner"]})
+        assert same(algo.get_state("env_runner"), {"env_runner": saved["env_runner"]})
+        assert algo.iteration == 2
+        algo.set_state({"algorithm": {"iteration": 7}})
+        assert algo.train()["training_iteration"] == 8
+        algo.set_state(saved)
+        assert algo.iteration == 1
+
+
+async def test_the_async_face_does_it_too(one_module: Any) -> None:
+    path, weights = one_module
+    async with small().debugging(seed=5).build_async() as algo:
+        await algo.restore_from_path(path, component=f"{MODULES}/default_policy")
+        state = await algo.get_state(components=MODULES)
+        assert same(state, {"learner_group": {"learner": {"rl_module": {"default_policy": weights}}}})
+        await algo.set_state(state)
+
+
+# -- whose checkpoint it is -------------------------------------------------------------------------
+
+
+class OwnStep(PPO):
+    """A PPO whose training step is its own."""
+
+    def training_step(self) -> None:
+        self.learner_group.update(episodes=self.env_runner_group.sample(num_timesteps=100))
+        self.sync_weights()
+
+
+class OwnConfig(PPOConfig):
+    """A config with a default of its own."""
+
+    def get_default_learner_class(self) -> Any:
+        return super().get_default_learner_class()
+
+
+async def test_another_class_does_not_go_on_silently(tmp_path: Path) -> None:
+    with OwnStep(small()) as algo:
+        path = algo.save_to_path(tmp_path / "checkpoints" / "000000")
+    for face in (Algorithm.from_checkpoint, Algorithm.resume):
+        with pytest.raises(CheckpointError, match=r"saved by OwnStep.*OwnStep\.from_checkpoint.*config="):
+            face(path if face == Algorithm.from_checkpoint else tmp_path)
+    with pytest.raises(CheckpointError, match=r"saved by OwnStep"):
+        await AsyncAlgorithm.from_checkpoint(path)
+    with OwnStep.from_checkpoint(path) as algo:
+        assert type(algo) is OwnStep
+    chosen = PPOConfig(algo_class=OwnStep).update_from_dict(small().given())
+    with Algorithm.from_checkpoint(path, config=chosen) as algo:
+        assert type(algo) is OwnStep
+    with PPO.from_checkpoint(path) as algo:  # said so
+        assert type(algo) is PPO
+    async with small().build_async() as running:
+        path = await running.save_to_path(tmp_path / "async")
+    with Algorithm.from_checkpoint(path) as algo:
+        assert type(algo) is PPO
+
+
+def test_a_config_class_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    config = OwnConfig().update_from_dict(small().given())
+    with config.build() as algo:
+        path = algo.save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"OwnConfig.*Pass config=.*trust_code=True"):
+        Algorithm.from_checkpoint(path)
+    for options in ({"config": config}, {"trust_code": True}):
+        with Algorithm.from_checkpoint(path, **options) as algo:
+            assert type(algo.config) is OwnConfig
+
+    class Local(PPOConfig):
+        pass
+
+    with Local().update_from_dict(small().given()).build() as algo:
+        path = algo.save_to_path(tmp_path / "local")
+    with pytest.raises(CheckpointError, match=r"Local.*Pass config="):
+        Algorithm.from_checkpoint(path, trust_code=True)
+
+
+def test_a_run_that_goes_on_keeps_its_seed(tmp_path: Path) -> None:
+    config = small().debugging(seed=None)
+    with config.build() as algo:
+        algo.save_to_path(tmp_path / "checkpoints" / "000000")
+        seed = algo.config.seed
+    with Algorithm.from_checkpoint(tmp_path, config=config) as algo:
+        assert algo.config.seed == seed
+    with PPO.resume(tmp_path, config=config) as algo:
+        assert algo.config.seed == seed
+    with PPO.resume(tmp_path, config=small()) as algo:
+        assert algo.config.seed == 1
+
+
+# -- places -----------------------------------------------------------------------------------------
+
+
+def test_a_place_that_is_no_directory_is_refused(
+    one_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    away = r"s3:/.*is no directory of this machine.*copy it as a whole"
+    with small().build() as algo:
+        for place in ("s3://bucket/x", Path("s3://bucket/x"), "file://elsewhere/x"):
+            with pytest.raises(CheckpointError, match=away.replace("s3", str(place)[:2] + ".*")):
+                algo.save_to_path(place)
+        with pytest.raises(CheckpointError, match=away):
+            algo.keep_checkpoints("s3://bucket/x")
+        with pytest.raises(CheckpointError, match=away):
+            algo.restore_from_path("s3://bucket/x")
+        with pytest.raises(CheckpointError, match=away):
+            algo.get_module().save_to_path("s3://bucket/x")
+        with pytest.raises(CheckpointError, match=away):
+            Algorithm.resume("s3://bucket/x", config=small())
+        assert list(tmp_path.iterdir()) == []
+        written = algo.save_to_path(f"file://{tmp_path}/a%20b")
+    assert written == str(tmp_path / "a b")
+    with Algorithm.from_checkpoint(f"file://{tmp_path}/a%20b") as algo:
+        assert algo.iteration == 0
+    assert isinstance(RLModule.from_checkpoint(Path(f"file://{one_module[0]}")), TorchRLModule)

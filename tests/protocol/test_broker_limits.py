@@ -1,0 +1,254 @@
+"""What one peer, or time, may do to a broker: bounded memory, no foreign names, no impossible numbers."""
+
+from __future__ import annotations
+
+import pytest
+from core_fakes import Bench
+
+from rlzmq.protocol.driver_core import parse_report
+from rlzmq.protocol.events import Stop, Tick
+from rlzmq.protocol.messages import (
+    Notice,
+    Pause,
+    Progress,
+    Refused,
+    Rejected,
+    Reset,
+    Resume,
+    RunnerState,
+    ShardPlan,
+    ShardRefused,
+    Train,
+    UpdateReport,
+    Welcome,
+)
+from rlzmq.protocol.schema import FragmentId
+
+
+def _running(**options) -> Bench:
+    bench = Bench(**options)
+    bench.ready_run(batch=20)
+    bench.runner()
+    return bench
+
+
+def _train(bench: Bench, update_id: int) -> UpdateReport:
+    """One update from its fragment to its report."""
+    if update_id:
+        bench.open(update_id, batch=20)
+    (lease,) = bench.leases()
+    bench.fragment(lease.lease_id, version=update_id)
+    plan = bench.make_ready()
+    assert bench.sent("learner-0", Train)
+    out = bench.done(plan)
+    (report,) = [item for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
+    bench.weights(update_id + 1)
+    return parse_report(report.message, report.payload)
+
+
+# ------------------------------------------------------------------ who it is
+
+
+def test_a_connection_is_one_peer_at_a_time():
+    bench = _running()
+    assert bench.state.leases.leased_env_steps() == 20
+    for index in range(50):
+        bench.hello(
+            "runner", "runner", num_envs=4, name=f"runner-{index}", uuid=f"another-{index}", hello_id=1
+        )
+    assert list(bench.state.runners) == list(bench.state.leases.available) == ["another-49"]
+    assert bench.state.leases.leased_env_steps() == 20, "what the others had is free again"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"uuid": "u" * 201}, {"name": "n" * 201}, {"next_seq": 2**63 - 1}, {"first_unacked": 2**50}]
+)
+def test_an_impossible_hello_is_refused(fields):
+    bench = Bench()
+    bench.hello("runner", "runner", num_envs=4, **fields)
+    assert bench.sent("runner", Refused)[0].reason == "identity"
+    assert not bench.state.runners
+
+
+def test_names_and_hellos_of_the_past_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr("rlzmq.protocol.broker_state._MAX_KNOWN", 10)
+    bench = Bench()
+    for index in range(30):
+        bench.hello(f"{index}", "runner", num_envs=1)
+    assert len(bench.state.names) == len(bench.state.hello_ids) == 10
+
+
+# ------------------------------------------------------------------ what it says
+
+
+def test_a_fragment_under_another_name_leaves_no_trace():
+    bench = _running()
+    bench.runner("victim")
+    for seq in range(9):
+        bench.fragment(runner="runner", seq=seq, incarnation=2)
+        assert bench.sent("runner", Rejected)[0].reason == "fenced"
+    assert bench.state.ledger.accounting.sampled == 0
+    assert list(bench.state.ledger.runners) == [("uuid-runner", 1), ("uuid-victim", 1)]
+    bench.fragment(runner="runner", seq=9, incarnation=2)
+    assert bench.sent("runner", Refused)[0].reason == "expelled"
+
+
+@pytest.mark.parametrize("fields", [{"seq": 2**62}, {"steps": 2**62}, {"steps": -1}])
+def test_an_impossible_number_leaves_no_trace(fields):
+    bench = _running()
+    bench.fragment(**fields)
+    assert bench.sent("driver", Notice)[0].event == "protocol_error"
+    accounting = bench.state.ledger.accounting
+    assert (accounting.sampled, sum(accounting.dropped.values())) == (0, 0)
+    assert bench.state.ledger.runner("uuid-runner", 1).beyond == set()
+
+
+def test_a_runner_cannot_be_done_with_what_it_never_sent():
+    bench = _running()
+    bench.send("runner", RunnerState(2**60, 2**60, (), (), False, 1, 0, -1, 0, 0))
+    assert bench.sent("driver", Notice)[0].event == "protocol_error"
+    assert bench.state.ledger.runner("uuid-runner", 1).watermark == 0
+
+
+def test_fragments_of_a_fenced_process_are_counted_only_as_far_as_it_may_have_sent_them():
+    bench = _running()
+    bench.hello("again", "runner", num_envs=4, name="runner", uuid="newer", incarnation=2)
+    for seq in (0, 2**62):
+        bench.fragment(seq=seq)
+        assert bench.sent("runner", Rejected)[0].reason == "fenced"
+    assert bench.state.ledger.accounting.dropped == {"fenced": 20}
+
+
+def test_a_batch_that_one_runner_holds_is_taken_back_by_a_new_broker():
+    bench = Bench(window_bytes=100, memory_bytes=100)
+    bench.driver()
+    for name in "abc":
+        bench.runner(name)
+    for _ in range(20):
+        bench.fragment(runner="a")
+        assert bench.sent("a", Rejected) == []
+    assert bench.state.ledger.accounting.pending == 400
+
+
+# ------------------------------------------------------------------ records
+
+
+def test_reports_tell_watermarks_that_moved_and_all_of_them_after_a_reset():
+    bench = _running()
+    assert _train(bench, 0).watermarks == {("uuid-runner", 1): 1}
+    bench.runner("idle")
+    bench.send("driver", Reset(2, 0))
+    bench.learner(generation=2, lineage=2)
+    bench.weights(0, generation=2)
+    bench.open(0, batch=20, min_generation=2)
+    bench.fragment(runner="idle", generation=2)
+    out = bench.done(bench.make_ready())
+    (report,) = [item for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
+    assert parse_report(report.message, report.payload).watermarks == {
+        ("uuid-runner", 1): 1,
+        ("uuid-idle", 1): 1,
+    }
+
+
+def test_a_runner_that_is_gone_for_long_is_forgotten_and_may_not_come_back():
+    bench = _running(forget_after_s=100.0, driver_timeout_s=1e9)
+    _train(bench, 0)
+    bench.now = 20.0
+    bench.event(Tick())  # nobody was heard of since: all are lost
+    assert not bench.state.runners
+    bench.now = 125.0
+    bench.event(Tick())
+    assert not bench.state.ledger.runners
+    assert not bench.state.forgettable
+    bench.runner()
+    assert bench.sent("runner", Refused)[0].reason == "fenced"
+    bench.driver(next_update=1)
+    bench.learner(generation=2, next_update=1)
+    bench.weights(1, generation=2)
+    bench.open(1, batch=20)
+    bench.runner("another")
+    bench.fragment(bench.leases("another")[0].lease_id, runner="another", version=1, generation=2)
+    out = bench.done(bench.make_ready())
+    (report,) = [item for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
+    opened = parse_report(report.message, report.payload)
+    assert list(opened.forgotten) == [("uuid-runner", 1)]
+    assert opened.watermarks == {("uuid-another", 1): 1}
+
+
+# ------------------------------------------------------------------ time, drivers
+
+
+def _ticks(bench: Bench, until: float) -> list:
+    out = []
+    while bench.now < until:
+        bench.now += 0.5
+        out += bench.event(Tick())
+    return out
+
+
+def test_a_broker_that_was_stopped_for_long_does_not_take_its_peers_for_gone():
+    bench = _running()
+    _ticks(bench, 2.0)
+    bench.now += 60.0
+    assert not [item for item in bench.event(Tick()) if isinstance(item, Stop)]
+    assert bench.state.driver is not None
+    assert len(bench.state.runners) == len(bench.state.ranks) == 1
+    assert not any(isinstance(item, Stop) for item in _ticks(bench, bench.now + 30.0))
+    assert bench.state.driver is None, "silent in good time: gone"
+    assert any(isinstance(item, Stop) for item in _ticks(bench, bench.now + 15.0))
+
+
+def test_the_driver_sees_whether_the_broker_is_paused():
+    bench = _running()
+    for message, is_paused in ((Pause(), True), (Resume(), False)):
+        bench.send("driver", message)
+        bench.now += 1.0
+        bench.event(Tick())
+        assert bench.sent("driver", Progress)[0].is_paused is is_paused
+
+
+def test_a_driver_learns_what_others_have_left_here():
+    bench = _running()
+    welcome = bench.sent("driver", Welcome)
+    fresh = Bench()
+    fresh.driver()
+    (welcome,) = fresh.sent("driver", Welcome)
+    assert (welcome.generation, welcome.connector_version, welcome.dropped) == (-1, -1, {})
+    _train(bench, 0)
+    bench.send("driver", Reset(7, 0))
+    bench.hello("next", "driver", name="driver", uuid="uuid-next", incarnation=9)
+    (welcome,) = bench.sent("next", Welcome)
+    assert welcome.generation == 7
+    assert bench.sent("driver", Refused)[0].reason == "fenced"
+    assert bench.sent("runner", Welcome) == []
+
+
+def test_a_driver_that_was_replaced_does_not_come_back_to_a_new_broker():
+    bench = Bench()
+    bench.driver(uuid="second", incarnation=2)
+    bench.hello("first", "driver", name="driver", uuid="first", incarnation=1)
+    assert bench.sent("first", Refused)[0].reason == "fenced"
+    assert bench.state.driver.uuid == "second"
+
+
+def test_a_plan_is_never_larger_than_what_the_fragments_can_hold():
+    bench = Bench()
+    bench.ready_run(batch=4000)
+    bench.runner()
+    bench.fragment(steps=3999)
+    assert bench.sent("learner-0", ShardPlan) == []
+    assert bench.state.ledger.accounting.pending == 0
+
+
+def test_a_runner_whose_fragments_are_of_no_use_is_expelled():
+    bench = Bench()
+    bench.ready_run(batch=20, staleness=1, max_policy_lag=1)
+    bench.runner()
+    for seq in range(10):
+        assert bench.sent("runner", Refused) == []
+        bench.fragment(steps=20)
+        (plan,) = bench.sent("learner-0", ShardPlan)
+        bad = FragmentId("uuid-runner", 1, seq)
+        bench.send("learner-0", ShardRefused(0, plan.attempt, 1, bad, "not_finite", "obs has NaN"))
+    assert bench.sent("runner", Refused)[0].reason == "expelled"
+    assert bench.state.ledger.accounting.dropped == {"rejected": 200}
