@@ -14,6 +14,7 @@ ALLOWED = {
     "net/run_directory.py",
     "runtime/broker.py",
     "runtime/broker_keeper.py",
+    "runtime/found_broker.py",
     "runtime/run_lock.py",
     "telemetry/run_directory.py",
 }

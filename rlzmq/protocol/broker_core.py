@@ -18,6 +18,7 @@ and a new broker rebuilds its ledger from what runners, learners and the driver 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from rlzmq.protocol.broker_grants import Grants, take_acks
@@ -234,7 +235,8 @@ class BrokerCore:
             return
         if isinstance(message, ConfigRequest):
             if state.config is not None:
-                state.send(event.peer, state.config[0], (state.config[1],))
+                config = replace(state.config[0], driver=state.driver_incarnation)
+                state.send(event.peer, config, (state.config[1],))
             else:
                 state.send(event.peer, Refused("no_driver", "no driver has come yet"))
             return
@@ -503,6 +505,7 @@ class BrokerCore:
         self._updates.reset(event.message)
 
     def _on_config(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, Config)
         if event.payload:
             self.state.config = (event.message, event.payload[0])
 

@@ -196,7 +196,7 @@ class Door:
         elif hello.role == "driver":
             if state.driver is not None and state.driver is not peer and state.driver.uuid != hello.uuid:
                 self.forget(state.driver, "left", "another driver took over")
-            state.driver = peer
+            state.driver, state.driver_incarnation = peer, peer.incarnation
             for field in ("package_version", "config_digest", "spaces_digest"):
                 if getattr(hello, field):
                     state.references[field] = getattr(hello, field)

@@ -10,7 +10,7 @@ from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.journal import Journal
 from rlzmq.protocol.leases import LeaseBook, Pace
 from rlzmq.protocol.ledger import Entry, Ledger, RunnerRecord
-from rlzmq.protocol.messages import Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
+from rlzmq.protocol.messages import Config, Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
 from rlzmq.protocol.progress_watch import ProgressWatch, SilenceWatch
 from rlzmq.protocol.ranges import FragmentRange
 from rlzmq.protocol.schema import FragmentId
@@ -181,8 +181,9 @@ class BrokerState:
         self.fenced: OrderedDict[str, None] = OrderedDict()
         self.hello_ids: OrderedDict[str, int] = OrderedDict()
         self.references: dict[str, str] = {}
-        self.config: tuple[WireMessage, Buffer] | None = None
+        self.config: tuple[Config, Buffer] | None = None
         self.driver_seen_at: float | None = None
+        self.driver_incarnation = 0
         # learner group
         self.generation = -1
         self.min_generation = -1

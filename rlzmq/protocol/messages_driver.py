@@ -157,11 +157,16 @@ class Reset(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Config(WireMessage):
-    """The run's configuration for peers that join by themselves. Payload: one frame, opaque here."""
+    """The run's configuration for peers that join by themselves. Payload: one frame, opaque here.
+
+    Attributes:
+        driver: Of the newest driver: its incarnation. The broker fills it in.
+    """
 
     kind: ClassVar[Kind] = Kind.CONFIG
     run_id: str
     config_digest: str
+    driver: int = 0
 
 
 @dataclass(frozen=True, slots=True)

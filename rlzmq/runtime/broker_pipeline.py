@@ -116,6 +116,7 @@ class BrokerPipeline:
             self._run_id,
             self._broker.addresses["data"],
             next_update=version,
+            incarnation=self._broker.epoch if isinstance(self._broker, FoundBroker) else 0,
             on_notice=self._on_notice,
             packed_config=pack_config(self._config) if is_open else b"",
             spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
@@ -123,9 +124,9 @@ class BrokerPipeline:
         )
         await self._driver.start()
         learners = self._learners
-        takes_over = self._config.broker is not None
-        if takes_over:
-            await self._take_over(version)
+        takes_over = isinstance(self._broker, FoundBroker)
+        if isinstance(self._broker, FoundBroker):
+            await self._take_over(version, self._broker.epoch)
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())
         num_ranks = len(learners.handles)
@@ -141,7 +142,7 @@ class BrokerPipeline:
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
 
-    async def _take_over(self, version: int) -> None:
+    async def _take_over(self, version: int, epoch: int) -> None:
         """A broker of somebody else's may have served drivers before this one: it drops what is theirs, and
         this one's learners, connector states and drops count from above theirs."""
         assert self._driver is not None
@@ -152,9 +153,9 @@ class BrokerPipeline:
             raise PeerLostError(f"the broker did not take this driver: {reason} {detail}")
         welcome = driver.welcome.result()
         # Runners may hold what the broker, restarted, knows nothing of; but time goes on.
-        learners.generation = max(learners.generation, welcome.generation, int(time.time())) + 1
+        learners.generation = max(learners.generation, welcome.generation, epoch) + 1
         if self._connectors.is_needed:
-            self._connector_version = max(welcome.connector_version, int(time.time() * 1000))
+            self._connector_version = max(welcome.connector_version, epoch)
         self._reported_dropped = Counter(welcome.dropped)
         driver.reset(learners.generation, version)
 

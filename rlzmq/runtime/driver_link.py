@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +27,7 @@ class DriverLink(PeerLink):
         run_id: Of the run.
         data_address: The broker's.
         next_update: The first update: the weights version that the learners start from.
+        incarnation: See `DriverCore`.
         on_notice: Called with what the broker tells a supervisor.
         trained, dropped: Env steps accounted for before.
         packed_config: The config as one frame, for runners that join by themselves.
@@ -44,6 +44,7 @@ class DriverLink(PeerLink):
         data_address: str,
         *,
         next_update: int,
+        incarnation: int = 0,
         on_notice: Callable[[Notice], None] | None = None,
         trained: int = 0,
         dropped: dict[str, int] | None = None,
@@ -55,7 +56,7 @@ class DriverLink(PeerLink):
             run_id,
             "driver",
             new_peer_id(),
-            incarnation=int(time.time() * 1000),
+            incarnation=incarnation,
             next_update=next_update,
             trained=trained,
             dropped=dropped,

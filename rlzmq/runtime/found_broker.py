@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class FoundBroker:
     Attributes:
         addresses, failed, num_restarts, handle: As of `BrokerKeeper`.
         run_id: The broker's.
+        epoch: Of this driver: above that of any before it. Milliseconds of wall time, unless that was set back.
 
     Raises:
         ConfigurationError: A file is missing, readable by others, or for another role.
@@ -49,6 +51,7 @@ class FoundBroker:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         self.handle: Any = None
+        self.epoch = 0
 
     def keys(self, role: str) -> tuple[str, str]:
         """(server's public key, own secret key) of a local peer of this role."""
@@ -69,6 +72,8 @@ class FoundBroker:
             raise AuthenticationError(
                 f"the broker at {join.addresses['data']} refuses a driver: {answer.reason}, {answer.detail}"
             )
+        before = answer.driver if isinstance(answer, Config) else 0
+        self.epoch = max(before + 1, int(time.time() * 1000))
 
     def worked(self) -> None:
         """An update went through it."""

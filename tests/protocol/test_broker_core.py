@@ -180,7 +180,7 @@ def test_the_configuration_is_given_to_whoever_asks_before_hello():
     bench.driver()
     bench.send("driver", Config("run", "digest"), (b"the config",))
     bench.send("new", ConfigRequest())
-    assert bench.out == [Send(b"new", Config("run", "digest"), (b"the config",))]
+    assert bench.out == [Send(b"new", Config("run", "digest", driver=1), (b"the config",))]
 
 
 # ------------------------------------------------------------------ leases
