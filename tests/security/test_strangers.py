@@ -18,6 +18,8 @@ from rlzmq.protocol.messages import (
     OpenUpdate,
     Rejected,
     Reset,
+    Status,
+    StatusRequest,
     UpdateDone,
     Weights,
     Welcome,
@@ -170,7 +172,7 @@ def test_garbage_under_a_valid_key_is_refused_and_counted(run: tuple[Any, JoinFi
             await conversation.ask(Hello("runner", "runner-y@z", "u5", num_envs=1), Welcome, timeout_s=10)
             for frames in ([b""], [b"\x01"], [b"\xff" * 70_000], [b"\x01\x12\xc1"], [b"\x01"] * 2000):
                 conversation._socket.send(frames)
-            await asyncio.sleep(0)
+            await conversation.ask(StatusRequest(), Status, timeout_s=10)  # answered after all of that
 
     before = sum(status_of(observer)["refused"].values())
     asyncio.run(speak())
