@@ -17,14 +17,18 @@ __all__ = ["MetaCheck"]
 class MetaCheck:
     """Tries metas on metrics and connectors of its own, so that one that lies cannot end the run.
 
+    Where nobody may join, all runners are the run's own and nothing is tried.
+
     Args:
         config: The run's.
         spaces: As of `ConnectorSync`.
     """
 
     def __init__(self, config: Any, spaces: Any) -> None:
-        self._logger = MetricsLogger()
-        self._connectors = ConnectorSync(config, spaces)
+        self._is_joinable = config.listen is not None or config.broker is not None
+        if self._is_joinable:
+            self._logger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
+            self._connectors = ConnectorSync(config, spaces)
 
     def open(self, blob: Any, *, is_trusted: bool) -> dict[str, Any]:
         """The meta in a fragment's last frame.
@@ -42,7 +46,7 @@ class MetaCheck:
             raise ValueError(str(error)) from error
         if not isinstance(meta, dict):
             raise ValueError(f"expected a dict, got {type(meta).__name__}")
-        if not is_trusted or meta.get("custom_metrics"):
+        if self._is_joinable and (not is_trusted or meta.get("custom_metrics")):
             self._try(meta, keeps_errors=is_trusted)
         return meta
 

@@ -10,6 +10,7 @@ import pytest
 
 from rlzmq import PPOConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
+from rlzmq.core.metrics import MetricsLogger, StatsBase
 from rlzmq.protocol.events import Report
 from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.values import pack_blob
@@ -23,6 +24,7 @@ def _config() -> PPOConfig:
     return (
         PPOConfig()
         .environment("CartPole-v1")
+        .networking(listen="tcp://127.0.0.1:0")
         .env_runners(
             num_env_runners=0, env_to_module_connector=lambda env, spaces, device=None: MeanStdFilter()
         )
@@ -52,6 +54,41 @@ def test_a_runners_meta_is_as_it_packed_it(good: dict[str, Any], is_trusted: boo
     opened = MetaCheck(_config(), _spaces()).open(pack_blob(good), is_trusted=is_trusted)
     assert opened.keys() == good.keys()
     assert {"connector_delta", "custom_metrics", "episode_metrics"} <= good.keys()
+
+
+class Product(StatsBase):
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.product = 1.0
+
+    def push(self, value: Any) -> None:
+        self.product *= value
+
+    def peek(self) -> Any:
+        return self.product
+
+    def merge(self, incoming_stats: Any) -> None:
+        for other in incoming_stats:
+            self.product *= other.product
+
+    def get_state(self) -> dict[str, Any]:
+        return {"product": self.product}
+
+    def set_state(self, state: Any) -> None:
+        self.product = state["product"]
+
+
+def test_reductions_of_ones_own_are_known(good: dict[str, Any]) -> None:
+    lookup: dict[str, Any] = {"product": Product}
+    logger = MetricsLogger(stats_cls_lookup=lookup)
+    logger.log_value("mine", 3.0, reduce="product")
+    meta = {**good, "custom_metrics": logger.reduce(compile=False)}
+    config = _config().reporting(custom_stats_cls_lookup=lookup)
+    assert MetaCheck(config, _spaces()).open(pack_blob(meta), is_trusted=False)
+    with pytest.raises(ValueError, match="product"):
+        MetaCheck(_config(), _spaces()).open(pack_blob(meta), is_trusted=False)
 
 
 def _with(**fields: Any) -> Callable[[dict[str, Any]], Any]:
