@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["PieceRef", "PiecesByName"]
+__all__ = ["PieceRef", "PiecesByName", "name_set"]
 
 PieceRef: TypeAlias = str | type[ConnectorV2] | ConnectorV2
 
@@ -65,7 +65,7 @@ class PiecesByName(ConnectorV2):
             components: Only these pieces; None: all.
             not_components: All but these.
         """
-        wanted, unwanted = _name_set(components), _name_set(not_components) or set()
+        wanted, unwanted = name_set(components), name_set(not_components) or set()
         state = {}
         for name, piece in zip(self.piece_names, self.connectors, strict=True):
             if (wanted is None or name in wanted) and name not in unwanted:
@@ -130,7 +130,8 @@ class PiecesByName(ConnectorV2):
         return max((piece.required_lookback for piece in self.connectors), default=0)
 
 
-def _name_set(names: str | Sequence[str] | None) -> set[str] | None:
+def name_set(names: Any) -> set[Any] | None:
+    """The names of an argument that takes several, or one as a str; None where it is None."""
     if names is None:
         return None
     return {names} if isinstance(names, str) else set(names)

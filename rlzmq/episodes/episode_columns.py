@@ -14,7 +14,7 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.lookback_index import index_list
 from rlzmq.episodes.rewards import as_reward, as_rewards
 
-__all__ = ["EpisodeColumns", "Indices", "UnknownColumnError"]
+__all__ = ["EpisodeColumns", "Indices", "UnknownColumnError", "located"]
 
 Indices = int | slice | Sequence[int] | None
 
@@ -37,6 +37,12 @@ class InfosBuffer(InfiniteLookbackBuffer):
 
     def finalize(self) -> None:
         """Infos stay a list."""
+
+
+def located(error: Exception, where: str, column: str) -> Exception:
+    """The same error, its text led by the place (episode, agent) and the column it is about."""
+    kind = type(error) if type(error) in (IndexError, ValueError, TypeError) else ValueError
+    return kind(f"{where}, column {column!r}: {error}")
 
 
 class EpisodeColumns:
@@ -278,9 +284,7 @@ class EpisodeColumns:
         yield from self.extra_model_outputs.items()
 
     def _located(self, error: Exception, column: str) -> Exception:
-        """The same error, its text led by the episode and the column it is about."""
-        kind = type(error) if type(error) in (IndexError, ValueError, TypeError) else ValueError
-        return kind(f"Episode {self.id_!r}, column {column!r}: {error}")
+        return located(error, f"Episode {self.id_!r}", column)
 
     def _check_lengths(self) -> None:
         num_steps, lookback = self.rewards.len_incl_lookback(), self.rewards.lookback

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlzmq.core.tree import tree_map, tree_stack
-from rlzmq.episodes.episode_columns import UnknownColumnError
+from rlzmq.episodes.episode_columns import UnknownColumnError, located
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.lookback_index import index_list, resolve_int, resolve_slice
 
@@ -371,7 +371,7 @@ class MultiAgentGetters:
                 try:
                     values = column.by_agent_steps(indices, neg_index_as_lookback, fill)
                 except (IndexError, ValueError, TypeError) as error:
-                    raise _located(error, f"{self._where()}, agent {agent_id!r}", what) from None
+                    raise located(error, f"{self._where()}, agent {agent_id!r}", what) from None
                 if values is not None:
                     found[agent_id] = values
             return found
@@ -382,7 +382,7 @@ class MultiAgentGetters:
                 indices, self._timeline.lookback, total, neg_index_as_lookback, fill is not None
             )
         except (IndexError, ValueError, TypeError) as error:
-            raise _located(error, self._where(), what) from None
+            raise located(error, self._where(), what) from None
         base = self._timeline.env_t_started - self._timeline.lookback
         by_step = return_list or is_single
         listed: list[dict[Any, Any]] = [{} for _ in positions] if by_step else []
@@ -402,16 +402,10 @@ class MultiAgentGetters:
                 if values is not None:
                     found[agent_id] = values
             except (IndexError, ValueError, TypeError) as error:
-                raise _located(error, f"{self._where()}, agent {agent_id!r}", what) from None
+                raise located(error, f"{self._where()}, agent {agent_id!r}", what) from None
         if return_list:
             return listed
         return listed[0] if is_single else found
-
-
-def _located(error: Exception, where: str, column: str) -> Exception:
-    """The same error, its text led by the place and the column it is about."""
-    kind = type(error) if type(error) in (IndexError, ValueError, TypeError) else ValueError
-    return kind(f"{where}, column {column!r}: {error}")
 
 
 def _private(data: Any) -> Any:

@@ -303,7 +303,7 @@ class BrokerCore:
             return
         if isinstance(message, Fragment) and message.runner in state.fenced:
             record = state.ledger.runners.get((message.runner, message.incarnation))
-            if record is not None and _is_plausible(event, record):
+            if record is not None and _is_plausible(message, _num_bytes(event), record):
                 state.ledger.refuse(message.fragment_id, message.num_env_steps, "fenced")
             state.send(event.peer, Rejected(message.seq, "fenced", "superseded by a newer process"))
             return
@@ -328,7 +328,8 @@ class BrokerCore:
         if (message.runner, message.incarnation) != (peer.uuid, peer.incarnation):
             state.send(peer, Rejected(message.seq, "fenced", f"this is {peer.uuid} of {peer.incarnation}"))
             raise SchemaError(f"{fragment} came from {peer.uuid} of incarnation {peer.incarnation}")
-        if not _is_plausible(event, state.ledger.runner(peer.uuid, peer.incarnation)):
+        num_bytes = _num_bytes(event)
+        if not _is_plausible(message, num_bytes, state.ledger.runner(peer.uuid, peer.incarnation)):
             state.send(peer, Rejected(message.seq, "rejected", "an impossible number"))
             raise SchemaError(f"{fragment}: an impossible sequence number, or number of env steps")
         peer.is_suspect = False
@@ -357,7 +358,6 @@ class BrokerCore:
             state.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
             self._tell_committed(peer)
             return
-        num_bytes = sum(memoryview(frame).nbytes for frame in event.frames)
         if lease is None and self._overruns(peer, num_bytes):
             state.ledger.refuse(fragment, message.num_env_steps, "rejected")
             state.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
@@ -614,11 +614,12 @@ class BrokerCore:
         self.state.send(peer, Committed(peer.incarnation, record.watermark, to_spans(record.beyond)))
 
 
-def _is_plausible(event: Received, record: RunnerRecord) -> bool:
+def _num_bytes(event: Received) -> int:
+    return sum(memoryview(frame).nbytes for frame in event.frames)
+
+
+def _is_plausible(message: Fragment, num_bytes: int, record: RunnerRecord) -> bool:
     """Whether a fragment's numbers can be true: an env step takes a byte at the very least."""
-    message = event.message
-    assert isinstance(message, Fragment)
-    num_bytes = sum(memoryview(frame).nbytes for frame in event.frames)
     return (
         0 <= message.num_env_steps <= num_bytes
         and 0 <= message.seq <= record.watermark + _MAX_SEQ_AHEAD

@@ -45,6 +45,7 @@ class BrokerKeeper:
         remote_addresses: The same for peers from outside, once it listens for them; else {}.
         join_files: Role → the file that lets it in; {} where nobody may.
         failed: Has an exception once there will be no broker any more.
+        epoch: 0: no driver came before this one (see `FoundBroker`).
         num_restarts: So far.
     """
 
@@ -72,6 +73,7 @@ class BrokerKeeper:
         self.join_files: dict[str, Path] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
+        self.epoch = 0
 
     @property
     def handle(self) -> Any:

@@ -116,7 +116,7 @@ class BrokerPipeline:
             self._run_id,
             self._broker.addresses["data"],
             next_update=version,
-            incarnation=self._broker.epoch if isinstance(self._broker, FoundBroker) else 0,
+            incarnation=self._broker.epoch,
             on_notice=self._on_notice,
             packed_config=pack_config(self._config) if is_open else b"",
             spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
@@ -124,8 +124,8 @@ class BrokerPipeline:
         )
         await self._driver.start()
         learners = self._learners
-        takes_over = isinstance(self._broker, FoundBroker)
-        if isinstance(self._broker, FoundBroker):
+        takes_over = self._broker.epoch > 0
+        if takes_over:
             await self._take_over(version, self._broker.epoch)
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())

@@ -79,7 +79,6 @@ class LearnerLink(PeerLink):
         self._synced_module_ids: list[str] | None = None
         self._rank = 0
         self._generation = -1
-        self._is_forming = False
         self._check = BatchCheck()
         self._observation_space = space_from_plain(observation_space)
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
@@ -89,7 +88,7 @@ class LearnerLink(PeerLink):
 
     def begin_forming(self) -> None:
         """The group is about to be formed anew: no further update is trained under the old one."""
-        self._is_forming = self.core.is_forming = True
+        self.core.is_forming = True
 
     def form(
         self,
@@ -108,7 +107,6 @@ class LearnerLink(PeerLink):
             begins_lineage: The ranks were given another state.
         """
         self._rank, self._generation = rank, generation
-        self._is_forming = False
         if self.group_lost.done():
             self.group_lost = self._loop.create_future()
         self._shards.clear()
@@ -159,7 +157,7 @@ class LearnerLink(PeerLink):
         return batch
 
     def _train(self, update: RunUpdate) -> None:
-        if self._is_forming:
+        if self.core.is_forming:
             return  # void: GroupFormed is about to say from where on to train
         shards = self._shards.pop((update.update_id, update.attempt))
         batches = [shards[index] for index in range(update.num_fragments)]

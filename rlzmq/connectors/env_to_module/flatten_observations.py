@@ -11,6 +11,7 @@ import numpy as np
 from rlzmq.connectors.columnar import RowsContext
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.flattening import flat_size, flatten_values
+from rlzmq.connectors.pieces_by_name import name_set
 from rlzmq.connectors.writing import (
     agent_space,
     map_agent_spaces,
@@ -58,8 +59,8 @@ class FlattenObservations(ConnectorV2):
     ) -> None:
         super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
-        self._agent_ids = None if agent_ids is None else _several(agent_ids)
-        self._keys_to_remove = _several(keys_to_remove or ())
+        self._agent_ids = name_set(agent_ids)
+        self._keys_to_remove = frozenset(name_set(keys_to_remove) or ())
         self._as_learner_connector = as_learner_connector
 
     @property
@@ -146,7 +147,3 @@ class FlattenObservations(ConnectorV2):
         if not self._is_mine(rows.agent_id):
             return observations
         return flatten_values(self._input_space_of(rows.agent_id), observations, 1)
-
-
-def _several(names: Collection[Any] | str) -> frozenset[Any]:
-    return frozenset((names,) if isinstance(names, str) else names)
