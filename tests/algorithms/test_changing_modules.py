@@ -56,13 +56,13 @@ def test_a_league_grows_and_shrinks(processes: tuple[int, int], tmp_path: Path) 
         algo.sync_weights()
         before = {mid: state_of(algo, mid) for mid in ("p0", "p1", "new")}
         assert_equal(before["new"], before["p1"])
-        assert all(seen == first_of(before["new"]) for seen in on_runners(algo, "new"))
+        assert all(seen == policy_norm(before["new"]) for seen in on_runners(algo, "new"))
         for _ in range(4):  # until the episodes that were mapped to p1 have ended
             result = algo.train()
         assert {"p0", "new"} <= learners_of(result)
         assert result["learners"]["new"]["num_module_steps_trained"] > 0
         assert account_adds_up(result)
-        assert first_of(state_of(algo, "new")) != first_of(before["new"])
+        assert policy_norm(state_of(algo, "new")) != policy_norm(before["new"])
         path = algo.save_to_path(tmp_path / "c")
         saved = state_of(algo, "new")
 
@@ -86,13 +86,15 @@ def state_of(algo: Any, module_id: str) -> dict[str, np.ndarray]:
     return {name: np.array(value) for name, value in algo.get_module(module_id).get_state().items()}
 
 
-def first_of(state: dict[str, np.ndarray]) -> float:
-    return float(sum(value.sum() for name, value in sorted(state.items()) if name.startswith("pi")))
+def policy_norm(state: dict[str, np.ndarray]) -> float:
+    """A mark of the policy head's weights. (Not their sum: a softmax over two actions gives the two gradients of one
+    size and opposite signs, Adam steps likewise, and the sum stays as it is but for rounding.)"""
+    return float(sum(np.square(value).sum() for name, value in sorted(state.items()) if name.startswith("pi")))
 
 
 def on_runners(algo: Any, module_id: str) -> list[float]:
     def look(runner: Any) -> float:
-        return first_of(runner.module[module_id].get_state(inference_only=True))
+        return policy_norm(runner.module[module_id].get_state(inference_only=True))
 
     return algo.env_runner_group.foreach_env_runner(look)  # type: ignore[no-any-return]
 
@@ -133,7 +135,7 @@ def test_a_fixed_opponent_lives_on_the_runners_only() -> None:
         assert "new" not in learners_of(result)
         assert on_runners(algo, "new") == opponent
         algo.evaluate()
-        assert on_runners(algo, "p0") == [first_of(state_of(algo, "p0"))]
+        assert on_runners(algo, "p0") == [policy_norm(state_of(algo, "p0"))]
 
 
 def test_a_callback_may_change_the_league() -> None:
