@@ -571,7 +571,7 @@ class BrokerCore:
     def _progress(self) -> Progress:
         state = self.state
         update_id = state.next_plan if state.next_plan is not None else 0
-        update = state.open.get(update_id)
+        update = state.terms_of(update_id)
         oldest, newest = state.version_bounds(update) if update is not None else (-1, None)
         next_open = state.next_commit or 0
         while next_open in state.open:

@@ -67,7 +67,7 @@ class Grants:
         update_id = state.next_plan
         if update_id is None:
             return
-        update = state.open.get(update_id)
+        update = state.terms_of(update_id)
         if update is not None and update.staleness == 0:
             self._grant_exact(update, now)
             return

@@ -16,7 +16,7 @@ from rlzmq.protocol.ranges import FragmentRange
 from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.weights import Publication
 
-__all__ = ["HEARTBEAT_S", "BrokerOptions", "BrokerState", "KeptReport", "Peer", "Run"]
+__all__ = ["HEARTBEAT_S", "BrokerOptions", "BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 
 HEARTBEAT_S = 0.5
 # Fenced processes are remembered so that their late messages are refused, not welcomed anew.
@@ -120,6 +120,14 @@ class Peer:
         return self.hello.uuid
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedUpdate:
+    """An update that the driver asked for and that is not committed yet."""
+
+    terms: OpenUpdate
+    at: float
+
+
 @dataclass(slots=True)
 class Run:
     """One update from its plan to its commitment.
@@ -191,8 +199,7 @@ class BrokerState:
         self.group_next_update: int | None = None
         # updates
         self.next_commit: int | None = None
-        self.open: dict[int, OpenUpdate] = {}
-        self.opened_at: dict[int, float] = {}
+        self.open: dict[int, OpenedUpdate] = {}
         self.terms: OpenUpdate | None = None
         self.runs: dict[int, Run] = {}
         self.reports: dict[int, KeptReport] = {}
@@ -254,6 +261,11 @@ class BrokerState:
         while update_id in self.runs:
             update_id += 1
         return update_id
+
+    def terms_of(self, update_id: int) -> OpenUpdate | None:
+        """What the driver asked for; None if the update is not open."""
+        opened = self.open.get(update_id)
+        return opened.terms if opened is not None else None
 
     def batch_of(self, update: OpenUpdate) -> int:
         """Env steps of the whole batch."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from rlzmq.protocol.accounting import DropReason
-from rlzmq.protocol.broker_state import BrokerState, KeptReport, Peer, Run
+from rlzmq.protocol.broker_state import BrokerState, KeptReport, OpenedUpdate, Peer, Run
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Quarantine
 from rlzmq.protocol.ledger import Entry
@@ -48,8 +48,7 @@ class Updates:
         state = self._state
         if state.next_commit is None or update.update_id < state.next_commit:
             return
-        state.open.setdefault(update.update_id, update)
-        state.opened_at.setdefault(update.update_id, now)
+        state.open.setdefault(update.update_id, OpenedUpdate(update, now))
         if state.terms is None or update.update_id >= state.terms.update_id:
             state.terms = update
 
@@ -67,7 +66,6 @@ class Updates:
                 state.ledger.note_trained(state.runs.pop(update_id).ranges)
             for update_id in [u for u in state.open if u < next_report]:
                 del state.open[update_id]
-                state.opened_at.pop(update_id, None)
             for entry in [e for e in state.ledger.entries.values() if e.generation < hello.generation]:
                 self.drop(entry, "rolled_back")
         self.driver_has(next_report)
@@ -113,7 +111,6 @@ class Updates:
         if state.weights is not None and state.weights.generation < message.generation:
             state.weights = None
         state.open.clear()
-        state.opened_at.clear()
         for report in state.reports.values():
             state.let_go(report)
         state.reports.clear()
@@ -242,8 +239,8 @@ class Updates:
         update_id = state.next_commit
         if update_id is None or state.driver is None:
             return False
-        run, update = state.runs.get(update_id), state.open.get(update_id)
-        if run is None or update is None:
+        run, opened = state.runs.get(update_id), state.open.get(update_id)
+        if run is None or opened is None:
             return False
         if not run.is_settled and not (
             run.is_training
@@ -254,11 +251,11 @@ class Updates:
         assert state.started_at is not None
         if now < state.started_at + state.options.recovery_grace_s and state.ledger.missing(run.ranges):
             return False
-        self._commit(run, update, now)
+        self._commit(run, opened, now)
         return True
 
-    def _commit(self, run: Run, update: OpenUpdate, now: float) -> None:
-        state, ledger = self._state, self._state.ledger
+    def _commit(self, run: Run, opened: OpenedUpdate, now: float) -> None:
+        state, ledger, update = self._state, self._state.ledger, opened.terms
         entries = [ledger.entries[item.fragment] for item in run.ranges if item.fragment in ledger.entries]
         for entry in entries:
             state.to_be_reported(entry)
@@ -267,7 +264,6 @@ class Updates:
         state.journal.trained(run.update_id, run.ranges)
         del state.runs[run.update_id]
         del state.open[run.update_id]
-        opened_at = state.opened_at.pop(run.update_id, now)
         planned_at = now if run.planned_at is None else run.planned_at
         state.next_commit = run.update_id + 1
         num_steps = sum(item.num_steps for item in run.ranges)
@@ -289,7 +285,7 @@ class Updates:
             dropped=dict(ledger.accounting.dropped),
             oldest_version=min(versions),
             newest_version=max(versions),
-            sampling_s=max(0.0, planned_at - opened_at),
+            sampling_s=max(0.0, planned_at - opened.at),
             training_s=now - planned_at,
         )
         reported, state.to_report = state.to_report, []
@@ -323,7 +319,7 @@ class Updates:
     def _plan_next(self, now: float) -> bool:
         state = self._state
         update_id = state.next_plan
-        update = state.open.get(update_id) if update_id is not None else None
+        update = state.terms_of(update_id) if update_id is not None else None
         if update_id is None or update is None or state.group_next_update is None:
             return False
         if not state.group_is_complete or update_id < state.group_next_update:
