@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
@@ -50,9 +50,9 @@ class Algorithm:
     def __init__(self, config: Any) -> None:
         if not config.is_frozen:
             config = config._for_build(None, True)
-        self.config = config
-        self._async = AsyncAlgorithm(config)
-        self._async._algorithm = self
+        overrides_step = type(self).training_step is not Algorithm.training_step
+        self._async = _WithStepOfFace(config) if overrides_step else AsyncAlgorithm(config)
+        self._async._face.algorithm = self
         self._run = runner_for(config)
         self._run(self._async.start())
 
@@ -60,20 +60,11 @@ class Algorithm:
 
     def train(self) -> dict[str, Any]:
         """One iteration; its result under RLlib's keys (see AsyncAlgorithm.train)."""
-        if type(self).training_step is Algorithm.training_step:
-            return self._run(self._async.train())  # type: ignore[no-any-return]
-        self._async.begin_iteration()
-        while True:
-            start = time.perf_counter()
-            returned = self.training_step()
-            self._async.after_training_step(returned, time.perf_counter() - start)
-            if self._async.iteration_is_complete():
-                break
-        return self._run(self._async.finish_iteration())  # type: ignore[no-any-return]
+        return self._run(self._async.train())  # type: ignore[no-any-return]
 
     def training_step(self) -> Any:
         """One update. Override for other algorithms; return None, report through `self.metrics`."""
-        self._run(self._async.training_step())
+        self._run(AsyncAlgorithm.training_step(self._async))
 
     def log_result(self, result: dict[str, Any]) -> None:
         """Called with each iteration's result, after the callbacks. Override it to send results elsewhere."""
@@ -87,6 +78,11 @@ class Algorithm:
         self._run(self._async.sync_weights())
 
     # -- parts ----------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Any:
+        """The run's config, with the modules that it has now; frozen."""
+        return self._async.config
 
     @property
     def iteration(self) -> int:
@@ -300,3 +296,10 @@ class Algorithm:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self.config.env!r}, iteration={self.iteration})"
+
+
+class _WithStepOfFace(AsyncAlgorithm):
+    """The coroutines behind a synchronous algorithm that has a training step of its own."""
+
+    async def training_step(self) -> Any:
+        return await in_calling_thread(self._face.algorithm.training_step)

@@ -1,21 +1,23 @@
 """AsyncAlgorithm: a run from configuration to results, as coroutines.
 
-    plan ──► pipeline.run_update ──report──► results ──► callbacks, evaluation, checkpoints
-
-The pipeline is one of two with the same face: serial (everything in this process) or through the
-broker (any number of runner and learner processes).
+| part                                   | has                                                         |
+|----------------------------------------|-------------------------------------------------------------|
+| `session`                              | runners, learners and the pipeline between them             |
+| `TrainingLoop`, `Iterations`           | the order of an iteration; what its training steps reported |
+| `Evaluation`                           | the evaluation's runners and rounds                         |
+| `RunModules`                           | which modules are where                                     |
+| `CurrentPolicies`                      | the current weights, to act with                            |
+| `RunState`, `CheckpointKeeper`         | the state as a tree; checkpoints that are written by itself |
+| `Face`                                 | what the user holds, and callbacks                          |
 """
 
 from __future__ import annotations
 
-import inspect
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
@@ -25,20 +27,20 @@ from rlzmq.algorithms.checkpoints import (
     read_component,
     write_algorithm,
 )
+from rlzmq.algorithms.current_policies import CurrentPolicies
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.module_changes import ModuleChanges, modules_to_store, stored_spec
+from rlzmq.algorithms.face import Face
+from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.policy import Policy
-from rlzmq.algorithms.results import ResultBuilder, merge_into
-from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
-from rlzmq.core.callbacks import CallbackList
+from rlzmq.algorithms.run_modules import RunModules
+from rlzmq.algorithms.run_state import RunState
+from rlzmq.algorithms.state_tree import to_parts
+from rlzmq.algorithms.training_loop import TrainingLoop
 from rlzmq.core.errors import CheckpointError, ClosedError
-from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.suggest import did_you_mean
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runtime.module_configs import ModuleConfigs
 from rlzmq.runtime.reports import Accounting
 from rlzmq.runtime.session import Session
 
@@ -61,27 +63,23 @@ class AsyncAlgorithm:
         config: Validated and frozen, as ``config.build_async()`` passes it.
 
     Attributes:
-        config: The run's config.
-        iteration: Training iterations done.
         metrics: The MetricsLogger whose values join each result.
-        env_runner_group, eval_env_runner_group, learner_group: The processes (or local objects).
+        session: Who samples and who learns.
     """
 
     def __init__(self, config: Any) -> None:
-        self.config = config
-        self.iteration = 0
         apply_log_level(config)
         self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.custom_stats_cls_lookup)
-        self.callbacks = CallbackList(config)
         self.session = Session(config)
-        self._results = ResultBuilder(config, self.metrics)
-        self._evaluation = Evaluation(config, self.session)
-        self._algorithm: Any = self  # what callbacks are given; the sync face puts itself here
+        self._face = Face(self, config)
         self._is_stopped = False
-        self._modules = ModuleChanges(config)
-        self._policies: dict[Any, tuple[int, Policy]] = {}
+        self._iterations = Iterations(config, self.session, self.metrics)
+        self._evaluation = Evaluation(config, self.session, self._face, self.metrics)
+        self._modules = RunModules(config, self.session, self._evaluation)
+        self._state = RunState(self.session, self._evaluation, self._modules, self._iterations)
+        self._policies = CurrentPolicies(self.session)
         self._keeper = CheckpointKeeper(self)
-        self._is_cut_short = False
+        self._loop = TrainingLoop(self.session, self._iterations, self._keeper, self._face, self.metrics)
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -98,7 +96,7 @@ class AsyncAlgorithm:
         except BaseException:
             await self.stop()
             raise
-        await self._call("on_algorithm_init", metrics_logger=self.metrics)
+        await self._face.call("on_algorithm_init", metrics_logger=self.metrics)
 
     async def stop(self) -> None:
         """End every process of the run. May be called twice."""
@@ -128,14 +126,8 @@ class AsyncAlgorithm:
         Returns:
             The result dict, under RLlib's keys.
         """
-        self.begin_iteration()
-        while True:
-            start = time.perf_counter()
-            returned = await self.training_step()
-            self.after_training_step(returned, time.perf_counter() - start)
-            if self.iteration_is_complete():
-                break
-        return await self.finish_iteration()
+        self._check_running()
+        return await self._loop.train(self.training_step, self.evaluate)
 
     async def training_step(self) -> Any:
         """One update of exactly `total_train_batch_size` env steps. Override for other algorithms.
@@ -144,8 +136,8 @@ class AsyncAlgorithm:
         ``await self.learner_group.update(episodes=…)`` and ``await self.sync_weights()``; it
         returns None and reports through `self.metrics`.
         """
-        report = await self.session.run_update(self._results.num_env_steps_trained_lifetime)
-        self._results.add_update(report)
+        results = self._iterations.results
+        results.add_update(await self.session.run_update(results.num_env_steps_trained_lifetime))
 
     async def results(self) -> AsyncIterator[dict[str, Any]]:
         """Train for as long as the caller iterates."""
@@ -156,72 +148,12 @@ class AsyncAlgorithm:
         """Give all runners the learners' current weights (for custom training steps)."""
         await self.session.sync_weights()
 
-    def begin_iteration(self) -> None:
-        """The first part of `train`."""
-        self._check_running()
-        self._results.begin_iteration()
-
-    def after_training_step(self, returned: Any, seconds: float) -> None:
-        """What follows each training step of an iteration."""
-        if returned is not None:
-            raise ValueError(
-                f"training_step() returned a {type(returned).__name__}; expected None: report values through "
-                "self.metrics.log_value(…)."
-            )
-        for metas in self.session.take_sampled_metas():
-            self._results.add_fragments(metas)
-        for results, num_env_steps in self.session.take_learner_results():
-            self._results.add_learner_results(results, num_env_steps)
-        self._results.add_training_step(seconds)
-
-    def iteration_is_complete(self) -> bool:
-        """Whether the minima of `config.reporting()` are met, or `cut_iteration_short` was called."""
-        config, results = self.config, self._results
-        return self._is_cut_short or (
-            results.time_this_iter_s >= (config.min_time_s_per_iteration or 0.0)
-            and results.num_env_steps_this_iter >= (config.min_sample_timesteps_per_iteration or 0)
-            and results.num_training_step_calls * config.total_train_batch_size
-            >= (config.min_train_timesteps_per_iteration or 0)
-        )
-
     def cut_iteration_short(self) -> None:
         """The running iteration ends with the update at hand. May be called by a signal handler."""
-        self._is_cut_short = True
-
-    async def finish_iteration(self) -> dict[str, Any]:
-        """The last part of `train`: evaluation when it is due, the result, callbacks."""
-        self.iteration += 1
-        recreated = self.session.take_recreated_runners()
-        if recreated:
-            await self._call(
-                "on_env_runners_recreated",
-                metrics_logger=self.metrics,
-                env_runner_group=self.session.env_runner_group,
-                env_runner_indices=recreated,
-                is_evaluation=False,
-            )
-        interval = self.config.evaluation_interval
-        due = interval is not None and self.iteration % interval == 0 and not self._is_cut_short
-        self._is_cut_short = False
-        evaluation = await self.evaluate() if due else None
-        fault_tolerance = {**self.session.fault_tolerance(), **self._keeper.counters()}
-        result = self._results.build(self.iteration, self.session.accounting, fault_tolerance)
-        result["config_seed"] = self.config.seed
-        if evaluation is not None:
-            merge_into(evaluation, result.get("evaluation", {}))  # what callbacks logged
-            result["evaluation"] = evaluation
-        await self._call("on_train_result", metrics_logger=self.metrics, result=result)
-        await self._log_result(result)
-        await self._keeper.after_iteration(result)
-        return result
+        self._iterations.cut_short()
 
     def log_result(self, result: dict[str, Any]) -> Any:
         """Called with each iteration's result, after the callbacks. Override it to send results elsewhere."""
-
-    async def _log_result(self, result: dict[str, Any]) -> None:
-        outcome = await in_calling_thread(lambda: self._algorithm.log_result(result))
-        if inspect.isawaitable(outcome):
-            await outcome
 
     async def evaluate(self) -> dict[str, Any]:
         """One evaluation round with the current weights and connector states.
@@ -230,17 +162,24 @@ class AsyncAlgorithm:
             ``{"env_runners": {episode_return_mean, …}}``.
         """
         self._check_running()
-        await self._call("on_evaluate_start", metrics_logger=self.metrics)
-        metrics = await self._evaluation.run(self._algorithm)
-        await self._call("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=metrics)
-        return metrics
-
-    async def _call(self, hook: str, **kwargs: Any) -> None:
-        """The user's callbacks, where they may use the face of the algorithm that they are given."""
-        if self.callbacks.has(hook):
-            await in_calling_thread(lambda: self.callbacks.call(hook, algorithm=self._algorithm, **kwargs))
+        return await self._evaluation.run()
 
     # -- parts ----------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Any:
+        """The run's config, with the modules that it has now; frozen."""
+        return self._modules.configs.run
+
+    @property
+    def iteration(self) -> int:
+        """Training iterations done."""
+        return self._iterations.num_done
+
+    @property
+    def callbacks(self) -> Any:
+        """All callbacks of the config."""
+        return self._face.callbacks
 
     @property
     def env_runner_group(self) -> Any:
@@ -271,22 +210,14 @@ class AsyncAlgorithm:
     @property
     def env_to_module_connector(self) -> Any:
         """The env-to-module pipeline of `env_runner`; without one, an equal one with the merged states."""
-        return self._connector("env_to_module_connector")
+        self._check_running()
+        return self.session.get_pipeline("env_to_module")
 
     @property
     def module_to_env_connector(self) -> Any:
         """The module-to-env pipeline, likewise."""
-        return self._connector("module_to_env_connector")
-
-    def _connector(self, name: str) -> Any:
         self._check_running()
-        if self.env_runner is not None:
-            return getattr(self.env_runner, name.removesuffix("_connector"))
-        spaces = {"__env_single__": self.session.spaces, "__env__": self.session.spaces}
-        pipeline = getattr(self.config, f"build_{name}")(env=None, spaces=spaces)
-        if state := self.session.get_connector_state().get(name):
-            pipeline.set_state(state)
-        return pipeline
+        return self.session.get_pipeline("module_to_env")
 
     @property
     def accounting(self) -> Accounting:
@@ -343,22 +274,18 @@ class AsyncAlgorithm:
                 told. Nothing has changed then.
         """
         self._check_running()
-        places = {
-            "learners": add_to_learners,
-            "env_runners": add_to_env_runners,
-            "eval_env_runners": add_to_eval_env_runners,
-        }
-        added = self._modules.added(
-            self.session.spaces,
+        return await self._modules.add(
             module_id,
             module_spec,
-            places=[place for place, is_there in places.items() if is_there],
+            places={
+                "learners": add_to_learners,
+                "env_runners": add_to_env_runners,
+                "eval_env_runners": add_to_eval_env_runners,
+            },
             config_overrides=config_overrides,
             new_agent_to_module_mapping_fn=new_agent_to_module_mapping_fn,
             new_should_module_be_updated=new_should_module_be_updated,
         )
-        self._modules.has_own_rule |= new_should_module_be_updated is not None
-        return await self._change_modules(*added)
 
     async def remove_module(
         self,
@@ -388,46 +315,16 @@ class AsyncAlgorithm:
                 changed then.
         """
         self._check_running()
-        places = {
-            "learners": remove_from_learners,
-            "env_runners": remove_from_env_runners,
-            "eval_env_runners": remove_from_eval_env_runners,
-        }
-        removed = self._modules.removed(
-            self.session.spaces,
+        return await self._modules.remove(
             module_id,
-            places=[place for place, is_asked in places.items() if is_asked],
+            places={
+                "learners": remove_from_learners,
+                "env_runners": remove_from_env_runners,
+                "eval_env_runners": remove_from_eval_env_runners,
+            },
             new_agent_to_module_mapping_fn=new_agent_to_module_mapping_fn,
             new_should_module_be_updated=new_should_module_be_updated,
         )
-        self._modules.has_own_rule |= new_should_module_be_updated is not None
-        return await self._change_modules(*removed)
-
-    async def _change_modules(
-        self, configs: ModuleConfigs, change: Callable[[Any], Any]
-    ) -> MultiRLModuleSpec:
-        await self.session.change_modules(configs, change)
-        await self._evaluation.change_modules(
-            configs.eval_env_runners, configs.synced_module_ids("eval_env_runners")
-        )
-        self._modules.configs = configs
-        self.config = self._algorithm.config = configs.run
-        self._policies.clear()
-        return self.session.learner_group.module_spec  # type: ignore[no-any-return]
-
-    async def _adopt_modules(self, stored: Mapping[str, Any]) -> None:
-        """Add, remove and freeze modules until there are those that a checkpoint has."""
-        specs = stored.get("specs") or {}
-        ids = self.config.module_ids
-        for module_id in [mid for mid in specs if mid not in ids]:
-            spec = stored_spec(self.config, module_id, specs[module_id])
-            overrides = stored.get("overrides", {}).get(module_id)
-            await self.add_module(module_id, spec, config_overrides=overrides)
-        for module_id in [mid for mid in ids if specs and mid not in specs]:
-            await self.remove_module(module_id)
-        change = self._modules.trained_as(stored)
-        if change is not None:
-            await self._change_modules(*change)
 
     # -- acting ---------------------------------------------------------------------------------
 
@@ -441,20 +338,7 @@ class AsyncAlgorithm:
             KeyError: There is no such module or agent.
         """
         self._check_running()
-        session = self.session
-        spaces = {"__env_single__": session.spaces}
-        modules = self.config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build(
-            seed=self.config.seed
-        )
-        modules.set_state(await session.learner_group.get_weights())
-        return Policy(
-            self.config,
-            modules,
-            spaces=session.spaces,
-            connector_state=session.get_connector_state(),
-            module_id=module_id,
-            agent_id=agent_id,
-        )
+        return await self._policies.make(module_id=module_id, agent_id=agent_id)
 
     async def compute_action(
         self,
@@ -477,15 +361,15 @@ class AsyncAlgorithm:
         Raises:
             ValueError: The observation does not fit the observation space.
         """
-        key, change = (module_id, agent_id), self.session.num_weight_changes
-        cached = self._policies.get(key)
-        if cached is None or cached[0] != change:
-            cached = change, await self.get_policy(module_id=module_id, agent_id=agent_id)
-            self._policies[key] = cached
-        policy = cached[1]
-        if begins_episode:
-            policy.reset()
-        return policy.compute_action(observation, explore=explore, reward=reward)
+        self._check_running()
+        return await self._policies.compute_action(
+            observation,
+            explore=explore,
+            reward=reward,
+            begins_episode=begins_episode,
+            module_id=module_id,
+            agent_id=agent_id,
+        )
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -505,22 +389,7 @@ class AsyncAlgorithm:
             ValueError: An unknown component.
         """
         self._check_running()
-
-        def is_wanted(name: str) -> bool:
-            return wants(name, components, not_components)
-
-        parts = await self.session.get_state(with_runners=is_wanted("env_runners"))
-        if is_wanted("eval_env_runners") or is_wanted("evaluation"):
-            parts |= await self._evaluation.get_state()
-        parts["algorithm"] = {
-            "iteration": self.iteration,
-            "results": self._results.get_state(),
-            "metrics": freeze_known(self.metrics.get_state()),
-        }
-        parts["modules"] = modules_to_store(
-            self.config, self.session.spaces, has_own_rule=self._modules.has_own_rule
-        )
-        return select(to_tree(parts), components, not_components)
+        return await self._state.get(components, not_components)
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`'s output: modules, learners, runners, connectors and counters.
@@ -537,27 +406,8 @@ class AsyncAlgorithm:
             KeyError: Weights of a module that is not there.
         """
         self._check_running()
-        parts = to_parts(state)
-        if "modules" in parts:
-            await self._adopt_modules(parts["modules"])
-        else:
-            self._check_modules(parts.get("learner_group/learner", {}).get("rl_module", {}))
-        await self.session.set_state(parts)
-        own = parts.get("algorithm", {})
-        self.iteration = own.get("iteration", self.iteration)
-        if "results" in own:
-            self._results.set_state(own["results"])
-        if "metrics" in own:
-            self.metrics.set_state(thaw(own["metrics"]))
-        await self._evaluation.set_state(parts)
-        if "algorithm" in parts:
-            await self._call("on_checkpoint_loaded")
-
-    def _check_modules(self, module_ids: Iterable[str]) -> None:
-        known = self._modules.configs.learners.module_ids
-        for module_id in module_ids:
-            if module_id not in known:
-                raise KeyError(f"the learners have no module {module_id!r}.{did_you_mean(module_id, known)}")
+        if await self._state.set(state):
+            await self._face.call("on_checkpoint_loaded")
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
         """Write a checkpoint, atomically.
@@ -572,7 +422,7 @@ class AsyncAlgorithm:
             CheckpointError: It could not be written; a former checkpoint at `path` is untouched.
         """
         state = to_parts(await self.get_state())
-        written = write_algorithm(path, self._algorithm, self.config, state)
+        written = write_algorithm(path, self._face.algorithm, self.config, state)
         await self.session.note_checkpoint(state)
         return written
 
@@ -631,12 +481,7 @@ class AsyncAlgorithm:
             num: How many of the newest stay, the best by mean return beside them; None:
                 ``config.checkpoint_keep``.
         """
-        config = self.config
-        self._keeper.keep(
-            directory,
-            every_s=config.checkpoint_every_s if every_s is None else every_s,
-            num=config.checkpoint_keep if num is None else num,
-        )
+        self._keeper.keep(directory, every_s=every_s, num=num)
 
     async def save_checkpoint(self) -> Path:
         """Write one where `keep_checkpoints` says, now; its path.

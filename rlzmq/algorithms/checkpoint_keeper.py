@@ -1,6 +1,6 @@
 """Checkpoints that a run writes by itself: the state between two updates, the files on a thread.
 
-    finish_iteration ──due?──► get_state, copied ──► a thread: space? write, fsync, rename, remove old ones
+    an iteration's end ──due?──► get_state, copied ──► a thread: space? write, fsync, rename, remove old ones
                                                         │ fails
                                                         └──► log, counter; training goes on
 
@@ -57,16 +57,18 @@ class CheckpointKeeper:
         self.num_written = 0
         self.num_failed = 0
 
-    def keep(self, directory: str | Path, *, every_s: float | None, num: int) -> None:
+    def keep(self, directory: str | Path, *, every_s: float | None, num: int | None) -> None:
         """Write checkpoints there from now on.
 
         Args:
             directory: Of the numbered checkpoints.
-            every_s: Seconds from the beginning of one write to the next; None: only by `write`.
-            num: How many of the newest stay; the best by mean return stays too.
+            every_s: Seconds from the beginning of one write to the next; None: ``config.checkpoint_every_s``,
+                and if that is None, only by `write`.
+            num: How many of the newest stay, the best by mean return beside them; None: ``config.checkpoint_keep``.
         """
-        self._series = CheckpointSeries(directory, keep=num)
-        self._every_s = every_s
+        config = self._algorithm.config
+        self._series = CheckpointSeries(directory, keep=config.checkpoint_keep if num is None else num)
+        self._every_s = config.checkpoint_every_s if every_s is None else every_s
         self._begun_at = time.monotonic()
 
     def counters(self) -> dict[str, int]:
@@ -130,7 +132,7 @@ class CheckpointKeeper:
         self._begun_at = self._copied_at = time.monotonic()
         # A copy: the arrays of a learner in this process change with its next update.
         state = to_parts(copy.deepcopy(await algorithm.get_state()))
-        components, about = to_components(algorithm._algorithm, algorithm.config, state)
+        components, about = to_components(algorithm._face.algorithm, algorithm.config, state)
         iteration = int(algorithm.iteration)
         about |= {
             "iteration": iteration,

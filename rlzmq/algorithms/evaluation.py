@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
+from rlzmq.algorithms.face import Face
 from rlzmq.algorithms.results import merge_into
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import MetricsLogger
@@ -31,11 +32,15 @@ class Evaluation:
     Args:
         config: The run's config.
         session: Where weights and connector states come from.
+        face: Whose callbacks are called.
+        metrics: The algorithm's MetricsLogger, for callbacks.
     """
 
-    def __init__(self, config: Any, session: Session) -> None:
+    def __init__(self, config: Any, session: Session, face: Face, metrics: MetricsLogger) -> None:
         self._config = config
         self._session = session
+        self._face = face
+        self._metrics_logger = metrics
         self._synced_module_ids: list[str] | None = None
         self._metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._lifetime_counts: dict[str, Any] = {}
@@ -68,8 +73,17 @@ class Evaluation:
             own.freeze()
             await self.env_runner_group.change_modules(own, synced_module_ids)
 
-    async def run(self, algorithm: Any) -> dict[str, Any]:
+    async def run(self) -> dict[str, Any]:
         """One round; see AsyncAlgorithm.evaluate."""
+        await self._face.call("on_evaluate_start", metrics_logger=self._metrics_logger)
+        metrics = await self._round()
+        await self._face.call(
+            "on_evaluate_end", metrics_logger=self._metrics_logger, evaluation_metrics=metrics
+        )
+        return metrics
+
+    async def _round(self) -> dict[str, Any]:
+        algorithm = self._face.algorithm
         group = self.env_runner_group or await self._make_group()
         snapshot, version = await self._session.get_inference_weights(group.synced_module_ids)
         await group.set_weights(snapshot, version)

@@ -1,34 +1,42 @@
-"""Configs with a module more or less, and modules as checkpoints store them."""
+"""Configs with a module more or less, and what a change of a running run's modules consists of."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.core.plain import NotPlainError
-from rlzmq.core.space_plain import space_to_plain
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.modules.class_names import class_name
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-from rlzmq.modules.rl_module import RLModule
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runtime.module_configs import ModuleConfigs
 
 __all__ = [
-    "ModuleChanges",
-    "modules_to_store",
-    "stored_spec",
+    "ModuleChange",
+    "plan_addition",
+    "plan_removal",
+    "plan_training",
+    "training",
     "with_module",
-    "with_stored_modules",
     "without_module",
 ]
 
-_log = logging.getLogger("rlzmq.checkpoints")
-
 MappingFn = Callable[..., Any]
 _PLACES = ("learners", "env_runners", "eval_env_runners")
+
+
+@dataclass(frozen=True)
+class ModuleChange:
+    """What is planned; nothing has changed yet.
+
+    Attributes:
+        configs: As they are from then on.
+        change: ``change(learner)`` makes a learner follow.
+    """
+
+    configs: ModuleConfigs
+    change: Callable[[Any], Any]
 
 
 def with_module(
@@ -126,153 +134,119 @@ def _finished(config: Any, new: Any, mapping_fn: MappingFn | None, to_train: Any
     return new
 
 
-class ModuleChanges:
-    """Plans additions and removals for a running run.
+def plan_addition(
+    before: ModuleConfigs,
+    spaces: tuple[Any, Any],
+    module_id: str,
+    module_spec: RLModuleSpec | None,
+    *,
+    places: Collection[str],
+    config_overrides: Mapping[str, Any] | None = None,
+    new_agent_to_module_mapping_fn: MappingFn | None = None,
+    new_should_module_be_updated: Any = None,
+) -> ModuleChange:
+    """A module more.
 
     Args:
-        config: The run's.
+        before: The configs as they are.
+        spaces: (observation space, action space) of one env.
+        places: Where it is to be.
+        module_id, module_spec, config_overrides, new_agent_to_module_mapping_fn, new_should_module_be_updated: As
+            of `Algorithm.add_module`.
 
-    Attributes:
-        configs: As they are now, by place; replaced once a change is made.
-        has_own_rule: Whether a change has said which modules are trained, so that the config that the run was
-            built with does not.
+    Raises:
+        ValueError, ConfigurationError: As of `Algorithm.add_module`.
     """
-
-    def __init__(self, config: Any) -> None:
-        self.configs = ModuleConfigs.everywhere(config)
-        self.has_own_rule = False
-
-    def added(
-        self,
-        spaces: tuple[Any, Any],
-        module_id: str,
-        module_spec: RLModuleSpec | None,
-        *,
-        places: Sequence[str],
-        config_overrides: Mapping[str, Any] | None,
-        new_agent_to_module_mapping_fn: MappingFn | None,
-        new_should_module_be_updated: Any,
-    ) -> tuple[ModuleConfigs, Callable[[Any], Any]]:
-        """The configs with a module more, and what adds it to a learner; changes nothing yet.
-
-        Args:
-            spaces: (observation space, action space) of one env.
-            places: Where it is to be.
-            Others: As of `Algorithm.add_module`.
-
-        Raises:
-            ValueError, ConfigurationError: As of `Algorithm.add_module`.
-        """
-        if not places:
-            raise ValueError(f"add_module({module_id!r}): it is to be added nowhere.")
-        options = {
-            "config_overrides": config_overrides,
-            "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
-            "new_should_module_be_updated": new_should_module_be_updated,
-        }
-        run = with_module(self.configs.run, module_id, module_spec, **options)
-        filled = run.get_multi_rl_module_spec(spaces={"__env_single__": spaces})[module_id]
-        filled.build(seed=run.seed, module_id=module_id)  # what cannot be built is said here
-        run = with_module(self.configs.run, module_id, filled.copy(), **options)
-        by_place = {}
-        for place in _PLACES:
-            before = getattr(self.configs, place)
-            if place in places:
-                by_place[place] = with_module(before, module_id, filled.copy(), **options)
-            else:
-                by_place[place] = _with_new_rules(
-                    before, new_agent_to_module_mapping_fn, new_should_module_be_updated
-                )
-        configs = ModuleConfigs(run=run, **by_place)
-        _check_mapping(configs, spaces[0])
-
-        def change(learner: Any) -> None:
-            if "learners" in places:
-                learner.add_module(
-                    module_id=module_id,
-                    module_spec=filled,
-                    config_overrides=config_overrides,
-                    new_should_module_be_updated=new_should_module_be_updated,
-                )
-
-        return configs, change
-
-    def removed(
-        self,
-        spaces: tuple[Any, Any],
-        module_id: str,
-        *,
-        places: Sequence[str],
-        new_agent_to_module_mapping_fn: MappingFn | None,
-        new_should_module_be_updated: Any,
-    ) -> tuple[ModuleConfigs, Callable[[Any], Any]]:
-        """The configs with a module less, and what removes it from a learner; changes nothing yet.
-
-        Arguments are as of `added`.
-
-        Raises:
-            KeyError, ConfigurationError: As of `Algorithm.remove_module`.
-        """
-        rules = new_agent_to_module_mapping_fn, new_should_module_be_updated
-        options = {
-            "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
-            "new_should_module_be_updated": new_should_module_be_updated,
-        }
-        if module_id not in self.configs.run.module_ids:
-            without_module(self.configs.run, module_id)  # says so
-        by_place = {}
-        for place in _PLACES:
-            before = getattr(self.configs, place)
-            if place in places and module_id in before.module_ids:
-                by_place[place] = without_module(before, module_id, **options)
-            else:
-                by_place[place] = _with_new_rules(before, *rules)
-        if any(module_id in config.module_ids for config in by_place.values()):
-            run = _with_new_rules(self.configs.run, *rules)
+    if not places:
+        raise ValueError(f"add_module({module_id!r}): it is to be added nowhere.")
+    options = {
+        "config_overrides": config_overrides,
+        "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
+        "new_should_module_be_updated": new_should_module_be_updated,
+    }
+    run = with_module(before.run, module_id, module_spec, **options)
+    filled = run.get_multi_rl_module_spec(spaces={"__env_single__": spaces})[module_id]
+    filled.build(seed=run.seed, module_id=module_id)  # what cannot be built is said here
+    run = with_module(before.run, module_id, filled.copy(), **options)
+    by_place = {}
+    for place in _PLACES:
+        config = getattr(before, place)
+        if place in places:
+            by_place[place] = with_module(config, module_id, filled.copy(), **options)
         else:
-            run = without_module(self.configs.run, module_id, **options)
-        configs = ModuleConfigs(run=run, **by_place)
-        _check_mapping(configs, spaces[0])
+            by_place[place] = _with_new_rules(
+                config, new_agent_to_module_mapping_fn, new_should_module_be_updated
+            )
+    configs = ModuleConfigs(run=run, **by_place)
+    _check_mapping(configs, spaces[0])
 
-        def change(learner: Any) -> None:
-            if "learners" in places and module_id in learner.module:
-                learner.remove_module(module_id, new_should_module_be_updated=new_should_module_be_updated)
+    def change(learner: Any) -> None:
+        if "learners" in places:
+            learner.add_module(
+                module_id=module_id,
+                module_spec=filled,
+                config_overrides=config_overrides,
+                new_should_module_be_updated=new_should_module_be_updated,
+            )
 
-        return configs, change
-
-    def trained_as(self, stored: Mapping[str, Any]) -> tuple[ModuleConfigs, Callable[[Any], Any]] | None:
-        """What makes the run train the modules that a checkpoint's run trained; None: nothing has to change.
-
-        Where neither run changed `policies_to_train` by adding or removing modules, it stays the config's.
-
-        Args:
-            stored: What `modules_to_store` returned.
-        """
-        rule = stored.get("trained")
-        if rule is None or not (rule["is_changed"] or self.has_own_rule):
-            return None
-        self.has_own_rule = rule["is_changed"]
-        if rule["is_function"]:
-            if not callable(self.configs.run.policies_to_train):
-                _log.warning(
-                    "The run that was saved asked a function of its own which modules to train; checkpoints do not "
-                    "carry functions. Now these are trained: %s. Pass config=… with "
-                    ".multi_agent(policies_to_train=…) to train others.",
-                    self.configs.run.policies_to_train or "all",
-                )
-            return None
-        ids = rule["module_ids"]
-        places = {place: _training(getattr(self.configs, place), ids) for place in ("run", *_PLACES)}
-        if all(config is getattr(self.configs, place) for place, config in places.items()):
-            return None
-
-        def change(learner: Any) -> None:
-            learner._policies_to_train = ids
-
-        return ModuleConfigs(**places), change
+    return ModuleChange(configs, change)
 
 
-def _training(config: Any, module_ids: Sequence[str] | None) -> Any:
+def plan_removal(
+    before: ModuleConfigs,
+    spaces: tuple[Any, Any],
+    module_id: str,
+    *,
+    places: Collection[str],
+    new_agent_to_module_mapping_fn: MappingFn | None = None,
+    new_should_module_be_updated: Any = None,
+) -> ModuleChange:
+    """A module less; arguments are as of `plan_addition`.
+
+    Raises:
+        KeyError, ConfigurationError: As of `Algorithm.remove_module`.
+    """
+    rules = new_agent_to_module_mapping_fn, new_should_module_be_updated
+    options = {
+        "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
+        "new_should_module_be_updated": new_should_module_be_updated,
+    }
+    if module_id not in before.run.module_ids:
+        without_module(before.run, module_id)  # says so
+    by_place = {}
+    for place in _PLACES:
+        config = getattr(before, place)
+        if place in places and module_id in config.module_ids:
+            by_place[place] = without_module(config, module_id, **options)
+        else:
+            by_place[place] = _with_new_rules(config, *rules)
+    if any(module_id in config.module_ids for config in by_place.values()):
+        run = _with_new_rules(before.run, *rules)
+    else:
+        run = without_module(before.run, module_id, **options)
+    configs = ModuleConfigs(run=run, **by_place)
+    _check_mapping(configs, spaces[0])
+
+    def change(learner: Any) -> None:
+        if "learners" in places and module_id in learner.module:
+            learner.remove_module(module_id, new_should_module_be_updated=new_should_module_be_updated)
+
+    return ModuleChange(configs, change)
+
+
+def plan_training(before: ModuleConfigs, module_ids: Sequence[str] | None) -> ModuleChange | None:
+    """From then on these modules are trained, None: all; no plan where it is so already."""
+    places = {place: training(getattr(before, place), module_ids) for place in ("run", *_PLACES)}
+    if all(config is getattr(before, place) for place, config in places.items()):
+        return None
+
+    def change(learner: Any) -> None:
+        learner._policies_to_train = module_ids
+
+    return ModuleChange(ModuleConfigs(**places), change)
+
+
+def training(config: Any, module_ids: Sequence[str] | None) -> Any:
     """`config`, or a copy, that trains these of its modules; None: all."""
     trained = module_ids and [module_id for module_id in module_ids if module_id in config.module_ids]
     now = config.policies_to_train
@@ -315,101 +289,3 @@ def _check_mapping(configs: ModuleConfigs, observation_spaces: Any) -> None:
                     f"policy_mapping_fn({agent_id!r}, episode) returns {module_id!r}, which the {place} would "
                     f"not have; they would have {config.module_ids}. Give new_agent_to_module_mapping_fn=…"
                 )
-
-
-# -- checkpoints ------------------------------------------------------------------------------------
-
-
-def modules_to_store(config: Any, spaces: tuple[Any, Any], *, has_own_rule: bool = False) -> dict[str, Any]:
-    """What a checkpoint says about the modules: specs, the env's spaces, which are trained; plain values.
-
-    Args:
-        config: With the modules as they are now.
-        spaces: (observation space, action space) of one env.
-        has_own_rule: Whether the run itself has changed which modules are trained (see `ModuleChanges`).
-    """
-    filled = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces})
-    specs = {module_id: _plain_or_none(spec.to_dict) for module_id, spec in filled.rl_module_specs.items()}
-    trained = config.policies_to_train
-    overrides = {
-        mid: dict(values)
-        for mid, values in config.algorithm_config_overrides_per_module.items()
-        if all(isinstance(value, bool | int | float | str | None) for value in values.values())
-    }
-    plain_spaces = _plain_or_none(lambda: [space_to_plain(space) for space in spaces])
-    return {
-        "specs": specs,
-        "multi_rl_module_class": class_name(filled.multi_rl_module_class),
-        "overrides": overrides,
-        "spaces": plain_spaces,
-        "trained": {
-            "module_ids": sorted(trained) if isinstance(trained, Collection) else None,
-            "is_function": callable(trained),
-            "is_changed": has_own_rule,
-        },
-    }
-
-
-def _plain_or_none(make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except (NotPlainError, ConfigurationError):
-        return None
-
-
-def with_stored_modules(config: Any, stored: Mapping[str, Any], *, trust_code: bool = False) -> Any:
-    """`config` with the modules that a checkpoint has: added and removed ones, too, and frozen ones.
-
-    Args:
-        config: The one that the run was built with, or that its checkpoint stored.
-        stored: What `modules_to_store` returned; ``{}`` changes nothing.
-        trust_code: Whether module classes are imported that only the checkpoint names.
-
-    Raises:
-        CheckpointError: A module's spec was not stored, or names a class that is not known here.
-    """
-    specs = stored.get("specs")
-    if specs is None:
-        return config
-    for module_id in [mid for mid in config.module_ids if mid not in specs]:
-        config = without_module(config, module_id)
-    for module_id, plain in specs.items():
-        if module_id in config.module_ids:
-            continue
-        config = with_module(
-            config,
-            module_id,
-            stored_spec(config, module_id, plain, trust_code=trust_code),
-            config_overrides=stored.get("overrides", {}).get(module_id),
-        )
-    rule = stored.get("trained", {})
-    if rule.get("is_changed") and not rule["is_function"]:
-        config = _training(config, rule["module_ids"])
-    return config
-
-
-def stored_spec(config: Any, module_id: str, plain: Any, *, trust_code: bool = False) -> RLModuleSpec:
-    """The RLModuleSpec of a module that a checkpoint has and `config` has not."""
-    if plain is None:
-        raise CheckpointError(
-            f"The checkpoint has a module {module_id!r} whose spec could not be stored. Pass a config whose "
-            "policies have it."
-        )
-    known = {class_name(cls): cls for cls in _module_classes(config)}
-    named = plain.get("module_class")
-    module_class = known.get(named)
-    if named is not None and module_class is None and not (trust_code or named.startswith("rlzmq.")):
-        raise CheckpointError(
-            f"The checkpoint's module {module_id!r} is of the class {named!r}, which the config does not "
-            "name. Pass a config whose policies have it, or trust_code=True to import it."
-        )
-    spec = RLModuleSpec.from_dict(plain, module_class=module_class)
-    spec.load_state_path = None  # the checkpoint's own weights come next
-    return spec
-
-
-def _module_classes(config: Any) -> list[type[RLModule]]:
-    specs: list[Any] = list(config.policies.values()) if isinstance(config.policies, Mapping) else []
-    outer = config.rl_module_spec
-    specs += list(outer.rl_module_specs.values()) if isinstance(outer, MultiRLModuleSpec) else [outer]
-    return [spec.module_class for spec in specs if getattr(spec, "module_class", None) is not None]

@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch
 
 from rlzmq.algorithms.checkpoints import load_config, read_algorithm
-from rlzmq.algorithms.module_changes import with_stored_modules
 from rlzmq.algorithms.policy_inputs import as_batch_of, as_value_of, first_row
+from rlzmq.algorithms.stored_modules import with_stored_modules
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed

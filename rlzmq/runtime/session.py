@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rlzmq.core.errors import first_error
 from rlzmq.core.suggest import did_you_mean
@@ -172,6 +172,17 @@ class Session:
     def get_connector_state(self) -> dict[str, Any]:
         """The merged connector state ({} where no piece has any)."""
         return self._connectors.get_state() if self._connectors.is_needed else {}
+
+    def get_pipeline(self, name: Literal["env_to_module", "module_to_env"]) -> Any:
+        """The connector pipeline of the runner in this process; without one, an equal one with the merged states."""
+        runner = self.env_runner_group.local_env_runner
+        if runner is not None:
+            return getattr(runner, name)
+        spaces = {"__env_single__": self.spaces, "__env__": self.spaces}
+        pipeline = getattr(self.config, f"build_{name}_connector")(env=None, spaces=spaces)
+        if state := self.get_connector_state().get(f"{name}_connector"):
+            pipeline.set_state(state)
+        return pipeline
 
     async def get_module(self, module_id: str) -> Any:
         """An RLModule with the current weights, in this process."""

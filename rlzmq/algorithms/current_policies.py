@@ -1,0 +1,61 @@
+"""CurrentPolicies: acting with the weights that a run has right now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlzmq.algorithms.policy import Policy
+from rlzmq.runtime.session import Session
+
+__all__ = ["CurrentPolicies"]
+
+
+class CurrentPolicies:
+    """Makes Policies of a run's weights and connector states; keeps those that `compute_action` uses.
+
+    Args:
+        session: Of the run.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._kept: dict[Any, Policy] = {}
+        self._kept_since = -1  # how often the weights had changed
+
+    async def make(self, *, module_id: str | None, agent_id: Any) -> Policy:
+        """See AsyncAlgorithm.get_policy."""
+        session = self._session
+        config = session.config
+        spaces = {"__env_single__": session.spaces}
+        modules = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build(seed=config.seed)
+        modules.set_state(await session.learner_group.get_weights())
+        return Policy(
+            config,
+            modules,
+            spaces=session.spaces,
+            connector_state=session.get_connector_state(),
+            module_id=module_id,
+            agent_id=agent_id,
+        )
+
+    async def compute_action(
+        self,
+        observation: Any,
+        *,
+        explore: bool,
+        reward: Any,
+        begins_episode: bool,
+        module_id: str | None,
+        agent_id: Any,
+    ) -> Any:
+        """See AsyncAlgorithm.compute_action."""
+        num_changes = self._session.num_weight_changes
+        if self._kept_since != num_changes:
+            self._kept, self._kept_since = {}, num_changes
+        key = module_id, agent_id
+        policy = self._kept.get(key)
+        if policy is None:
+            policy = self._kept[key] = await self.make(module_id=module_id, agent_id=agent_id)
+        if begins_episode:
+            policy.reset()
+        return policy.compute_action(observation, explore=explore, reward=reward)

@@ -1,0 +1,102 @@
+"""Iterations: how far a run is, when an iteration is complete, and what its training steps reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlzmq.algorithms.results import ResultBuilder
+from rlzmq.core.frozen import freeze_known, thaw
+from rlzmq.core.metrics import MetricsLogger
+from rlzmq.runtime.session import Session
+
+__all__ = ["Iterations"]
+
+
+class Iterations:
+    """Counts iterations and collects their reports.
+
+    Args:
+        config: The run's; `config.reporting()` says what an iteration is.
+        session: Where the reports are.
+        metrics: The algorithm's MetricsLogger.
+
+    Attributes:
+        num_done: Iterations done.
+        results: Collects the reports.
+    """
+
+    def __init__(self, config: Any, session: Session, metrics: MetricsLogger) -> None:
+        self._config = config
+        self._session = session
+        self._metrics = metrics
+        self._is_cut_short = False
+        self.num_done = 0
+        self.results = ResultBuilder(config, metrics)
+
+    def begin(self) -> None:
+        """The next one begins."""
+        self.results.begin_iteration()
+
+    def add_training_step(self, returned: Any, seconds: float) -> None:
+        """A `training_step` ended.
+
+        Args:
+            returned: By it.
+            seconds: That it took.
+
+        Raises:
+            ValueError: It returned something.
+        """
+        if returned is not None:
+            raise ValueError(
+                f"training_step() returned a {type(returned).__name__}; expected None: report values through "
+                "self.metrics.log_value(…)."
+            )
+        for metas in self._session.take_sampled_metas():
+            self.results.add_fragments(metas)
+        for results, num_env_steps in self._session.take_learner_results():
+            self.results.add_learner_results(results, num_env_steps)
+        self.results.add_training_step(seconds)
+
+    def cut_short(self) -> None:
+        """The one at hand ends with the update at hand. May be called by a signal handler."""
+        self._is_cut_short = True
+
+    def is_complete(self) -> bool:
+        """Whether the minima of `config.reporting()` are met, or `cut_short` was called."""
+        config, results = self._config, self.results
+        return self._is_cut_short or (
+            results.time_this_iter_s >= (config.min_time_s_per_iteration or 0.0)
+            and results.num_env_steps_this_iter >= (config.min_sample_timesteps_per_iteration or 0)
+            and results.num_training_step_calls * config.total_train_batch_size
+            >= (config.min_train_timesteps_per_iteration or 0)
+        )
+
+    def end(self) -> bool:
+        """The training of the one at hand is over; whether it was whole, and not cut short."""
+        self.num_done += 1
+        is_whole, self._is_cut_short = not self._is_cut_short, False
+        return is_whole
+
+    def build_result(self, fault_tolerance: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of the one that ended (see ResultBuilder.build)."""
+        return self.results.build(self.num_done, self._session.accounting, fault_tolerance)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """The component "algorithm" of a checkpoint: counters, windows and the metrics' values."""
+        return {
+            "iteration": self.num_done,
+            "results": self.results.get_state(),
+            "metrics": freeze_known(self._metrics.get_state()),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `get_state` gave, or from a part of it."""
+        self.num_done = state.get("iteration", self.num_done)
+        if "results" in state:
+            self.results.set_state(state["results"])
+        if "metrics" in state:
+            self._metrics.set_state(thaw(state["metrics"]))

@@ -1,0 +1,147 @@
+"""RunModules: the modules of a running run, and how they change between two iterations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from rlzmq.algorithms.evaluation import Evaluation
+from rlzmq.algorithms.module_changes import ModuleChange, plan_addition, plan_removal, plan_training
+from rlzmq.algorithms.stored_modules import modules_to_store, stored_spec
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
+from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.runtime.module_configs import ModuleConfigs
+from rlzmq.runtime.session import Session
+
+__all__ = ["RunModules"]
+
+_log = logging.getLogger("rlzmq.checkpoints")
+
+
+class RunModules:
+    """Knows which modules are where, and changes it everywhere at once.
+
+    Args:
+        config: The run's.
+        session: Whose learners and runners have the modules.
+        evaluation: Whose runners have them, too.
+
+    Attributes:
+        configs: As they are now, by place.
+    """
+
+    def __init__(self, config: Any, session: Session, evaluation: Evaluation) -> None:
+        self._session = session
+        self._evaluation = evaluation
+        self.configs = ModuleConfigs.everywhere(config)
+        # Whether a change has said which modules are trained, so that the config of `__init__` does not.
+        self._has_own_rule = False
+
+    async def add(
+        self,
+        module_id: str,
+        module_spec: RLModuleSpec | None = None,
+        *,
+        places: Mapping[str, bool] | None = None,
+        new_should_module_be_updated: Any = None,
+        **options: Any,
+    ) -> MultiRLModuleSpec:
+        """See AsyncAlgorithm.add_module.
+
+        Args:
+            module_id, module_spec, new_should_module_be_updated, options: As there.
+            places: Whether it is to be there, by place; None: everywhere.
+        """
+        change = plan_addition(
+            self.configs,
+            self._session.spaces,
+            module_id,
+            module_spec,
+            places=_chosen(places),
+            new_should_module_be_updated=new_should_module_be_updated,
+            **options,
+        )
+        return await self._apply(change, self._has_own_rule or new_should_module_be_updated is not None)
+
+    async def remove(
+        self,
+        module_id: str,
+        *,
+        places: Mapping[str, bool] | None = None,
+        new_should_module_be_updated: Any = None,
+        **options: Any,
+    ) -> MultiRLModuleSpec:
+        """See AsyncAlgorithm.remove_module.
+
+        Args:
+            module_id, new_should_module_be_updated, options: As there.
+            places: Whether it is to be removed there, by place; None: everywhere.
+        """
+        change = plan_removal(
+            self.configs,
+            self._session.spaces,
+            module_id,
+            places=_chosen(places),
+            new_should_module_be_updated=new_should_module_be_updated,
+            **options,
+        )
+        return await self._apply(change, self._has_own_rule or new_should_module_be_updated is not None)
+
+    async def _apply(self, change: ModuleChange | None, has_own_rule: bool) -> MultiRLModuleSpec:
+        if change is not None:
+            configs = change.configs
+            await self._session.change_modules(configs, change.change)
+            await self._evaluation.change_modules(
+                configs.eval_env_runners, configs.synced_module_ids("eval_env_runners")
+            )
+            self.configs = configs
+        self._has_own_rule = has_own_rule
+        return self._session.learner_group.module_spec  # type: ignore[no-any-return]
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """What a checkpoint says about the modules (see `modules_to_store`)."""
+        return modules_to_store(self.configs.run, self._session.spaces, has_own_rule=self._has_own_rule)
+
+    async def set_state(self, stored: Mapping[str, Any]) -> None:
+        """Add, remove and freeze modules until there are those that a checkpoint has."""
+        specs = stored.get("specs") or {}
+        ids = self.configs.run.module_ids
+        for module_id in [mid for mid in specs if mid not in ids]:
+            spec = stored_spec(self.configs.run, module_id, specs[module_id])
+            await self.add(module_id, spec, config_overrides=stored.get("overrides", {}).get(module_id))
+        for module_id in [mid for mid in ids if specs and mid not in specs]:
+            await self.remove(module_id)
+        rule = stored.get("trained")
+        # Where neither run changed what is trained by adding or removing modules, it stays the config's.
+        if rule is not None and (rule["is_changed"] or self._has_own_rule):
+            await self._apply(self._plan_rule(rule), rule["is_changed"])
+
+    def _plan_rule(self, rule: Mapping[str, Any]) -> ModuleChange | None:
+        if not rule["is_function"]:
+            return plan_training(self.configs, rule["module_ids"])
+        trained = self.configs.run.policies_to_train
+        if not callable(trained):
+            _log.warning(
+                "The run that was saved asked a function of its own which modules to train; checkpoints do not "
+                "carry functions. Now these are trained: %s. Pass config=… with "
+                ".multi_agent(policies_to_train=…) to train others.",
+                trained or "all",
+            )
+        return None
+
+    def check(self, module_ids: Iterable[str]) -> None:
+        """Raise KeyError where the learners have no module of an id."""
+        known = self.configs.learners.module_ids
+        for module_id in module_ids:
+            if module_id not in known:
+                raise KeyError(f"the learners have no module {module_id!r}.{did_you_mean(module_id, known)}")
+
+
+def _chosen(places: Mapping[str, bool] | None) -> Collection[str]:
+    if places is None:
+        return ("learners", "env_runners", "eval_env_runners")
+    return [place for place, is_chosen in places.items() if is_chosen]

@@ -1,0 +1,59 @@
+"""RunState: a run's state as a tree, out of its parts and back into them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rlzmq.algorithms.evaluation import Evaluation
+from rlzmq.algorithms.iterations import Iterations
+from rlzmq.algorithms.run_modules import RunModules
+from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
+from rlzmq.runtime.session import Session
+
+__all__ = ["RunState"]
+
+
+class RunState:
+    """Gathers the components of a checkpoint, and gives them back.
+
+    Args:
+        session, evaluation, modules, iterations: Which have them.
+    """
+
+    def __init__(
+        self, session: Session, evaluation: Evaluation, modules: RunModules, iterations: Iterations
+    ) -> None:
+        self._session = session
+        self._evaluation = evaluation
+        self._modules = modules
+        self._iterations = iterations
+
+    async def get(
+        self,
+        components: str | Collection[str] | None = None,
+        not_components: str | Collection[str] | None = None,
+    ) -> dict[str, Any]:
+        """See AsyncAlgorithm.get_state."""
+
+        def is_wanted(name: str) -> bool:
+            return wants(name, components, not_components)
+
+        parts = await self._session.get_state(with_runners=is_wanted("env_runners"))
+        if is_wanted("eval_env_runners") or is_wanted("evaluation"):
+            parts |= await self._evaluation.get_state()
+        parts["algorithm"] = self._iterations.get_state()
+        parts["modules"] = self._modules.get_state()
+        return select(to_tree(parts), components, not_components)
+
+    async def set(self, state: Mapping[str, Any]) -> bool:
+        """See AsyncAlgorithm.set_state; whether the state is that of a whole run."""
+        parts = to_parts(state)
+        if "modules" in parts:
+            await self._modules.set_state(parts["modules"])
+        else:
+            self._modules.check(parts.get("learner_group/learner", {}).get("rl_module", {}))
+        await self._session.set_state(parts)
+        self._iterations.set_state(parts.get("algorithm", {}))
+        await self._evaluation.set_state(parts)
+        return "algorithm" in parts
