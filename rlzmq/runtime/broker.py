@@ -16,10 +16,10 @@
 | WEIGHTS         | one publication     | –                                   | –                           |
 
 Back-pressure. The loop never waits: a ROUTER has no high-water mark, and what it may hold is bounded by
-the leases granted (batch, staleness, windows in messages and bytes: `rlzmq.protocol.broker_grants`).
+the leases granted (batch, staleness, windows in messages and bytes: `rlzmq.protocol.broker.grants`).
 PUB has a mark of one: a slow subscriber loses versions and asks for a snapshot of the newest.
 
-Every decision is made in `rlzmq.protocol.broker_core`; this loop only decodes headers, forwards payload
+Every decision is made in `rlzmq.protocol.broker.core`; this loop only decodes headers, forwards payload
 frames untouched, and keeps time.
 """
 
@@ -45,7 +45,7 @@ from rlzmq.net.keys import CurveServer
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
-from rlzmq.protocol.broker_core import BrokerCore, BrokerEvent, BrokerOptions
+from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import (
     JournalAppend,

@@ -1,7 +1,7 @@
 """Keeps the run's broker alive: one that dies or hangs is started again on the same addresses.
 
 Peers reconnect by themselves, notice another incarnation and tell the new broker what they hold, so
-nothing that was accepted is lost (`rlzmq.protocol.broker_core`).
+nothing that was accepted is lost (`rlzmq.protocol.broker.core`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
-from rlzmq.protocol.broker_state import HEARTBEAT_S
+from rlzmq.protocol.broker.options import HEARTBEAT_S
 from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
 from rlzmq.runtime.broker import BrokerRole
 from rlzmq.runtime.joining import JoinKeys, at_host, listen_addresses, write_join_files

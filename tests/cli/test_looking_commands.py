@@ -13,7 +13,7 @@ import pytest
 from rlzmq import PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.cli.top import Rates, lines_of
-from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
+from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.fragments import encode_fragment, fragment_to_bytes
 from rlzmq.protocol.messages import Fragment
 from rlzmq.runtime.runner import make_env_runner

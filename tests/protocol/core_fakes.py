@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
+from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.events import Received, Send
 from rlzmq.protocol.fragments import encode_fragment
 from rlzmq.protocol.messages import (

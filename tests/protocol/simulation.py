@@ -18,7 +18,7 @@ import numpy as np
 from history import History, Step
 
 from rlzmq.protocol import events as E
-from rlzmq.protocol.broker_core import BrokerCore, BrokerOptions
+from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.messages import Fragment, OpenUpdate, Weights, Welcome, decode_message

@@ -71,7 +71,7 @@ def test_an_impossible_hello_is_refused(fields):
 
 
 def test_names_and_hellos_of_the_past_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("rlzmq.protocol.broker_state._MAX_KNOWN", 10)
+    monkeypatch.setattr("rlzmq.protocol.broker.state._MAX_KNOWN", 10)
     bench = Bench()
     for index in range(30):
         bench.hello(f"{index}", "runner", num_envs=1)
@@ -159,7 +159,7 @@ def test_a_runner_that_is_gone_for_long_is_forgotten_and_may_not_come_back():
     bench.now = 125.0
     bench.event(Tick())
     assert not bench.state.ledger.runners
-    assert not bench.state.forgettable
+    assert not bench.state.receipts._forgettable
     bench.runner()
     assert bench.sent("runner", Refused)[0].reason == "fenced"
     bench.driver(next_update=1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rlzmq.protocol.broker_state import BrokerState, Peer
+from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.broker.store import Store
 from rlzmq.protocol.leases import plan_lease, small_lease, step_allowance
-from rlzmq.protocol.messages import Lease, LeaseReturned, OpenUpdate, RunnerState, Spans
-from rlzmq.protocol.ranges import to_spans
+from rlzmq.protocol.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 
-__all__ = ["Grants", "take_acks"]
-
+__all__ = ["Grants"]
 
 _LEAST_MAX_S = 0.05
 _SLACK = 2.0  # times what a lease should take
@@ -17,8 +16,9 @@ _SLACK = 2.0  # times what a lease should take
 class Grants:
     """Grants leases for the update that is being collected; see `leases` for how much."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, store: Store) -> None:
         self._state = state
+        self._store = store
 
     def returned(self, peer: Peer, message: LeaseReturned) -> None:
         """A runner gives a lease back."""
@@ -201,7 +201,7 @@ class Grants:
     def _grant(self, peer: Peer, terms: OpenUpdate, update_id: int, num_steps: int, now: float) -> None:
         state = self._state
         assert state.weights is not None
-        self.send_connector_state(peer)
+        self._store.send_connector_state(peer)
         lease = state.leases.grant(
             peer.uuid, update_id, num_steps, peer.hello.num_envs, now, terms.lease_timeout_s
         )
@@ -215,19 +215,6 @@ class Grants:
             connector_version=state.connector_version,
             timeout_s=terms.lease_timeout_s,
             max_s=self._max_s(peer, lease.num_env_steps),
-            accepted=take_acks(state, peer.uuid),
+            accepted=state.receipts.take_accepted(peer.uuid),
         )
         state.send(peer, message)
-
-    def send_connector_state(self, peer: Peer) -> None:
-        """The newest connector state, if this runner was not sent it yet."""
-        state = self._state
-        if state.connector_message is not None and peer.connector_version < state.connector_version:
-            peer.connector_version = state.connector_version
-            message, blob = state.connector_message
-            state.send(peer, message, (blob,))
-
-
-def take_acks(state: BrokerState, uuid: str) -> Spans:
-    """Accepted sequence numbers that this runner was not told of yet, as spans."""
-    return to_spans(state.acks.pop(uuid, ()))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlzmq.protocol.broker_state import BrokerState, Peer
-from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.messages import Hello, Refused, Snapshot, Welcome
+from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.broker.store import Store
+from rlzmq.protocol.messages import Hello, Refused, Welcome
 from rlzmq.protocol.progress_watch import ProgressWatch, SilenceWatch
-from rlzmq.protocol.weights import notice_of
 
-__all__ = ["Door", "publication_for_pub"]
+__all__ = ["Door"]
 
 _MAX_NAME = 200
 _MAX_COUNT = 2**48
@@ -24,8 +23,9 @@ class Door:
     that asks for one) fences its predecessor, whose later messages are refused and counted.
     """
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, store: Store) -> None:
         self._state = state
+        self._store = store
 
     def hello(self, routing: bytes, hello: Hello, now: float) -> Peer | None:
         """Registers a peer; refuses it, or ignores a HELLO that came late or twice, and returns None."""
@@ -76,7 +76,7 @@ class Door:
         if role == "runner" and state.runners.get(peer.uuid) is peer:
             del state.runners[peer.uuid]
             state.leases.forget_peer(peer.uuid)
-            state.acks.pop(peer.uuid, None)
+            state.receipts.forget_peer(peer.uuid)
         elif role == "learner" and state.ranks.get(peer.hello.rank) is peer:
             del state.ranks[peer.hello.rank]
         elif role == "driver" and state.driver is peer:
@@ -184,7 +184,7 @@ class Door:
                 )
             peer.first_unacked = hello.first_unacked
             state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
-            self._send_latest(peer)
+            self._store.greet(peer)
         elif hello.role == "learner":
             if hello.generation > state.generation:
                 state.generation = hello.generation
@@ -215,21 +215,3 @@ class Door:
                 state.count_refused(refusal[0])
                 state.send(peer, Refused(*refusal, peer.hello.generation))
                 self.forget(peer, "refused", refusal[1])
-
-    def _send_latest(self, peer: Peer) -> None:
-        """A joining runner gets the newest connector state and weights without asking."""
-        state = self._state
-        if state.connector_message is not None:
-            message, blob = state.connector_message
-            peer.connector_version = state.connector_version
-            state.send(peer, message, (blob,))
-        if state.weights is not None and not peer.hello.next_seq:
-            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
-
-
-def publication_for_pub(state: BrokerState) -> Buffer:
-    """What goes out on PUB: the weights themselves, or a notice if they are large."""
-    assert state.weights is not None
-    if state.weights.num_bytes <= state.options.push_weights_below_bytes:
-        return state.weights_frame
-    return notice_of(state.weights)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlzmq.protocol.broker_state import BrokerState
-from rlzmq.protocol.broker_updates import Updates
+from rlzmq.protocol.broker.state import BrokerState
 from rlzmq.protocol.events import JournalFailed, JournalRecalled, JournalSynced
 from rlzmq.protocol.journal import Recalled
 from rlzmq.protocol.schema import FragmentId
@@ -12,13 +11,13 @@ __all__ = ["on_journal"]
 
 
 def on_journal(
-    state: BrokerState, updates: Updates, event: JournalSynced | JournalFailed | JournalRecalled, now: float
+    state: BrokerState, event: JournalSynced | JournalFailed | JournalRecalled, now: float
 ) -> None:
     """Something happened on disk."""
     if isinstance(event, JournalRecalled):
         if event.generation == state.min_generation:  # else this lineage is over already
             for item in event.fragments:
-                _give_back(state, updates, item, now)
+                _give_back(state, item, now)
         return
     if isinstance(event, JournalFailed):
         due = state.journal.failed()
@@ -32,10 +31,10 @@ def on_journal(
 def _acknowledge(state: BrokerState, fragment: FragmentId) -> None:
     peer = state.runners.get(fragment.runner)
     if peer is not None and peer.incarnation == fragment.incarnation:
-        state.acks.setdefault(peer.uuid, set()).add(fragment.seq)
+        state.receipts.accept(peer.uuid, fragment.seq)
 
 
-def _give_back(state: BrokerState, updates: Updates, item: Recalled, now: float) -> None:
+def _give_back(state: BrokerState, item: Recalled, now: float) -> None:
     """As if its runner had sent it just now; what does not fit any more is dropped with its reason."""
     message = item.message
     entry = state.ledger.accept(
@@ -53,6 +52,6 @@ def _give_back(state: BrokerState, updates: Updates, item: Recalled, now: float)
     if not entry.num_steps:
         state.to_be_reported(entry)
     elif item.reason is not None:
-        updates.drop(entry, item.reason)
+        state.drop(entry, item.reason)
     else:
         state.journal.accepted(message.fragment_id, item.runner_name, item.frames)

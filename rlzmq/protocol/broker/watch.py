@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlzmq.protocol.broker_state import BrokerState, Peer
+from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.messages import LearnerState
 from rlzmq.protocol.rank_watch import RankWatch
 
@@ -21,11 +21,6 @@ class Watch:
         self._ranks = RankWatch(
             min_s=state.options.late_after_s, first_s=state.options.rank_first_hung_after_s
         )
-
-    def heard(self, peer: Peer, now: float) -> None:
-        """Any message of a registered peer."""
-        peer.silence.heard(now)
-        peer.is_late = False
 
     def learner_reports(self, peer: Peer, message: LearnerState, now: float) -> None:
         """A rank's heartbeat."""

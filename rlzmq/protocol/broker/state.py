@@ -5,77 +5,26 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from rlzmq.protocol.accounting import DropReason
+from rlzmq.protocol.broker.options import BrokerOptions
+from rlzmq.protocol.broker.receipts import Receipts
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.journal import Journal
 from rlzmq.protocol.leases import LeaseBook, Pace
-from rlzmq.protocol.ledger import Entry, Ledger, RunnerRecord
+from rlzmq.protocol.ledger import Entry, Ledger
 from rlzmq.protocol.messages import Config, Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
 from rlzmq.protocol.progress_watch import ProgressWatch, SilenceWatch
 from rlzmq.protocol.ranges import FragmentRange
 from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.weights import Publication
 
-__all__ = ["HEARTBEAT_S", "BrokerOptions", "BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
+__all__ = ["BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 
-HEARTBEAT_S = 0.5
 # Fenced processes are remembered so that their late messages are refused, not welcomed anew.
 _MAX_FENCED = 10_000
 # Names and HELLOs of processes that are gone are remembered up to here.
 _MAX_KNOWN = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerOptions:
-    """How a broker behaves. Durations in seconds.
-
-    Attributes:
-        run_id: Of the run; peers of another one are refused.
-        incarnation: Rises with every start of the run's broker, e.g. milliseconds of wall time.
-        heartbeat_s: How often everyone reports.
-        peer_timeout_s: A peer silent for this long is lost (the transport usually knows sooner).
-        driver_timeout_s: Without a driver for this long the broker stops.
-        resend_s: Before something unanswered is sent again.
-        recovery_grace_s: How long a restarted broker waits for runners to send again what an update
-            that was trained meanwhile has used, so that its report is complete.
-        max_leases_per_runner: 1 would idle a runner for a round trip between two leases.
-        window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not run
-            ahead of the update that is being collected.
-        memory_bytes: Fragments held, and those still to come of leases, beyond which nobody may run ahead.
-        resent_bytes: Fragments held beyond which a runner may add no more than its share of `memory_bytes`
-            without a lease, as it does to a broker that was restarted.
-        forget_after_s: A runner that was away for so long is forgotten; it may not come back.
-        death_limit: A fragment in flight at so many learner deaths is quarantined.
-        push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
-        hung_after_s: A runner at work without progress for so long hangs; 0: learnt from its own
-            pace (see `ProgressWatch`).
-        journal: Accepted fragments are acknowledged once a journal on disk holds them.
-        first_hung_after_s: The least limit before its first progress: environments are being reset.
-        late_after_s: A peer at work that says nothing for so long, or that other ranks wait for, is
-            looked after; see `SilenceWatch` and `RankWatch`.
-        rank_first_hung_after_s: The latter's limit until every rank has trained an update.
-    """
-
-    run_id: str
-    incarnation: int
-    heartbeat_s: float = HEARTBEAT_S
-    peer_timeout_s: float = 10.0
-    driver_timeout_s: float = 30.0
-    resend_s: float = 2.0
-    recovery_grace_s: float = 2.0
-    max_leases_per_runner: int = 2
-    window_messages: int = 64
-    window_bytes: int = 32 * 1024 * 1024
-    memory_bytes: int = 1024 * 1024 * 1024
-    resent_bytes: int = 1024 * 1024 * 1024
-    forget_after_s: float = 3600.0
-    death_limit: int = 3
-    push_weights_below_bytes: int = 32 * 1024 * 1024
-    hung_after_s: float = 0.0
-    first_hung_after_s: float = 300.0
-    journal: bool = False
-    late_after_s: float = 2.0
-    rank_first_hung_after_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -119,6 +68,12 @@ class Peer:
         """Of the peer's process."""
         return self.hello.uuid
 
+    def heard(self, now: float) -> None:
+        """It said something."""
+        self.heard_at = now
+        self.silence.heard(now)
+        self.is_late = False
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedUpdate:
@@ -155,6 +110,11 @@ class Run:
     num_trained_steps: int = 0
     results: dict[int, Buffer] = field(default_factory=dict)
     planned_at: float | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Env steps of the whole batch."""
+        return sum(item.num_steps for item in self.ranges)
 
 
 @dataclass(slots=True)
@@ -209,14 +169,12 @@ class BrokerState:
         self.sampled_before = 0  # under brokers before this one
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
         self.settled: list[FragmentId] = []  # done with, for the next report
-        self.news_for: set[tuple[str, int]] = set()  # runners that may forget more than they were told
-        self.forgettable: dict[tuple[str, int], RunnerRecord] = {}  # what runners may forget
         self.is_paused = False
         # data
         self.ledger = Ledger()
         self.journal = Journal(options.journal)
         self.leases = LeaseBook(first_number(options.incarnation), options.max_leases_per_runner)
-        self.acks: dict[str, set[int]] = {}
+        self.receipts = Receipts()
         # weights
         self.weights: Publication | None = None
         self.weights_frame: Buffer = b""
@@ -261,6 +219,11 @@ class BrokerState:
         while update_id in self.runs:
             update_id += 1
         return update_id
+
+    def run_of(self, update_id: int, attempt: int) -> Run | None:
+        """The update in flight, if it still is this attempt."""
+        run = self.runs.get(update_id)
+        return run if run is not None and run.attempt == attempt else None
 
     def terms_of(self, update_id: int) -> OpenUpdate | None:
         """What the driver asked for; None if the update is not open."""
@@ -309,19 +272,15 @@ class BrokerState:
                 record.absent_since = now
             elif now - record.absent_since >= self.options.forget_after_s:
                 self.ledger.forget(uuid, incarnation)
-                self.forgettable.pop((uuid, incarnation), None)
+                self.receipts.forget_record(uuid, incarnation)
                 if peer is None:
                     self.fence(uuid)
 
-    def may_forget(self, runner: str, incarnation: int) -> RunnerRecord:
-        """What this runner need not keep any more: it is done with, and the driver knows."""
-        return self.forgettable.setdefault((runner, incarnation), RunnerRecord())
-
-    def let_go(self, report: KeptReport) -> None:
-        """The driver has this report, or wants it no more: tell the runners."""
-        for fragment in report.settled:
-            self.may_forget(fragment.runner, fragment.incarnation).commit(fragment.seq)
-            self.news_for.add((fragment.runner, fragment.incarnation))
+    def drop(self, entry: Entry, reason: DropReason) -> None:
+        """Drops an entry's free steps; its meta still reaches the driver."""
+        self.to_be_reported(entry)
+        self.journal.dropped(entry.id, reason)
+        self.ledger.drop(entry, reason)
 
     def take_committed(self) -> None:
         """What the ledger is done with goes into the next report."""

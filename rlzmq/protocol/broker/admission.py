@@ -1,0 +1,165 @@
+"""Who may say what to the broker: strangers are answered, offences counted, offenders expelled.
+
+A message reaches the other parts only if its sender is registered and its role says such things. A HELLO
+registers its sender, if it fits the run (see `Door`) and what it claims to have trained can be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlzmq.protocol.broker.door import Door
+from rlzmq.protocol.broker.intake import Intake
+from rlzmq.protocol.broker.recovery import Recovery
+from rlzmq.protocol.broker.requests import Requests
+from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.errors import SchemaError, WireError
+from rlzmq.protocol.events import Malformed, Received
+from rlzmq.protocol.messages import (
+    Config,
+    ConfigRequest,
+    ConnectorState,
+    DriverState,
+    Fragment,
+    Goodbye,
+    Hello,
+    LearnerState,
+    LeaseReturned,
+    OpenUpdate,
+    Pause,
+    Refused,
+    Rejected,
+    Reset,
+    Resume,
+    RunnerState,
+    ShardReady,
+    ShardRefused,
+    SnapshotRequest,
+    StatusRequest,
+    UpdateDone,
+    Weights,
+    WireMessage,
+)
+from rlzmq.protocol.ranges import FragmentRange, unpack_ranges
+
+__all__ = ["Admission"]
+
+# Who may say what; the rest is refused and counted, so a runner's key cannot publish weights.
+_SAYS: dict[str, frozenset[type[WireMessage]]] = {
+    "runner": frozenset({RunnerState, Fragment, LeaseReturned, SnapshotRequest, StatusRequest, Goodbye}),
+    "learner": frozenset(
+        {LearnerState, ShardReady, ShardRefused, UpdateDone, Weights, StatusRequest, Goodbye}
+    ),
+    "driver": frozenset(
+        {DriverState, OpenUpdate, ConnectorState, Pause, Resume, Reset, Config, StatusRequest, Goodbye}
+    ),
+    "observer": frozenset({StatusRequest, Goodbye}),
+}
+
+_MAX_OFFENCES = 10
+# A run's own runners are replaced long before; one from outside starts anew when it is expelled.
+_MAX_UNUSABLE = 10
+
+
+class Admission:
+    """See the module's head."""
+
+    def __init__(
+        self, state: BrokerState, door: Door, intake: Intake, recovery: Recovery, requests: Requests
+    ) -> None:
+        self._state = state
+        self._door = door
+        self._intake = intake
+        self._recovery = recovery
+        self._requests = requests
+
+    def admit(self, event: Received, now: float) -> Peer | None:
+        """The registered sender of a message that it may send; None where all was said about it here."""
+        state, message = self._state, event.message
+        if isinstance(message, Hello):
+            self._on_hello(event, message, now)
+            return None
+        if isinstance(message, ConfigRequest):
+            if state.config is not None:
+                config = replace(state.config[0], driver=state.driver_incarnation)
+                state.send(event.peer, config, (state.config[1],))
+            else:
+                state.send(event.peer, Refused("no_driver", "no driver has come yet"))
+            return None
+        peer = state.by_routing.get(event.peer)
+        if peer is None:
+            self._on_stranger(event, message)
+            return None
+        peer.heard(now)
+        if type(message) not in _SAYS[peer.hello.role]:
+            self.offend(peer, "role", f"a {peer.hello.role} does not send {type(message).__name__}")
+            return None
+        return peer
+
+    def offend(self, peer: Peer, reason: str, detail: str) -> None:
+        """A registered peer sent what no peer of this version sends. One that goes on with it is expelled."""
+        state, role = self._state, peer.hello.role
+        state.count_refused(reason)
+        peer.num_bad += 1
+        peer.num_offences += 1
+        state.send(peer, Rejected(-1, reason, detail[:1000]))
+        state.notify("protocol_error", role, peer.hello.name, detail)
+        if peer.num_offences >= _MAX_OFFENCES and role != "driver":
+            self._door.expel(peer, f"{peer.num_offences} messages that no {role} sends; the last: {detail}")
+
+    def on_malformed(self, event: Malformed) -> None:
+        """The codec could not read a message."""
+        state = self._state
+        peer = state.by_routing.get(event.peer)
+        if peer is not None:
+            self.offend(peer, event.reason, event.detail)
+            return
+        state.count_refused(event.reason)
+        if event.reason == "version":
+            state.send(event.peer, Refused("version", event.detail[:1000]))
+
+    def on_unusable(self, runner: str, detail: str) -> None:
+        """A learner could not use a fragment of this runner; one that delivers no other is expelled."""
+        peer = self._state.runners.get(runner)
+        if peer is not None and peer.num_unusable >= _MAX_UNUSABLE:
+            self._door.expel(peer, f"{peer.num_unusable} unusable fragments; the last: {detail}")
+
+    # ------------------------------------------------------------------ those who are not registered
+
+    def _on_hello(self, event: Received, message: Hello, now: float) -> None:
+        state = self._state
+        ranges: list[list[FragmentRange]] = []
+        try:
+            if message.role == "learner":
+                ranges = _learner_ranges(message, event.payload)
+            elif message.role == "driver" and event.payload:
+                ranges = [unpack_ranges(event.payload)]
+        except WireError as error:
+            state.count_refused(error.reason)
+            state.send(event.peer, Refused(error.reason, str(error)[:1000], message.generation))
+            return
+        peer = self._door.hello(event.peer, message, now)
+        if peer is None:
+            return
+        if message.role == "learner":
+            self._recovery.learner_joined(peer, ranges[0], ranges[1:])
+        elif message.role == "driver":
+            self._requests.driver_joined(message, ranges[0] if ranges else [], now)
+
+    def _on_stranger(self, event: Received, message: WireMessage) -> None:
+        """A peer of a broker before this one, one declared lost, or one that was fenced."""
+        if isinstance(message, Goodbye):
+            return
+        if isinstance(message, Fragment) and message.runner in self._state.fenced:
+            self._intake.on_fenced_fragment(event, message)
+        else:
+            self._state.send(event.peer, Refused("unknown_peer", "say HELLO first"))
+
+
+def _learner_ranges(message: Hello, payload: tuple[Buffer, ...]) -> list[list[FragmentRange]]:
+    """What a learner has trained, then what each of its updates in training takes."""
+    num_updates = len(message.training_updates)
+    if len(message.training_attempts) != num_updates or len(payload) != 2 + 2 * num_updates:
+        raise SchemaError(f"a learner's HELLO with {num_updates} updates came with {len(payload)} frames")
+    return [unpack_ranges(payload[index : index + 2]) for index in range(0, len(payload), 2)]

@@ -1,0 +1,259 @@
+"""The broker, without its sockets: typed events in, instructions out, time passed in.
+
+```
+ runners ── FRAGMENT ─► accept ─► ledger ─► exact shards ─► learners ── UPDATE_DONE ─► commit
+    ▲                                                           │                        │
+    ├──── LEASE ◄── grants ◄── open updates ◄── driver ◄── UPDATE_REPORT ◄───────────────┤
+    └──── COMMITTED ◄────────────────────────────────────────────────────────────────────┘
+ rank 0 ── WEIGHTS ─► store ─► PUB, SNAPSHOT
+```
+
+Promises. An accepted fragment is trained exactly once in a lineage or dropped with a counted reason;
+``sampled = trained + dropped + pending`` at every moment. Every rank trains exactly its share of a
+batch. Weights versions rise per generation. Any peer, and the broker itself, may die, come back, or
+lose, repeat and reorder messages: what is unanswered is sent again, what is repeated is recognised,
+and a new broker rebuilds its ledger from what runners, learners and the driver still hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from rlzmq.protocol.broker.admission import Admission
+from rlzmq.protocol.broker.delivery import Delivery
+from rlzmq.protocol.broker.door import Door
+from rlzmq.protocol.broker.grants import Grants
+from rlzmq.protocol.broker.intake import Intake
+from rlzmq.protocol.broker.journal import on_journal
+from rlzmq.protocol.broker.options import BrokerOptions
+from rlzmq.protocol.broker.recovery import Recovery
+from rlzmq.protocol.broker.reports import Reports
+from rlzmq.protocol.broker.requests import Requests
+from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.broker.status import progress_of, status_of
+from rlzmq.protocol.broker.store import Store
+from rlzmq.protocol.broker.updates import Updates
+from rlzmq.protocol.broker.watch import Watch
+from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.events import (
+    Instruction,
+    JournalFailed,
+    JournalRecalled,
+    JournalSynced,
+    Malformed,
+    PeerLost,
+    Received,
+    Stop,
+    Tick,
+)
+from rlzmq.protocol.messages import (
+    BrokerBeat,
+    Config,
+    ConnectorState,
+    DriverState,
+    Fragment,
+    Goodbye,
+    LearnerState,
+    LeaseReturned,
+    OpenUpdate,
+    Pause,
+    Reset,
+    Resume,
+    RunnerState,
+    ShardReady,
+    ShardRefused,
+    SnapshotRequest,
+    Status,
+    StatusRequest,
+    UpdateDone,
+    Weights,
+    WireMessage,
+)
+from rlzmq.protocol.values import pack_blob
+
+__all__ = ["BrokerCore", "BrokerEvent", "BrokerOptions"]
+
+BrokerEvent: TypeAlias = (
+    Received | Malformed | PeerLost | Tick | JournalSynced | JournalFailed | JournalRecalled
+)
+
+_FORGET_EVERY_S = 10.0
+
+
+class BrokerCore:
+    """See the module's head: it sends each event to the part that it concerns, and looks at the clock.
+
+    Args:
+        options: See `BrokerOptions`.
+
+    Attributes:
+        more_status: Called for what STATUS says beyond `status`: what only the I/O side knows.
+    """
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self.options = options
+        self.more_status: Callable[[], dict[str, Any]] = dict
+        state = self.state = BrokerState(options)
+        self._store = Store(state)
+        self._door = Door(state, self._store)
+        self._intake = Intake(state)
+        self._grants = Grants(state, self._store)
+        self._delivery = Delivery(state)
+        self._reports = Reports(state)
+        recovery = Recovery(state)
+        requests = Requests(state, recovery, self._reports)
+        self._updates = Updates(state, self._store, recovery, self._delivery, self._reports)
+        self._admission = Admission(state, self._door, self._intake, recovery, requests)
+        self._watch = Watch(state)
+        self._now = 0.0
+        self._beat_at = float("-inf")
+        self._forgot_at = float("-inf")
+        self._ticked_at: float | None = None
+        self._handlers: dict[type[WireMessage], Callable[[Peer, Received, float], None]] = {
+            Fragment: self._intake.on_fragment,
+            RunnerState: self._on_runner_state,
+            LeaseReturned: self._on_lease_returned,
+            SnapshotRequest: self._store.on_snapshot_request,
+            LearnerState: self._on_learner_state,
+            ShardReady: self._on_shard_ready,
+            ShardRefused: self._on_shard_refused,
+            UpdateDone: self._updates.on_update_done,
+            Weights: self._store.put_weights,
+            DriverState: requests.on_driver_state,
+            OpenUpdate: requests.on_open_update,
+            ConnectorState: self._store.put_connector_state,
+            Pause: requests.on_pause,
+            Resume: requests.on_pause,
+            Reset: requests.on_reset,
+            Config: requests.on_config,
+            StatusRequest: self._on_status_request,
+            Goodbye: self._on_goodbye,
+        }
+
+    def handle(self, event: BrokerEvent, now: float) -> list[Instruction]:
+        """One event in, what to do about it out.
+
+        Args:
+            event: What happened. Messages must have been decoded by `messages.decode_message`.
+            now: Seconds of a monotonic clock; never decreases.
+        """
+        state = self.state
+        self._now = now
+        if state.started_at is None:
+            state.started_at = now
+        if isinstance(event, Received):
+            self._on_received(event, now)
+        elif isinstance(event, Tick):
+            self._on_tick(now)
+        elif isinstance(event, JournalSynced | JournalFailed | JournalRecalled):
+            on_journal(state, event, now)
+        elif isinstance(event, PeerLost):
+            peer = state.by_routing.get(event.peer)
+            if peer is not None:
+                self._door.forget(peer, "lost", "unreachable")
+        else:
+            self._admission.on_malformed(event)
+        self._updates.progress(now)
+        self._grants.progress(now)
+        self._intake.acknowledge()
+        out, state.out = [*state.journal.take(), *state.out], []
+        return out
+
+    def stop(self, reason: str) -> list[Instruction]:
+        """Says goodbye to everyone."""
+        for peer in self.state.by_routing.values():
+            self.state.send(peer, Goodbye(reason))
+        out, self.state.out = self.state.out, []
+        return out
+
+    def status(self) -> dict[str, Any]:
+        """Everything an observer may want to see, as plain values; ages in seconds."""
+        return status_of(self.state, self._now)
+
+    # ------------------------------------------------------------------ messages
+
+    def _on_received(self, event: Received, now: float) -> None:
+        peer = self._admission.admit(event, now)
+        if peer is None:
+            return
+        try:
+            self._handlers[type(event.message)](peer, event, now)
+        except WireError as error:
+            self._admission.offend(peer, error.reason, str(error))
+
+    def _on_runner_state(self, peer: Peer, event: Received, now: float) -> None:
+        message = event.message
+        assert isinstance(message, RunnerState)
+        self._intake.on_runner_state(peer, message)
+        if message.connector_version < peer.connector_version and not message.leases:
+            peer.connector_version = message.connector_version
+        self._grants.heartbeat(peer, message, now)
+
+    def _on_lease_returned(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, LeaseReturned)
+        self._grants.returned(peer, event.message)
+
+    def _on_learner_state(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, LearnerState)
+        self._delivery.on_learner_state(peer, event.message, now)
+        self._watch.learner_reports(peer, event.message, now)
+
+    def _on_shard_ready(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, ShardReady)
+        if event.message.rank == peer.hello.rank:
+            self._delivery.on_ready(event.message, now)
+
+    def _on_shard_refused(self, peer: Peer, event: Received, now: float) -> None:
+        message = event.message
+        assert isinstance(message, ShardRefused)
+        self._updates.on_shard_refused(message)
+        self._admission.on_unusable(message.fragment.runner, message.detail)
+
+    def _on_status_request(self, peer: Peer, event: Received, now: float) -> None:
+        self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))
+
+    def _on_goodbye(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, Goodbye)
+        self._door.forget(peer, "left", event.message.reason)
+
+    # ------------------------------------------------------------------ time
+
+    def _on_tick(self, now: float) -> None:
+        state, options = self.state, self.options
+        self._forgive_absence(now)
+        self._grants.expire(now)
+        self._watch.tick(now)
+        for peer in list(state.by_routing.values()):
+            if now - peer.heard_at >= options.peer_timeout_s:
+                self._door.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")
+        if state.driver is not None:
+            state.driver_seen_at = now
+        elif state.driver_seen_at is not None and now - state.driver_seen_at >= options.driver_timeout_s:
+            state.out.append(Stop("driver_lost", f"no driver for {options.driver_timeout_s:g} s"))
+        if now - self._forgot_at >= _FORGET_EVERY_S:
+            self._forgot_at = now
+            state.forget_absent(now)
+        self._store.ask_for_weights(now)
+        if now - self._beat_at < options.heartbeat_s:
+            return
+        self._beat_at = now
+        self._reports.send_again(now)
+        for peer in state.by_routing.values():
+            if peer is not state.driver:
+                state.send(peer, BrokerBeat(options.incarnation))
+        if state.driver is not None:
+            state.send(state.driver, BrokerBeat(options.incarnation))
+            state.send(state.driver, progress_of(state))
+
+    def _forgive_absence(self, now: float) -> None:
+        """Where no tick came for long this process was stopped: it was away, not its peers."""
+        away = now - self._ticked_at if self._ticked_at is not None else 0.0
+        self._ticked_at = now
+        if away < self.options.peer_timeout_s / 2:
+            return
+        state = self.state
+        for peer in state.by_routing.values():
+            peer.heard_at = min(now, peer.heard_at + away)
+        if state.driver_seen_at is not None:
+            state.driver_seen_at = min(now, state.driver_seen_at + away)

@@ -1,0 +1,188 @@
+"""The broker's intake: every fragment accepted once, recognised when it comes again, or refused with a reason.
+
+```
+ FRAGMENT ─► from its own runner? ─► possible? ─► its lease ends ─► new, fit, of this lineage, room? ─► ledger
+                     │ no               │ no                                │ no
+                     ▼                  ▼                                   ▼
+                 an offence         an offence            refused: counted, and its runner told
+```
+"""
+
+from __future__ import annotations
+
+from rlzmq.protocol.accounting import DropReason
+from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.errors import SchemaError
+from rlzmq.protocol.events import Received
+from rlzmq.protocol.leases import GrantedLease
+from rlzmq.protocol.ledger import RunnerRecord
+from rlzmq.protocol.messages import Accepted, Committed, Fragment, Rejected, RunnerState
+from rlzmq.protocol.ranges import to_spans
+
+__all__ = ["Intake"]
+
+# Sequence numbers ahead of the first that is not done with: a runner's unfinished ones are far fewer.
+_MAX_SEQ_AHEAD = 65_536
+
+
+class Intake:
+    """Takes fragments into the ledger, and tells their runners what has become of them.
+
+    What it refuses for what no runner of this version sends, it refuses by `SchemaError`, before anything
+    has changed.
+    """
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    # ------------------------------------------------------------------ fragments
+
+    def on_fragment(self, peer: Peer, event: Received, now: float) -> None:
+        """A registered runner delivers.
+
+        Raises:
+            SchemaError: The fragment is another runner's, or its numbers cannot be true.
+        """
+        state, message = self._state, event.message
+        assert isinstance(message, Fragment)
+        fragment = message.fragment_id
+        if (message.runner, message.incarnation) != (peer.uuid, peer.incarnation):
+            state.send(peer, Rejected(message.seq, "fenced", f"this is {peer.uuid} of {peer.incarnation}"))
+            raise SchemaError(f"{fragment} came from {peer.uuid} of incarnation {peer.incarnation}")
+        num_bytes = _num_bytes(event)
+        if not _is_plausible(message, num_bytes, state.ledger.runner(peer.uuid, peer.incarnation)):
+            state.send(peer, Rejected(message.seq, "rejected", "an impossible number"))
+            raise SchemaError(f"{fragment}: an impossible sequence number, or number of env steps")
+        peer.is_suspect = False
+        lease = self._end_lease(peer, message, now)
+        if state.ledger.is_committed(fragment):
+            state.ledger.accounting.num_duplicates += 1
+            state.receipts.accept(peer.uuid, message.seq)
+            self._tell_committed(peer)
+            return
+        reason = _why_not(message, lease.num_env_steps if lease is not None else None)
+        if reason is not None:
+            peer.num_bad += 1
+            self._refuse(peer, message, "rejected")
+            state.send(peer, Rejected(message.seq, "rejected", reason))
+            state.notify("bad_fragment", "runner", peer.hello.name, reason)
+            return
+        if message.generation < state.min_generation:
+            self._refuse(peer, message, "rolled_back")
+            self._tell_committed(peer)
+            return
+        if lease is None and self._overruns(peer, num_bytes):
+            self._refuse(peer, message, "rejected")
+            state.send(peer, Rejected(message.seq, "overrun", "too much without a lease is pending"))
+            return
+        entry = state.ledger.accept(
+            fragment,
+            message.num_env_steps,
+            generation=message.generation,
+            version=message.weights_version,
+            frames=event.frames,
+            num_bytes=num_bytes,
+            runner_name=peer.hello.name,
+            now=now,
+        )
+        if entry is not None:
+            peer.sampled += message.num_env_steps
+            peer.has_worked = True
+            if entry.done >= entry.num_steps:
+                # Empty, or trained under an earlier broker, which may have died before its report.
+                state.to_be_reported(entry)
+            state.journal.accepted(fragment, peer.hello.name, event.frames)
+        if not state.journal.is_withheld(fragment):
+            state.receipts.accept(peer.uuid, message.seq)
+
+    def _end_lease(self, peer: Peer, message: Fragment, now: float) -> GrantedLease | None:
+        """The lease that this fragment fulfils, which is over now; None if it was over before."""
+        leases = self._state.leases
+        lease = leases.leases.get(message.lease_id)
+        if lease is None or lease.peer != peer.uuid:
+            return None
+        leases.end(message.lease_id)
+        peer.pace.note(message.num_env_steps, now - max(lease.granted_at, peer.fragment_at))
+        peer.fragment_at = now
+        return lease
+
+    def _refuse(self, peer: Peer, message: Fragment, reason: DropReason) -> None:
+        """Counts it; its runner need not keep it."""
+        self._state.ledger.refuse(message.fragment_id, message.num_env_steps, reason)
+        self._state.receipts.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
+
+    def _overruns(self, peer: Peer, num_bytes: int) -> bool:
+        """Whether a fragment that no lease asked for is more than a runner may have kept for a new broker."""
+        state, options = self._state, self._state.options
+        if state.ledger.num_bytes + num_bytes <= options.resent_bytes:
+            return False
+        share = max(options.window_bytes, options.memory_bytes // max(1, len(state.runners)))
+        return state.ledger.runner(peer.uuid, peer.incarnation).uncommitted_bytes + num_bytes > share
+
+    def on_fenced_fragment(self, event: Received, message: Fragment) -> None:
+        """Of a process that was superseded, and is not registered any more."""
+        state = self._state
+        record = state.ledger.runners.get((message.runner, message.incarnation))
+        if record is not None and _is_plausible(message, _num_bytes(event), record):
+            state.ledger.refuse(message.fragment_id, message.num_env_steps, "fenced")
+        state.send(event.peer, Rejected(message.seq, "fenced", "superseded by a newer process"))
+
+    # ------------------------------------------------------------------ what runners know
+
+    def on_runner_state(self, peer: Peer, message: RunnerState) -> None:
+        """What a runner says in its heartbeat that it does not hold any more.
+
+        Raises:
+            SchemaError: It cannot have had so many.
+        """
+        state = self._state
+        record = state.ledger.runner(peer.uuid, peer.incarnation)
+        if not 0 <= message.first_unacked <= record.watermark + _MAX_SEQ_AHEAD:
+            raise SchemaError(f"{message.first_unacked} fragments are done with, of {record.watermark}")
+        peer.first_unacked = max(peer.first_unacked, message.first_unacked)
+        record.commit_below(message.first_unacked)
+        forgettable = state.receipts.may_forget(peer.uuid, peer.incarnation)
+        forgettable.commit_below(message.first_unacked)
+        if forgettable.watermark > message.first_unacked:
+            self._tell_committed(peer)  # the COMMITTED before was lost
+
+    def acknowledge(self) -> None:
+        """Tells runners what was accepted (unless a lease told them) and what they may forget."""
+        state, receipts = self._state, self._state.receipts
+        state.take_committed()
+        for runner, incarnation in receipts.take_news():
+            peer = state.runners.get(runner)
+            if peer is not None and peer.incarnation == incarnation:
+                self._tell_committed(peer)
+        for runner in receipts.runners_to_tell():
+            peer = state.runners.get(runner)
+            accepted = receipts.take_accepted(runner)
+            if peer is not None:
+                state.send(peer, Accepted(peer.incarnation, accepted))
+
+    def _tell_committed(self, peer: Peer) -> None:
+        record = self._state.receipts.may_forget(peer.uuid, peer.incarnation)
+        self._state.send(peer, Committed(peer.incarnation, record.watermark, to_spans(record.beyond)))
+
+
+def _num_bytes(event: Received) -> int:
+    return sum(memoryview(frame).nbytes for frame in event.frames)
+
+
+def _is_plausible(message: Fragment, num_bytes: int, record: RunnerRecord) -> bool:
+    """Whether a fragment's numbers can be true: an env step takes a byte at the very least."""
+    return (
+        0 <= message.num_env_steps <= num_bytes
+        and 0 <= message.seq <= record.watermark + _MAX_SEQ_AHEAD
+        and len(record.beyond) <= _MAX_SEQ_AHEAD
+    )
+
+
+def _why_not(message: Fragment, leased_env_steps: int | None) -> str | None:
+    """What makes a fragment unacceptable, if anything."""
+    num_steps = message.num_env_steps
+    if leased_env_steps is not None and num_steps > leased_env_steps:
+        return f"{message.fragment_id}: {num_steps} env steps for a lease of {leased_env_steps}"
+    if message.weights_version < 0 or message.generation < 0:
+        return f"{message.fragment_id}: a negative version or generation"
+    return None

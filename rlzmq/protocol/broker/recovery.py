@@ -1,0 +1,141 @@
+"""What stands and what is planned anew, when ranks die, register again, or this broker is a new one.
+
+What a rank has trained, or was told to train, stands: this broker believes it, whoever planned it. Everything
+else is given back and planned again, with whoever is there.
+"""
+
+from __future__ import annotations
+
+from rlzmq.protocol.broker.state import BrokerState, Peer, Run
+from rlzmq.protocol.events import Quarantine
+from rlzmq.protocol.ledger import Entry
+from rlzmq.protocol.ranges import FragmentRange
+
+__all__ = ["Recovery"]
+
+
+class Recovery:
+    """Keeps the updates in flight true to what the learner group remembers."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    # ------------------------------------------------------------------ what ranks remember
+
+    def learner_joined(
+        self, peer: Peer, trained: list[FragmentRange], training: list[list[FragmentRange]]
+    ) -> None:
+        """A rank registered (again): believe what it trained and what it is told to train."""
+        hello = peer.hello
+        self.note_trained(trained)
+        for update_id, attempt, ranges in zip(
+            hello.training_updates, hello.training_attempts, training, strict=True
+        ):
+            self.adopt(update_id, attempt, ranges)
+        self._state.group_next_update = None  # looked at again as soon as the group is complete
+
+    def note_trained(self, ranges: list[FragmentRange]) -> None:
+        """Believes a learner; a plan made before it said so may hold what is trained: made anew."""
+        state = self._state
+        for fragment, first, num_steps in ranges:
+            entry = state.ledger.entries.get(fragment)
+            if entry is not None and first + num_steps >= entry.num_steps:
+                state.to_be_reported(entry)  # the broker that had it trained may have died before
+        state.ledger.note_trained(ranges)
+        for run in sorted(state.runs.values(), key=lambda run: run.update_id):
+            if not run.is_training and any(self._is_done(item) for item in run.ranges):
+                self.release(run.update_id)
+                return
+
+    def adopt(self, update_id: int, attempt: int, ranges: list[FragmentRange]) -> None:
+        """An update that learners train or trained under a plan that this broker did not make."""
+        state = self._state
+        if state.next_commit is not None and update_id < state.next_commit:
+            return
+        run = state.runs.get(update_id)
+        if run is not None:
+            if run.attempt == attempt:
+                run.is_training = True
+                return
+            if run.is_training:
+                return
+            self.release(update_id)
+        state.ledger.reserve(ranges)
+        state.runs[update_id] = Run(
+            update_id=update_id,
+            attempt=attempt,
+            generation=state.generation,
+            num_ranks=state.num_ranks,
+            shards=[],
+            ranges=ranges,
+            rank_uuids=[],
+            is_training=True,
+        )
+
+    # ------------------------------------------------------------------ a group anew
+
+    def on_group_complete(self) -> None:
+        """All ranks of a generation are here: what none of them trains or has trained is planned
+        (again). In a group that just formed all agree; in one that a restarted broker meets, some
+        ranks may be an update ahead of others that are about to finish it."""
+        state = self._state
+        updates = [peer.next_update for peer in state.ranks.values()]
+        if state.next_commit is not None and max(updates) < state.next_commit:
+            return  # they went back to a checkpoint: the driver's RESET is on its way
+        if max(peer.hello.lineage for peer in state.ranks.values()) > state.min_generation:
+            return  # so it is here, to the very update that is due; what is held may be trained already
+        state.group_next_update = max(updates)
+        # Updates run in order: behind one that nobody was told to train, nobody has begun.
+        begun = max(updates)
+        while begun in state.runs and state.runs[begun].is_training:
+            begun += 1
+        for run in sorted(state.runs.values(), key=lambda run: -run.update_id):
+            is_same = run.generation == state.generation
+            if run.is_training and run.update_id < max(updates):
+                run.is_settled = run.is_settled or run.update_id < min(updates)
+                run.generation = state.generation
+            elif not is_same or run.update_id < max(updates) or (run.is_training and run.update_id > begun):
+                if not is_same:
+                    self._blame_deaths(run)
+                self.release(run.update_id)
+
+    def _blame_deaths(self, run: Run) -> None:
+        """Counts the death of a rank against the fragments it was training."""
+        state = self._state
+        if not run.is_training or run.update_id != state.next_commit:
+            return
+        alive = {peer.uuid for peer in state.ranks.values()}
+        dead = [rank for rank, uuid in enumerate(run.rank_uuids) if uuid not in alive]
+        blamed = [item for rank in dead for item in run.shards[rank]] if run.shards else run.ranges
+        self.release(run.update_id)
+        for fragment in dict.fromkeys(item.fragment for item in blamed):
+            entry = state.ledger.entries.get(fragment)
+            if entry is None:
+                continue
+            entry.deaths += 1
+            if entry.deaths >= state.options.death_limit:
+                detail = f"{fragment}: {entry.deaths} learners died with it"
+                self.set_aside(entry, "quarantined", detail)
+                state.drop(entry, "quarantined")
+
+    def set_aside(self, entry: Entry, event: str, detail: str) -> None:
+        """Quarantines an unusable fragment, counts it against its runner, and tells the driver."""
+        state = self._state
+        state.out.append(Quarantine(entry.id, detail, entry.frames))
+        peer = state.runners.get(entry.id.runner)
+        if peer is not None:
+            peer.num_bad += 1
+            peer.num_unusable += 1
+        state.notify(event, "runner", entry.runner_name, detail)
+
+    def release(self, from_update: int = -1) -> None:
+        """Gives back what these updates have taken; those before them keep theirs."""
+        state = self._state
+        for update_id in [u for u in state.runs if u >= from_update]:
+            state.ledger.release(state.runs.pop(update_id).ranges)
+        for run in state.runs.values():
+            state.ledger.reserve(run.ranges)
+
+    def _is_done(self, item: FragmentRange) -> bool:
+        entry = self._state.ledger.entries.get(item.fragment)
+        return entry is None or entry.done > item.first

@@ -1,0 +1,120 @@
+"""What the driver asks of the broker: updates, lineages, pauses; and where it stands when it comes."""
+
+from __future__ import annotations
+
+from rlzmq.protocol.broker.recovery import Recovery
+from rlzmq.protocol.broker.reports import Reports
+from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer
+from rlzmq.protocol.events import Received
+from rlzmq.protocol.messages import Config, DriverState, Hello, OpenUpdate, Pause, Reset, Resume
+from rlzmq.protocol.ranges import FragmentRange
+
+__all__ = ["Requests"]
+
+
+class Requests:
+    """The driver's word counts, within its lineage: what it said in an earlier one is void."""
+
+    def __init__(self, state: BrokerState, recovery: Recovery, reports: Reports) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._reports = reports
+
+    # ------------------------------------------------------------------ it comes
+
+    def driver_joined(self, hello: Hello, watermarks: list[FragmentRange], now: float) -> None:
+        """The driver says from where on it lacks reports, and which lineage it is in.
+
+        What it has beyond this broker's own commits was committed and reported by an earlier one.
+
+        Args:
+            hello: Its HELLO.
+            watermarks: Per runner the first fragment that it has no report of.
+            now: Seconds.
+        """
+        self._state.driver_seen_at = now
+        state, next_report = self._state, hello.next_update
+        if state.next_commit is None or next_report > state.next_commit:
+            state.next_commit = next_report
+            state.min_generation = max(state.min_generation, hello.generation)
+            self._take_over(hello)
+            for update_id in [u for u in state.runs if u < next_report]:
+                state.ledger.note_trained(state.runs.pop(update_id).ranges)
+            for update_id in [u for u in state.open if u < next_report]:
+                del state.open[update_id]
+            for entry in [e for e in state.ledger.entries.values() if e.generation < hello.generation]:
+                state.drop(entry, "rolled_back")
+        self._reports.driver_has(next_report)
+        self._reports.send_all(now)
+        for fragment, _, _ in watermarks:  # an earlier broker saw to it
+            state.ledger.disown_below(*fragment)
+            state.receipts.let_go_below(fragment)
+
+    def _take_over(self, hello: Hello) -> None:
+        """Counts on from the driver's accounts, less what was taken over or trained here already."""
+        accounting = self._state.ledger.accounting
+        dropped = {
+            reason: max(0, count - accounting.dropped.get(reason, 0))
+            for reason, count in hello.dropped.items()
+        }
+        before = accounting.sampled
+        accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
+        self._state.sampled_before += accounting.sampled - before
+
+    def on_driver_state(self, peer: Peer, event: Received, now: float) -> None:
+        """Which reports it has."""
+        assert isinstance(event.message, DriverState)
+        if event.message.min_generation == self._state.min_generation:
+            self._reports.driver_has(event.message.next_report)
+
+    # ------------------------------------------------------------------ it asks
+
+    def on_open_update(self, peer: Peer, event: Received, now: float) -> None:
+        """The driver asks for an update; one asked for before is ignored."""
+        state, update = self._state, event.message
+        assert isinstance(update, OpenUpdate)
+        if update.min_generation != state.min_generation:
+            return
+        if state.next_commit is None or update.update_id < state.next_commit:
+            return
+        state.open.setdefault(update.update_id, OpenedUpdate(update, now))
+        if state.terms is None or update.update_id >= state.terms.update_id:
+            state.terms = update
+
+    def on_reset(self, peer: Peer, event: Received, now: float) -> None:
+        """A new lineage: what was sampled for the old one is dropped."""
+        state, message = self._state, event.message
+        assert isinstance(message, Reset)
+        if message.generation <= state.min_generation:
+            return
+        state.min_generation = message.generation
+        if state.generation < message.generation:
+            state.ranks.clear()
+            state.num_ranks = 0
+            state.generation = -1
+        state.group_next_update = None
+        self._recovery.release()
+        for entry in list(state.ledger.entries.values()):
+            if entry.generation < message.generation:
+                state.drop(entry, "rolled_back")
+        for lease_id in list(state.leases.leases):
+            state.leases.end(lease_id)
+        if state.weights is not None and state.weights.generation < message.generation:
+            state.weights = None
+        state.open.clear()
+        self._reports.give_up()
+        state.unpublished.clear()
+        state.terms = None
+        state.next_commit = message.next_update
+        state.journal.begin_lineage(message.next_update)
+
+    def on_pause(self, peer: Peer, event: Received, now: float) -> None:
+        """PAUSE or RESUME: whether leases are granted."""
+        assert isinstance(event.message, Pause | Resume)
+        self._state.is_paused = isinstance(event.message, Pause)
+
+    def on_config(self, peer: Peer, event: Received, now: float) -> None:
+        """The run's config, for whoever asks for it before HELLO."""
+        assert isinstance(event.message, Config)
+        if event.payload:
+            self._state.config = (event.message, event.payload[0])

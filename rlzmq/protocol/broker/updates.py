@@ -1,0 +1,177 @@
+"""The broker's updates: exact batches planned, delivered, trained once, committed in order.
+
+```
+ open ─► collected ─► planned: SHARD_PLAN, SHARD… ─► all ranks READY ─► TRAIN ─► all DONE ─► committed
+                          ▲                                               │
+                          └──── a rank died, or refused a fragment ◄──────┘ (a new attempt)
+```
+"""
+
+from __future__ import annotations
+
+from rlzmq.protocol.accounting import DropReason
+from rlzmq.protocol.broker.delivery import Delivery
+from rlzmq.protocol.broker.recovery import Recovery
+from rlzmq.protocol.broker.reports import Reports
+from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer, Run
+from rlzmq.protocol.broker.store import Store
+from rlzmq.protocol.events import Received
+from rlzmq.protocol.messages import ShardRefused, UpdateDone
+from rlzmq.protocol.ranges import unpack_ranges
+from rlzmq.protocol.sharding import rank_shares, take_shards
+
+__all__ = ["Updates"]
+
+
+class Updates:
+    """See the module's head. `progress` does whatever has become possible."""
+
+    def __init__(
+        self, state: BrokerState, store: Store, recovery: Recovery, delivery: Delivery, reports: Reports
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._recovery = recovery
+        self._delivery = delivery
+        self._reports = reports
+
+    # ------------------------------------------------------------------ what ranks say
+
+    def on_shard_refused(self, message: ShardRefused) -> None:
+        """A rank cannot use a fragment: drop it and plan again."""
+        state = self._state
+        run = state.run_of(message.update_id, message.attempt)
+        if run is None or run.is_training:
+            return
+        entry = state.ledger.entries.get(message.fragment)
+        if entry is None or all(item.fragment != message.fragment for item in run.ranges):
+            return
+        self._recovery.release(message.update_id)
+        detail = f"{message.fragment}: {message.reason}: {message.detail}"
+        self._recovery.set_aside(entry, "bad_fragment", detail)
+        state.drop(entry, "rejected")
+
+    def on_update_done(self, peer: Peer, event: Received, now: float) -> None:
+        """A rank trained (or skipped) an update."""
+        state, message = self._state, event.message
+        assert isinstance(message, UpdateDone)
+        if message.rank != peer.hello.rank:
+            return
+        ranges = unpack_ranges(event.payload[1:])
+        if state.next_commit is not None and message.update_id < state.next_commit:
+            self._recovery.note_trained(ranges)
+            peer.next_update = max(peer.next_update, message.update_id + 1)
+            if message.update_id not in state.reports:
+                self._reports.confirm(peer, message.update_id)
+            return
+        if message.generation != state.generation:
+            return
+        self._recovery.adopt(message.update_id, message.attempt, ranges)
+        run = state.run_of(message.update_id, message.attempt)
+        if run is None:
+            return
+        run.results[message.rank] = event.payload[0] if event.payload else b""
+        run.trained = message.trained
+        run.num_trained_steps = max(run.num_trained_steps, message.num_trained_steps)
+        peer.next_update = max(peer.next_update, message.update_id + 1)
+        if len(run.results) >= run.num_ranks:
+            run.is_settled = True
+
+    # ------------------------------------------------------------------ progress
+
+    def progress(self, now: float) -> None:
+        """Commits what is trained, drops what is too old, plans what is covered."""
+        if self._state.group_is_complete and self._state.group_next_update is None:
+            self._recovery.on_group_complete()
+        while self._commit_next(now):
+            pass
+        while self._plan_next(now):
+            pass
+
+    def _commit_next(self, now: float) -> bool:
+        state = self._state
+        update_id = state.next_commit
+        if update_id is None or state.driver is None:
+            return False
+        run, opened = state.runs.get(update_id), state.open.get(update_id)
+        if run is None or opened is None:
+            return False
+        if not run.is_settled and not (
+            run.is_training
+            and state.group_is_complete
+            and all(peer.next_update > update_id for peer in state.ranks.values())
+        ):
+            return False
+        assert state.started_at is not None
+        if now < state.started_at + state.options.recovery_grace_s and state.ledger.missing(run.ranges):
+            return False
+        self._commit(run, opened, now)
+        return True
+
+    def _commit(self, run: Run, opened: OpenedUpdate, now: float) -> None:
+        state, ledger, update = self._state, self._state.ledger, opened.terms
+        entries = [ledger.entries[item.fragment] for item in run.ranges if item.fragment in ledger.entries]
+        for entry in entries:
+            state.to_be_reported(entry)
+        versions = [entry.version for entry in entries] or [update.weights_version]
+        ledger.commit(run.ranges, trained=run.trained)
+        state.journal.trained(run.update_id, run.ranges)
+        del state.runs[run.update_id]
+        del state.open[run.update_id]
+        state.next_commit = run.update_id + 1
+        state.unpublished[run.update_id] = run.num_steps
+        state.trained_steps += run.num_trained_steps
+        self._store.release_published()
+        if update.staleness == 0:
+            # Whatever is left was sampled for this exact batch or before it.
+            self._drop_older(update.weights_version + 1, "surplus")
+        self._reports.make(run, opened, versions, now)
+
+    # ------------------------------------------------------------------ planning
+
+    def _plan_next(self, now: float) -> bool:
+        state = self._state
+        update_id = state.next_plan
+        update = state.terms_of(update_id) if update_id is not None else None
+        if update_id is None or update is None or state.group_next_update is None:
+            return False
+        if not state.group_is_complete or update_id < state.group_next_update:
+            return False
+        # While an update trains, the next may be delivered; on-policy there is nothing to deliver.
+        if len(state.runs) >= (1 if update.staleness == 0 else 2):
+            return False
+        oldest, newest = state.version_bounds(update)
+        self._drop_older(oldest, "surplus" if update.staleness == 0 else "stale")
+        batch = state.batch_of(update)
+        if state.ledger.free_steps(oldest, newest) < batch:
+            return False
+        entries = [
+            entry
+            for entry in state.ledger.free_entries()
+            if entry.version >= oldest and (newest is None or entry.version <= newest)
+        ]
+        if update.staleness == 0:
+            # Which rank trains what shall not depend on who was first by a millisecond.
+            entries.sort(key=lambda entry: (entry.runner_name, entry.id))
+        shards = take_shards(state.ledger, entries, rank_shares(batch, state.num_ranks))
+        run = Run(
+            update_id=update_id,
+            attempt=state.next_attempt,
+            generation=state.generation,
+            num_ranks=state.num_ranks,
+            shards=shards,
+            ranges=[item for shard in shards for item in shard],
+            rank_uuids=[state.ranks[rank].uuid for rank in range(state.num_ranks)],
+            planned_at=now,
+        )
+        state.next_attempt += 1
+        state.runs[update_id] = run
+        self._delivery.begin(run, now)
+        return True
+
+    def _drop_older(self, version: int, reason: DropReason) -> None:
+        ledger = self._state.ledger
+        if ledger.free_steps(max_version=version - 1):
+            for entry in ledger.free_entries():
+                if entry.version < version:
+                    self._state.drop(entry, reason)
