@@ -8,6 +8,7 @@ from core_fakes import Bench
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import Stop, Tick
 from rlzmq.protocol.messages import (
+    Accepted,
     Notice,
     Pause,
     Progress,
@@ -117,6 +118,21 @@ def test_fragments_of_a_fenced_process_are_counted_only_as_far_as_it_may_have_se
         bench.fragment(seq=seq)
         assert bench.sent("runner", Rejected)[0].reason == "fenced"
     assert bench.state.ledger.accounting.dropped == {"fenced": 20}
+
+
+def test_what_is_held_is_not_refused_when_it_comes_again_whatever_the_memory():
+    bench = Bench(window_bytes=1, memory_bytes=1, resent_bytes=1)
+    bench.ready_run(batch=40)
+    bench.runner()
+    bench.fragment(bench.leases()[0].lease_id, seq=0)
+    assert bench.sent("runner", Accepted)
+    for changes in ({}, {"version": -1}):
+        bench.fragment(seq=0, **changes)  # its ACCEPTED was lost
+        assert bench.sent("runner", Rejected) == []
+        assert bench.sent("runner", Accepted), "the runner keeps its copy"
+    assert not bench.state.receipts.may_forget("uuid-runner", 1).is_committed(0)
+    accounting = bench.state.ledger.accounting
+    assert (accounting.sampled, accounting.pending, accounting.num_duplicates) == (20, 20, 2)
 
 
 def test_a_batch_that_one_runner_holds_is_taken_back_by_a_new_broker():

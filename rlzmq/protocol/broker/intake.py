@@ -18,6 +18,7 @@ from rlzmq.protocol.leases import GrantedLease
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.protocol.messages import Accepted, Committed, Fragment, Rejected, RunnerState
 from rlzmq.protocol.ranges import to_spans
+from rlzmq.protocol.schema import FragmentId
 
 __all__ = ["Intake"]
 
@@ -60,6 +61,10 @@ class Intake:
             state.receipts.accept(peer.uuid, message.seq)
             self._tell_committed(peer)
             return
+        if fragment in state.ledger.entries:  # whatever would be said of a new one: its runner must keep it
+            state.ledger.accounting.num_duplicates += 1
+            self._accepted(peer, fragment)
+            return
         reason = _why_not(message, lease.num_env_steps if lease is not None else None)
         if reason is not None:
             peer.num_bad += 1
@@ -85,15 +90,19 @@ class Intake:
             runner_name=peer.hello.name,
             now=now,
         )
-        if entry is not None:
-            peer.sampled += message.num_env_steps
-            peer.has_worked = True
-            if entry.done >= entry.num_steps:
-                # Empty, or trained under an earlier broker, which may have died before its report.
-                state.to_be_reported(entry)
-            state.journal.accepted(fragment, peer.hello.name, event.frames)
-        if not state.journal.is_withheld(fragment):
-            state.receipts.accept(peer.uuid, message.seq)
+        assert entry is not None, f"{fragment} is neither held nor done with"
+        peer.sampled += message.num_env_steps
+        peer.has_worked = True
+        if entry.done >= entry.num_steps:
+            # Empty, or trained under an earlier broker, which may have died before its report.
+            state.to_be_reported(entry)
+        state.journal.accepted(fragment, peer.hello.name, event.frames)
+        self._accepted(peer, fragment)
+
+    def _accepted(self, peer: Peer, fragment: FragmentId) -> None:
+        """Its runner is told, once the journal has it."""
+        if not self._state.journal.is_withheld(fragment):
+            self._state.receipts.accept(peer.uuid, fragment.seq)
 
     def _end_lease(self, peer: Peer, message: Fragment, now: float) -> GrantedLease | None:
         """The lease that this fragment fulfils, which is over now; None if it was over before."""
