@@ -6,7 +6,7 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.driver_core import parse_report
-from rlzmq.protocol.events import Stop, Tick
+from rlzmq.protocol.events import PeerLost, Stop, Tick
 from rlzmq.protocol.messages import (
     Accepted,
     Notice,
@@ -109,6 +109,15 @@ def test_a_runner_cannot_be_done_with_what_it_never_sent():
     bench.send("runner", RunnerState(2**60, 2**60, (), (), False, 1, 0, -1, 0, 0))
     assert bench.sent("driver", Notice)[0].event == "protocol_error"
     assert bench.state.ledger.runner("uuid-runner", 1).watermark == 0
+
+
+def test_a_process_that_takes_another_role_leaves_its_former_place():
+    bench = _running()
+    bench.hello("runner", "observer", uuid="uuid-runner", name="looking-on")
+    assert not bench.state.runners
+    assert bench.state.leases.leased_env_steps() == 0
+    bench.event(PeerLost(b"runner"))
+    assert set(bench.state.by_routing) == {b"driver", b"learner-0"}
 
 
 def test_fragments_of_a_fenced_process_are_counted_only_as_far_as_it_may_have_sent_them():

@@ -50,7 +50,7 @@ class Door:
             self._fence(hello, known[0])
         state.know(hello, incarnation)
         seated = state.by_routing.get(routing)
-        if seated is not None and seated.uuid != hello.uuid:
+        if seated is not None and (seated.uuid, seated.hello.role) != (hello.uuid, hello.role):
             self.forget(seated, "left", f"its connection is that of {hello.name} now")
         previous = self._registered(hello)
         if previous is not None and previous.routing != routing:
