@@ -217,6 +217,11 @@ class LeaseBook:
         expired = [lease for lease in self.leases.values() if lease.deadline <= now]
         return [lease for lease in expired if self.end(lease.lease_id)]
 
+    def extend(self, seconds: float) -> None:
+        """Nobody could fulfil a lease for so long: all deadlines are later."""
+        for lease in self.leases.values():
+            lease.deadline += seconds
+
     def in_turn(self, peers: Iterable[str]) -> list[str]:
         """Peers in the order in which they are served."""
         return sorted(peers, key=lambda peer: (self._last_turn.get(peer, 0), peer))

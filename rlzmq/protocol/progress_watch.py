@@ -49,6 +49,10 @@ class ProgressWatch:
         """The worker has nothing to do: its silence means nothing."""
         self._stamped_at = now
 
+    def forgive(self, away_s: float, now: float) -> None:
+        """Whoever watches was away for so long: that was nobody's silence."""
+        self._stamped_at = min(now, self._stamped_at + away_s)
+
     def health(self, now: float) -> Health:
         """What the time since the last progress means."""
         if self._stamp is None:
@@ -98,6 +102,11 @@ class SilenceWatch:
         if self._heard_at is not None:
             self._delays.append(max(0.0, now - self._heard_at - self._beat_s))
         self._heard_at = now
+
+    def forgive(self, away_s: float, now: float) -> None:
+        """Whoever watches was away for so long: that was nobody's silence."""
+        if self._heard_at is not None:
+            self._heard_at = min(now, self._heard_at + away_s)
 
     def limit_s(self) -> float:
         """Seconds of silence that are too long."""

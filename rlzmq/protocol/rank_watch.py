@@ -66,6 +66,10 @@ class RankWatch:
         if self._trusted_from is not None and next_update >= self._trusted_from:
             self._min_s, self._trusted_from = self._base_s, None
 
+    def forgive(self, away_s: float, now: float) -> None:
+        """Whoever watches was away for so long: nobody knows how long the ranks waited."""
+        self._moved_at = min(now, self._moved_at + away_s)
+
     def limit_s(self) -> float:
         """Seconds that the others wait before the rank counts as hung."""
         learnt = max(self._min_s, 10 * max(self._waits, default=0.0))

@@ -9,6 +9,7 @@ from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import PeerLost, Stop, Tick
 from rlzmq.protocol.messages import (
     Accepted,
+    LearnerState,
     Notice,
     Pause,
     Progress,
@@ -221,6 +222,23 @@ def test_a_broker_that_was_stopped_for_long_does_not_take_its_peers_for_gone():
     assert not any(isinstance(item, Stop) for item in _ticks(bench, bench.now + 30.0))
     assert bench.state.driver is None, "silent in good time: gone"
     assert any(isinstance(item, Stop) for item in _ticks(bench, bench.now + 15.0))
+
+
+def test_a_broker_that_was_stopped_for_long_does_not_take_its_peers_for_hanging():
+    bench = _running(hung_after_s=30.0)
+    (lease,) = bench.leases()
+    for rank in (0, 1):
+        bench.learner(rank, num_ranks=2, generation=2)
+    bench.event(Tick())
+    bench.now = 0.5
+    bench.send("runner", RunnerState(0, 0, (), (lease.lease_id,), True, 1, 0, -1, 7, 0))
+    for rank in (0, 1):  # rank 0 has just entered the next collective
+        bench.send(f"learner-{rank}", LearnerState(2, 1, (1,), (0,), (1,), (2,), 7 - rank))
+    bench.now += 5000.0
+    bench.event(Tick())
+    assert bench.sent("driver", Notice) == [], "it was away, not they"
+    assert bench.state.leases.of_peer("uuid-runner"), "nor is the lease over"
+    assert not bench.state.runners["uuid-runner"].is_suspect
 
 
 def test_the_driver_sees_whether_the_broker_is_paused():

@@ -253,7 +253,7 @@ class BrokerCore:
         if away < self.options.peer_timeout_s / 2:
             return
         state = self.state
-        for peer in state.by_routing.values():
-            peer.heard_at = min(now, peer.heard_at + away)
+        self._watch.forgive(away, now)
+        state.leases.extend(away)
         if state.driver_seen_at is not None:
             state.driver_seen_at = min(now, state.driver_seen_at + away)

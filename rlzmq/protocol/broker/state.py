@@ -74,6 +74,12 @@ class Peer:
         self.silence.heard(now)
         self.is_late = False
 
+    def forgive(self, away_s: float, now: float) -> None:
+        """This broker was away for so long, not the peer."""
+        self.heard_at = min(now, self.heard_at + away_s)
+        self.silence.forgive(away_s, now)
+        self.watch.forgive(away_s, now)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedUpdate:

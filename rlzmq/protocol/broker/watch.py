@@ -38,6 +38,12 @@ class Watch:
         else:
             peer.watch.idle(now)
 
+    def forgive(self, away_s: float, now: float) -> None:
+        """This broker was stopped for so long."""
+        for peer in self._state.by_routing.values():
+            peer.forgive(away_s, now)
+        self._ranks.forgive(away_s, now)
+
     def tick(self, now: float) -> None:
         """Looks at everybody."""
         state = self._state
