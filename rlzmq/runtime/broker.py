@@ -382,6 +382,15 @@ class BrokerRole:
         self._timer = self._loop.call_at(self._tick_due, self._tick)
 
     def _handle(self, event: BrokerEvent) -> None:
+        self._decide(event)
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        """Peers found unreachable while sending: told to the core afterwards, in order."""
+        while self._lost:
+            self._decide(PeerLost(self._lost.popleft()))
+
+    def _decide(self, event: BrokerEvent) -> None:
         if self._has_failed:
             return
         try:
@@ -395,12 +404,6 @@ class BrokerRole:
         if faults.is_armed and isinstance(event, Received):
             faults.at(f"broker.{type(event.message).__name__}")  # decided, and not told to anyone
         self._do(instructions)
-        self._tell_lost()
-
-    def _tell_lost(self) -> None:
-        """Peers found unreachable while sending: told to the core afterwards, in order."""
-        while self._lost:
-            self._do(self._core.handle(PeerLost(self._lost.popleft()), self._loop.time()))
 
     def _do(self, instructions: list[Any]) -> None:
         for instruction in instructions:

@@ -16,7 +16,7 @@ from rlzmq.net.context import Context
 from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.codec import WIRE_VERSION
-from rlzmq.protocol.events import Quarantine
+from rlzmq.protocol.events import PeerLost, Quarantine
 from rlzmq.protocol.fragments import decode_fragment, encode_fragment, fragment_from_bytes
 from rlzmq.protocol.messages import Fragment, FragmentId, Hello, Refused, decode_message, encode_message
 from rlzmq.runtime.broker import BrokerRole
@@ -244,4 +244,23 @@ async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: py
     broker._tick()
     assert len(failures) == 1
     assert "the broker fails" in caplog.text
+    await broker.stop()
+
+
+async def test_a_broker_that_fails_over_a_lost_peer_says_so_too(monkeypatch: pytest.MonkeyPatch):
+    broker = BrokerRole("run", _OPTIONS)
+    await broker.start()
+    handle = broker._core.handle
+
+    def fail(event, now):
+        if isinstance(event, PeerLost):
+            raise AssertionError("half done")
+        return handle(event, now)
+
+    monkeypatch.setattr(broker._core, "handle", fail)
+    broker._lost.append(b"Lnobody")
+    with pytest.raises(AssertionError, match="half done"):
+        await asyncio.wait_for(broker.wait_ended(), 5.0)
+    with pytest.raises(AssertionError, match="half done"):
+        await broker.ping()
     await broker.stop()
