@@ -67,6 +67,8 @@ _DEFAULTS: dict[str, Any] = {
     "evaluation_interval": None, "evaluation_duration": 10, "evaluation_duration_unit": "episodes",
     "evaluation_parallel_to_training": False, "evaluation_num_env_runners": 0, "evaluation_config": None,
     "evaluation_sample_timeout_s": 120.0, "evaluation_force_reset_envs_before_iteration": True,
+    "evaluation_auto_duration_min_env_steps_per_sample": 100,
+    "evaluation_auto_duration_max_env_steps_per_sample": 2000,
     "custom_evaluation_function": None, "in_evaluation": False,
     # reporting
     "metrics_num_episodes_for_smoothing": 100, "min_time_s_per_iteration": None,
@@ -405,6 +407,8 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
         evaluation_num_env_runners: NonNegativeInt = NotProvided,
         evaluation_config: Any = NotProvided,
         evaluation_sample_timeout_s: NonNegative | None = NotProvided,
+        evaluation_auto_duration_min_env_steps_per_sample: PositiveInt = NotProvided,
+        evaluation_auto_duration_max_env_steps_per_sample: PositiveInt = NotProvided,
         evaluation_force_reset_envs_before_iteration: bool = NotProvided,
         custom_evaluation_function: Callable[..., Any] | None = NotProvided,
     ) -> Self:
@@ -412,12 +416,17 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
 
         Args:
             evaluation_interval: Evaluate after every so many iterations; None: never by itself.
-            evaluation_duration: Episodes or timesteps of one round over all evaluation runners.
-            evaluation_duration_unit: The unit of `evaluation_duration`.
-            evaluation_parallel_to_training: Only False: rounds run between two iterations.
+            evaluation_duration: Episodes or timesteps of one round over all evaluation runners; "auto": as long
+                as the training steps beside it take, which needs `evaluation_parallel_to_training`.
+            evaluation_duration_unit: The unit of `evaluation_duration`, unless that is "auto".
+            evaluation_parallel_to_training: Evaluate the weights from before an iteration while that trains,
+                not those from after it between two iterations; needs `evaluation_num_env_runners`.
             evaluation_num_env_runners: Processes for evaluation; 0 evaluates in the driver.
             evaluation_config: Settings that differ in evaluation, e.g. ``{"explore": False}``, or a whole config.
             evaluation_sample_timeout_s: A round that took longer than these seconds is warned of; None: never.
+            evaluation_auto_duration_min_env_steps_per_sample: With "auto": a runner's one sample call takes so
+                many env steps at least, …
+            evaluation_auto_duration_max_env_steps_per_sample: … and so many at most.
             evaluation_force_reset_envs_before_iteration: Begin each round with fresh episodes.
             custom_evaluation_function: ``(algorithm, eval_env_runner_group) -> (results, env_steps,
                 agent_steps)`` in place of the built-in round.
@@ -780,15 +789,30 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
             raise ConfigurationError(f"config.{error}") from None
         for name in ("lr", "entropy_coeff"):
             _check_schedule(name, self.get(name))
-        if self.evaluation_duration == "auto":
-            raise ConfigurationError(
-                "config.evaluation_duration='auto' means as long as a parallel train step, but evaluation rounds run "
-                "between two iterations here: give a number."
-            )
+        self._validate_evaluation()
         if self.torch_compile_learner_what_to_compile == "complete_update" and self.num_learners > 1:
             raise ConfigurationError(
                 f"config.torch_compile_learner_what_to_compile='complete_update' with num_learners="
                 f"{self.num_learners}: the ranks agree on each step outside of torch. Use 'forward_train'."
+            )
+
+    def _validate_evaluation(self) -> None:
+        if self.evaluation_parallel_to_training and not self.evaluation_num_env_runners:
+            raise ConfigurationError(
+                "config.evaluation_parallel_to_training=True needs runners that evaluate while others train, but "
+                "config.evaluation_num_env_runners=0. Set evaluation(evaluation_num_env_runners=1) or more."
+            )
+        if self.evaluation_duration == "auto" and not self.evaluation_parallel_to_training:
+            raise ConfigurationError(
+                "config.evaluation_duration='auto' means as long as the training steps beside it take: set "
+                "evaluation(evaluation_parallel_to_training=True, evaluation_num_env_runners=1), or give a number."
+            )
+        least = self.evaluation_auto_duration_min_env_steps_per_sample
+        most = self.evaluation_auto_duration_max_env_steps_per_sample
+        if least > most:
+            raise ConfigurationError(
+                f"config.evaluation_auto_duration_min_env_steps_per_sample={least} is more than "
+                f"evaluation_auto_duration_max_env_steps_per_sample={most}."
             )
 
     def _validate_journal(self) -> None:

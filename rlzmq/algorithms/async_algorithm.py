@@ -79,7 +79,9 @@ class AsyncAlgorithm:
         self._state = RunState(self.session, self._evaluation, self._modules, self._iterations)
         self._policies = CurrentPolicies(self.session)
         self._keeper = CheckpointKeeper(self)
-        self._loop = TrainingLoop(self.session, self._iterations, self._keeper, self._face, self.metrics)
+        self._loop = TrainingLoop(
+            self.session, self._iterations, self._evaluation, self._keeper, self._face, self.metrics
+        )
 
     # -- life -----------------------------------------------------------------------------------
 

@@ -1,21 +1,29 @@
-"""Evaluation rounds: the current weights, in envs of their own, counted apart from training."""
+"""Evaluation rounds: the current weights, in envs of their own, counted apart from training.
+
+alone      evaluate ─► on_evaluate_start ─► weights ─► sample ─► on_evaluate_end ─► result
+parallel   begin ────► on_evaluate_start ─► weights ─► a task samples …
+           … training steps …
+           end, finish ───────────────────► what the task has ─► on_evaluate_end ─► result
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.face import Face
 from rlzmq.algorithms.results import merge_into
+from rlzmq.core.errors import ClosedError
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runners.fragment_metas import add_fragment_metas
 from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.runtime.sampling_round import SamplingRound, UntilEnd
 from rlzmq.runtime.session import Session
 
 __all__ = ["Evaluation"]
@@ -28,6 +36,8 @@ _METRICS = "evaluation"
 
 class Evaluation:
     """Owns the evaluation runners; the local one is made at the first round.
+
+    Nothing of a parallel round is logged or called back before `finish`, when training is over.
 
     Args:
         config: The run's config.
@@ -44,6 +54,8 @@ class Evaluation:
         self._synced_module_ids: list[str] | None = None
         self._metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._lifetime_counts: dict[str, Any] = {}
+        self._task: asyncio.Task[dict[str, Any]] | None = None
+        self._sampling: SamplingRound | None = None
         self.env_runner_group: AsyncEnvRunnerGroup | None = None
 
     async def start(self) -> None:
@@ -73,53 +85,145 @@ class Evaluation:
             own.freeze()
             await self.env_runner_group.change_modules(own, synced_module_ids)
 
+    # -- a round alone --------------------------------------------------------------------------
+
     async def run(self) -> dict[str, Any]:
-        """One round; see AsyncAlgorithm.evaluate."""
+        """One round; see AsyncAlgorithm.evaluate. A parallel round at hand is ended and awaited first."""
+        self.end()
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+        group = await self._prepare()
+        if self.calls_custom_function:
+            metrics = await self._call_custom_function()
+        elif group.local_env_runner is not None:
+            batches = await group.sample_batches(**self._options())
+            metrics = self._reduce([batch.meta for batch in batches])
+        else:
+            sampling = self._new_sampling(group)
+            sampling.end()
+            metrics = self._reduce(await sampling.run())
+        return await self._tell(metrics)
+
+    async def _prepare(self) -> AsyncEnvRunnerGroup:
+        """The runners, with the learners' weights and the merged connector states."""
         await self._face.call("on_evaluate_start", metrics_logger=self._metrics_logger)
-        metrics = await self._round()
+        group = self.env_runner_group or await self._make_group()
+        snapshot, version = await self._session.get_inference_weights(group.synced_module_ids)
+        await group.set_weights(snapshot, version)
+        await group.set_connector_state(self._session.get_connector_state())
+        return group
+
+    async def _tell(self, metrics: dict[str, Any]) -> dict[str, Any]:
         await self._face.call(
             "on_evaluate_end", metrics_logger=self._metrics_logger, evaluation_metrics=metrics
         )
         return metrics
 
-    async def _round(self) -> dict[str, Any]:
-        algorithm = self._face.algorithm
-        group = self.env_runner_group or await self._make_group()
-        snapshot, version = await self._session.get_inference_weights(group.synced_module_ids)
-        await group.set_weights(snapshot, version)
-        await group.set_connector_state(self._session.get_connector_state())
-        custom = self._config.custom_evaluation_function
-        if custom is not None:
-            outcome = await in_calling_thread(lambda: custom(algorithm, algorithm.eval_env_runner_group))
-            if inspect.isawaitable(outcome):
-                outcome = await outcome
-            results, num_env_steps, num_agent_steps = outcome
-            return {
-                "env_runners": dict(results),
-                "num_env_steps_sampled_this_iter": num_env_steps,
-                "num_agent_steps_sampled_this_iter": num_agent_steps,
-            }
-        duration = self._config.evaluation_duration
-        duration = 10 if duration == "auto" else duration
-        force_reset = self._config.evaluation_force_reset_envs_before_iteration
-        start_s = time.perf_counter()
-        if self._config.evaluation_duration_unit == "episodes":
-            batches = await group.sample_batches(num_episodes=duration)
-        else:
-            batches = await group.sample_batches(num_timesteps=duration, force_reset=force_reset)
-        limit_s, seconds = self._config.evaluation_sample_timeout_s, time.perf_counter() - start_s
-        if limit_s is not None and seconds > limit_s:
-            _logger.warning(
-                "An evaluation round of %s %s took %.1f s, more than evaluation_sample_timeout_s=%s.",
-                duration,
-                self._config.evaluation_duration_unit,
-                seconds,
-                limit_s,
-            )
-        return self._reduce([batch.meta for batch in batches])
+    # -- a round beside training ----------------------------------------------------------------
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether rounds run beside training steps."""
+        return bool(self._config.evaluation_parallel_to_training and self._config.evaluation_num_env_runners)
+
+    @property
+    def calls_custom_function(self) -> bool:
+        """Whether the user's function evaluates."""
+        return self._config.custom_evaluation_function is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the parallel round at hand has ended with an error; `finish` raises it."""
+        task = self._task
+        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+
+    async def begin(self, expected_s: float | None) -> None:
+        """Begin a parallel round; the runners are at work when this returns.
+
+        Args:
+            expected_s: Seconds that training will take, as far as is known.
+        """
+        group = await self._prepare()
+        if self.calls_custom_function:
+            self._task = asyncio.create_task(self._call_custom_function(), name="evaluation round")
+            return
+        self._sampling = sampling = self._new_sampling(group, expected_s)
+        self._task = asyncio.create_task(self._sample(sampling), name="evaluation round")
+        asked = asyncio.create_task(sampling.asked.wait(), name="evaluation round asked")
+        try:
+            await asyncio.wait((self._task, asked), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+
+    async def _sample(self, sampling: SamplingRound) -> dict[str, Any]:
+        return self._reduce(await sampling.run())
+
+    def end(self) -> None:
+        """The training beside the parallel round is over: it ends as soon as it may."""
+        if self._sampling is not None:
+            self._sampling.end()
+
+    async def finish(self) -> dict[str, Any]:
+        """The result of the parallel round.
+
+        Raises:
+            ClosedError: The run was stopped meanwhile.
+            Exception: What went wrong in it.
+        """
+        self.end()
+        task = self._task
+        if task is not None:
+            await asyncio.wait((task,))
+        self._task = self._sampling = None
+        if task is None or task.cancelled():
+            raise ClosedError("the run was stopped")
+        return await self._tell(task.result())
+
+    async def abandon(self) -> None:
+        """No parallel round is under way any more; of one that was nothing remains."""
+        task, self._task, self._sampling = self._task, None, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # seen: another error counts, or the round is not wanted
+
+    # -- what a round is ------------------------------------------------------------------------
+
+    def _options(self) -> dict[str, Any]:
+        config = self._config
+        if config.evaluation_duration_unit == "episodes":
+            return {"num_episodes": config.evaluation_duration}
+        force_reset = config.evaluation_force_reset_envs_before_iteration
+        return {"num_timesteps": config.evaluation_duration, "force_reset": force_reset}
+
+    def _new_sampling(self, group: AsyncEnvRunnerGroup, expected_s: float | None = None) -> SamplingRound:
+        config = self._config
+        if config.evaluation_duration != "auto":
+            return SamplingRound(group, **self._options())
+        until_end = UntilEnd(
+            config.evaluation_auto_duration_min_env_steps_per_sample,
+            config.evaluation_auto_duration_max_env_steps_per_sample,
+            expected_s,
+        )
+        force_reset = config.evaluation_force_reset_envs_before_iteration
+        return SamplingRound(group, until_end=until_end, force_reset=force_reset)
+
+    async def _call_custom_function(self) -> dict[str, Any]:
+        function, algorithm = self._config.custom_evaluation_function, self._face.algorithm
+        outcome = await in_calling_thread(lambda: function(algorithm, algorithm.eval_env_runner_group))
+        if inspect.isawaitable(outcome):
+            outcome = await outcome
+        results, num_env_steps, num_agent_steps = outcome
+        return {
+            "env_runners": dict(results),
+            "num_env_steps_sampled_this_iter": num_env_steps,
+            "num_agent_steps_sampled_this_iter": num_agent_steps,
+        }
 
     def _reduce(self, metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The round's result: its own episodes alone, lifetime counts over all rounds."""
+        self._warn_if_slow(metas)
         episodes = EpisodeMetrics(num_smoothed=1_000_000)
         episodes.set_state(self._lifetime_counts)
         add_fragment_metas(episodes, self._metrics, metas)
@@ -132,6 +236,24 @@ class Evaluation:
         }
         merge_into(result, self._metrics.reduce())
         return result
+
+    def _warn_if_slow(self, metas: Sequence[Mapping[str, Any]]) -> None:
+        config = self._config
+        limit_s = config.evaluation_sample_timeout_s
+        if limit_s is None or config.evaluation_duration == "auto":
+            return
+        # The runners' own time: answers may have waited for training in this process.
+        slowest_s = max((float(meta["timers"]["sample"][0]) for meta in metas), default=0.0)
+        if slowest_s > limit_s:
+            _logger.warning(
+                "An evaluation round of %s %s took %.1f s, more than evaluation_sample_timeout_s=%s.",
+                config.evaluation_duration,
+                config.evaluation_duration_unit,
+                slowest_s,
+                limit_s,
+            )
+
+    # -- checkpoints, and the end ---------------------------------------------------------------
 
     async def get_state(self) -> dict[str, Any]:
         """Components of a checkpoint: metrics, and each evaluation runner's sampling state, once there was a round."""
@@ -155,6 +277,7 @@ class Evaluation:
             await group.set_sampling_states(mine)
 
     async def stop(self) -> None:
-        """End the evaluation runners."""
+        """End a parallel round at hand, and the evaluation runners."""
+        await self.abandon()
         if self.env_runner_group is not None:
             await self.env_runner_group.stop()

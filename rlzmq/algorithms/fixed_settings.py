@@ -43,7 +43,6 @@ FIXED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_cpus_per_learner": (("auto",), "set learners(torch_num_threads=…)."),
     "num_aggregator_actors_per_learner": ((0,), "each learner runs its own pipeline."),
     "max_requests_in_flight_per_learner": ((3,), "an update begins when the one before is committed."),
-    "evaluation_parallel_to_training": ((False,), "evaluation rounds run between two iterations."),
     "keep_per_episode_custom_metrics": (
         (False,),
         'log with metrics_logger.log_value(key, value, reduce="item_series").',

@@ -23,6 +23,7 @@ class Iterations:
 
     Attributes:
         num_done: Iterations done.
+        last_training_s: Seconds that the newest one's training took; None before the first.
         results: Collects the reports.
     """
 
@@ -32,6 +33,7 @@ class Iterations:
         self._metrics = metrics
         self._is_cut_short = False
         self.num_done = 0
+        self.last_training_s: float | None = None
         self.results = ResultBuilder(config, metrics)
 
     def begin(self) -> None:
@@ -76,6 +78,7 @@ class Iterations:
     def end(self) -> bool:
         """The training of the one at hand is over; whether it was whole, and not cut short."""
         self.num_done += 1
+        self.last_training_s = self.results.time_this_iter_s
         is_whole, self._is_cut_short = not self._is_cut_short, False
         return is_whole
 

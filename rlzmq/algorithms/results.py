@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlzmq.core.frozen import freeze_known, thaw
@@ -28,6 +28,7 @@ class ResultBuilder:
 
     def __init__(self, config: Any, metrics: MetricsLogger) -> None:
         self._metrics = metrics
+        self._held: _Held | None = None
         self.episodes = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
         self._learners: dict[str, Any] = {}
         self._learner_metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
@@ -68,7 +69,17 @@ class ResultBuilder:
 
     def add_fragments(self, metas: Iterable[Mapping[str, Any]]) -> None:
         """Take in what runners reported with their fragments."""
-        add_fragment_metas(self.episodes, self._metrics, metas)
+        add_fragment_metas(self.episodes, self._metrics if self._held is None else self._held, metas)
+
+    def hold_logged(self) -> None:
+        """From now on the algorithm's MetricsLogger is left to others: what runners log is kept aside."""
+        self._held = _Held()
+
+    def release_logged(self) -> None:
+        """What was kept aside is taken in, in its order."""
+        held, self._held = self._held, None
+        for states, key in held.given if held is not None else ():
+            self._metrics.aggregate(states, key=key)
 
     def add_learner_results(self, results: list[dict[str, Any]], num_env_steps: int) -> None:
         """Take in one update's learner results, one dict per rank; none where a dead rank had them."""
@@ -149,6 +160,17 @@ class ResultBuilder:
         self._weights_version = state["weights_version"]
         if "learner_metrics" in state:
             self._learner_metrics.set_state(thaw(state["learner_metrics"]))
+
+
+class _Held(MetricsLogger):
+    """Keeps what it should aggregate for another logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[Sequence[Mapping[str, Any]], Any]] = []
+
+    def aggregate(self, states: Sequence[Mapping[str, Any]], *, key: Any = None) -> None:
+        self.given.append((states, key))
 
 
 def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """TrainingLoop: what happens in an iteration, in which order.
 
 training step ──reports──► complete? ──► evaluation ──► result ──► callbacks ──► checkpoints
-      ▲                       │ no
-      └───────────────────────┘
+      ▲                       │ no           ▲
+      └───────────────────────┘              │
+evaluation runners, if parallel to training ─┘
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
+from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.face import Face
 from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.results import merge_into
@@ -27,6 +29,7 @@ class TrainingLoop:
     Args:
         session: Who samples and who learns.
         iterations: Takes in the reports.
+        evaluation: Whose rounds are due now and then.
         keeper: Writes checkpoints between two iterations.
         face: Whose callbacks are called.
         metrics: The algorithm's MetricsLogger.
@@ -36,12 +39,14 @@ class TrainingLoop:
         self,
         session: Session,
         iterations: Iterations,
+        evaluation: Evaluation,
         keeper: CheckpointKeeper,
         face: Face,
         metrics: MetricsLogger,
     ) -> None:
         self._session = session
         self._iterations = iterations
+        self._evaluation = evaluation
         self._keeper = keeper
         self._face = face
         self._metrics = metrics
@@ -54,19 +59,38 @@ class TrainingLoop:
         Args:
             training_step, evaluate: The algorithm's.
         """
-        iterations = self._iterations
+        iterations, evaluation = self._iterations, self._evaluation
         iterations.begin()
-        while True:
-            start = time.perf_counter()
-            returned = await training_step()
-            iterations.add_training_step(returned, time.perf_counter() - start)
-            if iterations.is_complete():
-                break
-        is_whole = iterations.end()
-        await self._tell_of_recreated_runners()
+        in_parallel = evaluation.is_parallel and self._evaluation_is_due(iterations.num_done + 1)
+        try:
+            if in_parallel:
+                await self._begin_parallel_round()
+            while True:
+                start = time.perf_counter()
+                returned = await training_step()
+                iterations.add_training_step(returned, time.perf_counter() - start)
+                if iterations.is_complete() or evaluation.has_failed:
+                    break
+            evaluation.end()
+            is_whole = iterations.end()
+            await self._tell_of_recreated_runners()
+            metrics = None
+            if is_whole and self._evaluation_is_due(iterations.num_done):
+                metrics = await (evaluation.finish() if in_parallel else evaluate())
+        finally:
+            await evaluation.abandon()
+            iterations.results.release_logged()
+        return await self._finish(metrics)
+
+    def _evaluation_is_due(self, iteration: int) -> bool:
         interval = self._session.config.evaluation_interval
-        is_due = interval is not None and iterations.num_done % interval == 0 and is_whole
-        return await self._finish(await evaluate() if is_due else None)
+        return interval is not None and iteration % interval == 0
+
+    async def _begin_parallel_round(self) -> None:
+        if self._evaluation.calls_custom_function:
+            # It may be called in another thread than this loop's, and log there.
+            self._iterations.results.hold_logged()
+        await self._evaluation.begin(self._iterations.last_training_s)
 
     async def _tell_of_recreated_runners(self) -> None:
         recreated = self._session.take_recreated_runners()

@@ -58,6 +58,7 @@ def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
     config.env_runners(num_env_runners=0).learners(num_learners=0).evaluation(
         evaluation_num_env_runners=0,
         evaluation_interval=None,
+        evaluation_parallel_to_training=False,
         evaluation_duration=options.episodes,
         evaluation_duration_unit="episodes",
         evaluation_config={"explore": options.explore},

@@ -153,16 +153,7 @@ class AsyncEnvRunnerGroup:
             num_timesteps, num_episodes, options: As of `sample`.
             with_metrics: Whether the batches' metas hold what callbacks logged; it is forgotten at the runners.
         """
-        num = self.num_env_runners
-        calls = []
-        for index in range(num):
-            shares = {
-                name: _share(total, num, index)
-                for name, total in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes))
-                if total is not None
-            }
-            if all(share for share in shares.values()):
-                calls.append((index, {**options, **shares}))
+        calls = self.share_out(num_timesteps=num_timesteps, num_episodes=num_episodes, **options)
         if self.local_env_runner is not None:
             runner = self.local_env_runner
             return [
@@ -180,6 +171,22 @@ class AsyncEnvRunnerGroup:
             *(supervisor.call(index, _sampling(options, with_metrics)) for index, options in calls)
         )
         return [batch for batch in batches if batch is not None]
+
+    def share_out(
+        self, *, num_timesteps: int | None = None, num_episodes: int | None = None, **options: Any
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """What `sample` asks of each runner: (0-based index, options), of those that have anything to do."""
+        num = self.num_env_runners
+        calls = []
+        for index in range(num):
+            shares = {
+                name: _share(total, num, index)
+                for name, total in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes))
+                if total is not None
+            }
+            if all(share for share in shares.values()):
+                calls.append((index, {**options, **shares}))
+        return calls
 
     def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
         """What `sample` calls reported since the last take (for the result's metrics)."""

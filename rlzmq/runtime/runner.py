@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from rlzmq.core import faults
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
+from rlzmq.runtime.fragments import sample_with_metrics
+from rlzmq.runtime.sampling_round import UntilEnd
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
 
@@ -56,12 +60,17 @@ class EnvRunnerRole:
         self.env_runner = make_env_runner(config, worker_index, incarnation)
         self._link: Any = None
         self._run_blocking: Any = None
+        self._ended_round = 0
 
     # -- on the actor's thread ------------------------------------------------------------------
 
     def sample(self, **kwargs: Any) -> Any:
         """See EnvRunner.sample."""
         return self.env_runner.sample(**kwargs)
+
+    def measure(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Sample, and tell what was measured alone: the batch's meta."""
+        return [sample_with_metrics(self.env_runner, options).meta]
 
     def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> bool:
         """See EnvRunner.set_weights."""
@@ -140,6 +149,30 @@ class EnvRunnerRole:
         """From now on weights of this layout are taken, and others refused."""
         if self._link is not None:
             self._link.core.weights.layout_digest = digest
+
+    async def measure_until_end(
+        self, round_id: int, limits: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """`measure` again and again until `end_round`, at least once; other blocking methods get their turns.
+
+        Args:
+            round_id: Of the round; 0: it is over already.
+            limits: Of UntilEnd.
+            options: Of EnvRunner.sample; episodes are reset before the first call only.
+        """
+        until_end, metas = UntilEnd(**limits), []
+        num_env_steps, start = 0, time.perf_counter()
+        while True:
+            wanted = until_end.next_env_steps(num_env_steps, time.perf_counter() - start)
+            metas += await self._run_blocking(partial(self.measure, {**options, "num_timesteps": wanted}))
+            num_env_steps += metas[-1]["num_env_steps"]
+            options = {**options, "force_reset": False}
+            if self._ended_round >= round_id:
+                return metas
+
+    async def end_round(self, round_id: int) -> None:
+        """`measure_until_end` of this round, and of those before it, returns after the call at hand."""
+        self._ended_round = max(self._ended_round, round_id)
 
     async def run_until_failure(self) -> tuple[str, str]:
         """Return (reason, detail) when the connection to the broker has ended; raise what failed in sampling."""
