@@ -20,7 +20,7 @@ the leases granted (batch, staleness, windows in messages and bytes: `rlzmq.prot
 PUB has a mark of one: a slow subscriber loses versions and asks for a snapshot of the newest.
 
 Every decision is made in `rlzmq.protocol.broker.core`; this loop only decodes headers, forwards payload
-frames untouched, and keeps time.
+frames untouched, and keeps time. Its sockets are those of `broker_doors`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,14 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, ProtocolError
-from rlzmq.net.authenticator import Authenticator
-from rlzmq.net.context import Context, raise_file_limit
-from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import CurveServer
-from rlzmq.net.options import SocketOptions
 from rlzmq.net.run_directory import RunDirectory
-from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import (
@@ -65,6 +60,7 @@ from rlzmq.protocol.events import (
 from rlzmq.protocol.fragments import fragment_to_bytes
 from rlzmq.protocol.journal import Recalled, plan_recall
 from rlzmq.protocol.messages import BrokerBeat, Hello, decode_message
+from rlzmq.runtime.broker_doors import BrokerDoors
 from rlzmq.runtime.journal_file import JournalFile
 
 __all__ = ["BrokerRole"]
@@ -73,15 +69,6 @@ _log = logging.getLogger("rlzmq.broker")
 
 # How often timers are looked at: well below the shortest of them (heartbeats, resends, deadlines).
 _TICK_S = 0.05
-# After a connection broke: when it is looked whose it was.
-_PROBES_S = (0.01, 0.1)
-# One frame: a column of a fragment, or a whole model's weights.
-_MAX_MESSAGE_BYTES = 1 << 30
-# From outside; below the local one, because a stranger may fill it until the handshake's deadline.
-_MAX_REMOTE_MESSAGE_BYTES = 1 << 28
-
-# Where a peer came in: the first byte of what the core knows it by.
-_LOCAL, _REMOTE = b"L", b"R"
 
 
 def _resent_bytes() -> int:
@@ -131,18 +118,12 @@ class BrokerRole:
         self._listen = listen
         self._curve = curve
         self._roles = dict(roles or {})
-        self._authenticator: Authenticator | None = None
-        self._doors: dict[bytes, DrainSocket] = {}
-        self._publishers: list[DrainSocket] = []
-        self._failed_handshakes: Counter[str] = Counter()
-        self._num_connections: Counter[str] = Counter()
+        self._doors: BrokerDoors | None = None
         self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
         self._directory: RunDirectory | None = None
-        self._context: Context | None = None
         self._lost: deque[bytes] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
-        self._is_probing = False
         self._has_failed = False
         self._writes: set[asyncio.Task[None]] = set()
         self.max_loop_lag_s = 0.0
@@ -175,33 +156,26 @@ class BrokerRole:
         if wanted is None:
             self._directory = RunDirectory()
             wanted = {name: self._directory.address(name) for name in ("data", "weights")}
-        self._context = Context()
-        addresses = self._open_doors(_LOCAL, wanted, _MAX_MESSAGE_BYTES)
-        if self._listen is not None:
-            self._authenticator = Authenticator(self._context, self._roles)
-            remote = self._open_doors(_REMOTE, self._listen, _MAX_REMOTE_MESSAGE_BYTES)
-            addresses |= {f"remote_{name}": address for name, address in remote.items()}
+        self._doors = BrokerDoors(self._on_message, self._on_broken)
+        addresses = self._doors.open(wanted, self._listen, self._curve, self._roles)
         self._tick_due = self._loop.time()
         self._tick()
         return addresses
 
     async def stop(self) -> None:
         """Says goodbye and closes. Idempotent."""
-        if self._context is None:
+        if self._doors is None:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._do(self._core.stop("the broker was stopped"))
-        context, self._context = self._context, None
-        for socket in (*self._doors.values(), *self._publishers):
-            socket.close()
-        if self._authenticator is not None:
-            self._authenticator.close()
+        doors, self._doors = self._doors, None
+        doors.close()
         if self._writes:
             await asyncio.gather(*self._writes)
         if self._journal is not None:
             await asyncio.to_thread(self._journal.close)
-        await asyncio.to_thread(context.close)
+        await doors.wait_closed()
         if self._directory is not None:
             self._directory.close()
         if not self.ended.done():
@@ -222,21 +196,7 @@ class BrokerRole:
             "max_loop_lag_s": self.max_loop_lag_s,
             "num_messages": self.num_messages,
             "num_unsent": self.num_unsent,
-            "connections": self._connections(),
-        }
-
-    def _connections(self) -> dict[str, Any]:
-        """Who knocked at the doors for peers from outside; {} where there are none.
-
-        Opened minus let in: turned away, or still within the handshake's two seconds.
-        """
-        if self._authenticator is None:
-            return {}
-        return {
-            "opened": self._num_connections["accepted"],
-            "let_in": self._num_connections["connected"],
-            "refused_keys": self._authenticator.num_refused,
-            "failed_handshakes": dict(self._failed_handshakes),
+            "connections": self._doors.counts() if self._doors is not None else {},
         }
 
     async def wait_ended(self) -> tuple[str, str]:
@@ -297,76 +257,26 @@ class BrokerRole:
             self._loop.call_soon_threadsafe(self._on_journal, event)
 
     def _on_journal(self, event: JournalSynced | JournalFailed) -> None:
-        if self._context is not None:
+        if self._doors is not None:
             self._handle(event)
 
     # ------------------------------------------------------------------ the loop
 
-    def _open_doors(self, door: bytes, wanted: dict[str, str], max_message_bytes: int) -> dict[str, str]:
-        """A ROUTER and a PUB; local ones take no keys, remote ones nothing else."""
-        assert self._context is not None
-        is_remote = door == _REMOTE
-        data = SocketOptions(max_message_bytes=max_message_bytes, linger_ms=500)
-        weights = SocketOptions(max_message_bytes=max_message_bytes, send_high_water_mark=1)
-        sockets = [
-            DrainSocket(
-                self._context,
-                zmq_type,
-                partial(self._on_message, door) if zmq_type == "ROUTER" else None,
-                options=options,
-                curve=self._curve if is_remote else None,
-                on_event=self._on_connection if is_remote else None,
-                name=f"broker {name}",
-            )
-            for zmq_type, options, name in (("ROUTER", data, "data"), ("PUB", weights, "weights"))
-        ]
-        self._doors[door] = sockets[0]
-        self._publishers.append(sockets[1])
-        return {
-            name: socket.bind(wanted[name]) for name, socket in zip(("data", "weights"), sockets, strict=True)
-        }
-
-    def _on_connection(self, event: SocketEvent) -> None:
-        self._num_connections[event.kind] += 1
-        if event.kind == "accept_failed" and self._num_connections[event.kind] == 1:
-            _log.error(
-                "the broker cannot take another connection: %s. It holds %d; %d files may be open (ulimit -Hn).",
-                os.strerror(event.code),
-                self._num_connections["connected"] - self._num_connections["disconnected"],
-                raise_file_limit(),
-            )
-        if event.kind == "handshake_failed":
-            self._failed_handshakes[event.reason] += 1
-        elif event.kind == "disconnected" and not self._is_probing:
-            # Whose connection it was shows by sending; the event may be ahead of the socket's own knowledge.
-            self._is_probing = True
-            for delay_s in _PROBES_S:
-                self._loop.call_later(delay_s, self._probe, delay_s == _PROBES_S[-1])
-
-    def _probe(self, is_last: bool) -> None:
+    def _on_broken(self) -> None:
         """Find out which peers from outside are not connected any more."""
-        self._is_probing = not is_last
-        if self._context is None:
+        if self._doors is None:
             return
         core = self._core
         beat = BrokerBeat(core.options.incarnation)
-        self._do([Send(peer, beat) for peer in core.state.by_routing if peer[:1] == _REMOTE])
+        self._do([Send(peer, beat) for peer in core.state.by_routing if self._doors.is_from_outside(peer)])
         self._tell_lost()
 
-    def _on_message(self, door: bytes, frames: list[Any]) -> None:
+    def _on_message(self, peer: bytes, role: str | None, frames: Sequence[Any]) -> None:
         self.num_messages += 1
-        routing = bytes(frames[0])
-        if door == _REMOTE:
-            # The role that the key gave is part of who speaks: with another key's routing id nobody
-            # becomes that peer.
-            role = self._doors[door].sender_role or "nobody"
-            peer = door + role.encode() + b"|" + routing
-        else:
-            role, peer = None, door + routing
         event: Received | Malformed
         try:
-            message, _ = decode_message(frames[1:])
-            event = Received(peer, message, tuple(frames[1:]))
+            message, _ = decode_message(frames)
+            event = Received(peer, message, tuple(frames))
             if type(message) is Hello and role is not None:
                 event = _check_key(peer, role, message) or event
         except WireError as error:
@@ -410,8 +320,8 @@ class BrokerRole:
             if isinstance(instruction, Send):
                 self._send(instruction)
             elif isinstance(instruction, Publish):
-                for publisher in self._publishers:
-                    publisher.send([instruction.frame])
+                if self._doors is not None:
+                    self._doors.publish(instruction.frame)
             elif isinstance(instruction, Quarantine):
                 self._quarantine(instruction)
             elif isinstance(instruction, JournalAppend | JournalRemove):
@@ -421,10 +331,10 @@ class BrokerRole:
                 self.ended.set_result((instruction.reason, instruction.detail))
 
     def _send(self, instruction: Send) -> None:
-        door = instruction.peer[:1]
-        routing = instruction.peer[1:] if door == _LOCAL else instruction.peer.partition(b"|")[2]
+        if self._doors is None:
+            return
         try:
-            self._doors[door].send([routing, *instruction.frames])
+            self._doors.send(instruction.peer, instruction.frames)
         except PeerLostError:
             self._lost.append(instruction.peer)
         except ProtocolError as error:

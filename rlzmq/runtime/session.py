@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from rlzmq.core.errors import first_error
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.runtime.async_learner_group import AsyncLearnerGroup
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
-from rlzmq.runtime.learner_group import AsyncLearnerGroup
 from rlzmq.runtime.module_configs import ModuleConfigs
 from rlzmq.runtime.reports import Accounting, UpdateReport
 from rlzmq.runtime.run import has_broker, needs_processes
