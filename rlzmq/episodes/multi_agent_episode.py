@@ -163,7 +163,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 f"{len(self.agent_episodes)} agents. Make a new MultiAgentEpisode for every env reset."
             )
         before = self._timeline.saved()
-        self._apply(self._timeline.reset(observations, infos or {}), before)
+        self._apply(self._timeline.reset(observations, infos or {}, where=self._where()), before)
         self._last_step_time = time.perf_counter()
 
     def add_env_step(

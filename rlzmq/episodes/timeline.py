@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
+from rlzmq.episodes.step_dicts import checked_flags, checked_infos
 
 __all__ = [
     "ALL_AGENTS",
@@ -190,8 +191,15 @@ class Timeline:
             if track.obs_env_ts[-1] == env_t:
                 track.obs_env_ts.pop()
 
-    def reset(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> list[AgentEvent]:
-        """The episode's first observations."""
+    def reset(
+        self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], *, where: str = "episode"
+    ) -> list[AgentEvent]:
+        """The episode's first observations.
+
+        Raises:
+            MultiAgentEnvError: An info is no dict; nothing has changed then.
+        """
+        infos = checked_infos(infos, f"{where}, env step {self.env_t}")
         events = []
         for agent_id, observation in observations.items():
             if observation is None:
@@ -228,6 +236,9 @@ class Timeline:
             raise MultiAgentEnvError(
                 f"{where}: expected no further step, the episode is done since env step {self.env_t}."
             )
+        terminateds = checked_flags(terminateds, "terminateds", f"{where}, env step {env_t}")
+        truncateds = checked_flags(truncateds, "truncateds", f"{where}, env step {env_t}")
+        infos = checked_infos(infos, f"{where}, env step {env_t}")
         all_terminated = bool(terminateds.get(ALL_AGENTS))
         all_truncated = bool(truncateds.get(ALL_AGENTS))
 
@@ -236,7 +247,7 @@ class Timeline:
         early: list[tuple[Any, Any]] = []
         stillborn: list[tuple[Any, tuple[bool, bool]]] = []
         any_alive = False
-        sources = (self.tracks, observations, actions, rewards, terminateds, truncateds)
+        sources = (self.tracks, observations, actions, rewards, terminateds, truncateds, infos)
         for agent_id in _each_once(sources):
             track = self.tracks.get(agent_id)
             observation = observations.get(agent_id)

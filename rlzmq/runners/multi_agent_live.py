@@ -6,14 +6,18 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.timeline import LAST_OBSERVATION, AgentEvent, AgentTrack, Timeline
+from rlzmq.episodes.rewards import REWARD_TYPES
+from rlzmq.episodes.timeline import LAST_OBSERVATION, AgentEvent, AgentTrack, SavedTimeline, Timeline
 from rlzmq.runners.multi_agent_finished import EpisodeTotals
 from rlzmq.runners.multi_agent_store import ModuleStore
 
 __all__ = ["AgentRecord", "LiveEpisode"]
 
 _NO_OUTPUTS: dict[Any, Any] = {}
+_NUMPY_FALSE = np.False_
 
 
 class _EpisodeFace(MultiAgentEpisode):
@@ -128,10 +132,13 @@ class LiveEpisode:
 
     def begin(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
         """The reset observations."""
+        before = self.timeline.saved()
+        events = self.timeline.reset(observations, infos, where=f"episode {self.id_}")
+        stores = self._stores_of_new(events, before)
         self.is_reset = True
         self.totals = EpisodeTotals()
         self.observed = []
-        self._apply(self.timeline.reset(observations, infos))
+        self._apply(events, stores)
 
     def set_acted(self, rows: dict[Any, int]) -> None:
         """The acts of the coming env step: agent id -> row of its act."""
@@ -148,19 +155,14 @@ class LiveEpisode:
         truncateds: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> int:
-        """One env step; the number of agent steps that it completed."""
+        """One env step; the number of agent steps that it completed.
+
+        Raises:
+            MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`; the episode is unchanged then.
+        """
         acted = self.acted
         self.observed = observed = []
-        if (
-            self._all_acted
-            and observations.keys() == acted.keys()
-            and rewards.keys() == acted.keys()
-            and not any(terminateds.values())
-            and not any(truncateds.values())
-            and not any(value is None for value in rewards.values())
-            and not any(value is None for value in observations.values())
-        ):
-            # everybody who is there acted, and made a whole step
+        if self._is_plain_step(observations, rewards, terminateds, truncateds, infos):
             self.timeline.env_t = env_t = self.timeline.env_t + 1
             rows = self._rows
             for agent_id, record in acted.items():
@@ -177,7 +179,9 @@ class LiveEpisode:
                     if info:
                         record.infos[len(record.act_rows)] = info
             return len(acted)
-        events = self.timeline.advance(
+        timeline = self.timeline
+        before = None if observations.keys() <= timeline.tracks.keys() else timeline.saved()
+        events = timeline.advance(
             observations,
             self._rows,
             rewards,
@@ -187,13 +191,68 @@ class LiveEpisode:
             _NO_OUTPUTS,
             where=f"episode {self.id_}",
         )
-        self._apply(events)
+        stores = self._stores_of_new(events, before)
+        self._apply(events, stores)
         return sum(event.kind == "step" for event in events)
 
-    def _apply(self, events: list[AgentEvent]) -> None:
+    def _is_plain_step(
+        self,
+        observations: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        terminateds: Mapping[Any, Any],
+        truncateds: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+    ) -> bool:
+        """Whether everybody who is there acted and made a whole step, of data that are sound at first sight.
+
+        All others, the odd ones included, are the timeline's to judge. These loops are the cheapest way to see
+        it: most steps are plain, and they cost less than one call per agent.
+        """
+        acted = self.acted
+        if not self._all_acted or observations.keys() != acted.keys() or rewards.keys() != acted.keys():
+            return False
+        for flag in terminateds.values():
+            if flag is not False and flag is not _NUMPY_FALSE and flag is not None:
+                return False
+        for flag in truncateds.values():
+            if flag is not False and flag is not _NUMPY_FALSE and flag is not None:
+                return False
+        for reward in rewards.values():
+            if type(reward) not in REWARD_TYPES:
+                return False
+        for observation in observations.values():
+            if observation is None:
+                return False
+        for agent_id, info in infos.items():
+            if type(info) is not dict:
+                return False
+            if info and agent_id not in acted and self._has_done_agents():
+                return False
+        return True
+
+    def _has_done_agents(self) -> bool:
+        return len(self.timeline.tracks) != len(self.acted) or bool(self.timeline.departed)
+
+    def _stores_of_new(
+        self, events: list[AgentEvent], before: SavedTimeline | None
+    ) -> dict[Any, ModuleStore]:
+        """The stores of agents that have come; when the mapping function fails, they have not."""
+        if before is None:
+            return {}
+        try:
+            return {
+                event.agent_id: self._stores[self.face.module_for(event.agent_id)]
+                for event in events
+                if event.kind == "reset"
+            }
+        except Exception:
+            self.timeline.restore(before)
+            raise
+
+    def _apply(self, events: list[AgentEvent], stores: Mapping[Any, ModuleStore]) -> None:
         for event in events:
             if event.kind == "reset":
-                store = self._stores[self.face.module_for(event.agent_id)]
+                store = stores[event.agent_id]
                 record = AgentRecord(event.agent_id, store, self.timeline.tracks[event.agent_id])
                 if store.module_step.is_stateful:
                     record.initial_state = store.module_step.initial_row_numpy

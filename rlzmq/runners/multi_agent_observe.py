@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.envs.observation_check import misfit
 from rlzmq.runners.multi_agent_live import AgentRecord, LiveEpisode
 from rlzmq.runners.multi_agent_rows import ObservedRows
 from rlzmq.runners.multi_agent_store import ModuleStore
@@ -31,17 +32,24 @@ class Observer:
 
     Args:
         env_to_module: The pipeline's plan.
-        action_spaces: By agent id.
+        spaces: (observation spaces, action spaces) by agent id.
     """
 
-    def __init__(self, env_to_module: EnvToModulePlan, action_spaces: Mapping[Any, Any]) -> None:
+    def __init__(
+        self, env_to_module: EnvToModulePlan, spaces: tuple[Mapping[Any, Any], Mapping[Any, Any]]
+    ) -> None:
         self._plan = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
         self._reads_agent_by_agent = any(piece.agent_by_agent for piece in env_to_module.readers)
-        self._action_spaces = action_spaces
+        self._spaces, self._action_spaces = spaces
+        self._shapes = {agent_id: space.shape for agent_id, space in self._spaces.items()}
 
     def observe(self, live_episodes: Sequence[LiveEpisode]) -> Acting:
-        """Gives the latest observations their rows, and finds out who acts next on what."""
+        """Gives the latest observations their rows, and finds out who acts next on what.
+
+        Raises:
+            ValueError: Observations of different shapes for one module (or for a piece, other than the space's).
+        """
         observed: Observed = {}
         by_agent: dict[Any, Items] = {}
         next_stores: dict[ModuleStore, None] = {}  # in the order of their first agents that act
@@ -60,6 +68,9 @@ class Observer:
                 if self._has_pieces:
                     by_agent.setdefault(record.agent_id, []).append(item)
             live.observed = []
+        for store, items in observed.items():
+            if not store.num_observations:  # all later ones are compared with these
+                self._check(items)
         blocks = self._through_pieces(observed, by_agent) if by_agent else self._as_they_are(observed)
         acting: Acting = []
         for store in next_stores:
@@ -70,6 +81,13 @@ class Observer:
                 block = tree_map(lambda leaf, places=places: leaf[places], block)
             acting.append((store, block, rows))
         return acting
+
+    def _check(self, items: Items) -> None:
+        for _, record, observation, _ in items:
+            space = self._spaces.get(record.agent_id)
+            problem = "" if space is None else misfit(space, observation, "the observation")
+            if problem:
+                raise ValueError(f"Agent {record.agent_id!r}: {problem}.")
 
     def _as_they_are(self, observed: Observed) -> dict[ModuleStore, Any]:
         blocks = {}
@@ -88,7 +106,10 @@ class Observer:
         for agent_id, own in by_agent.items():
             records = [item[1] for item in own]
             rows.append(ObservedRows(agent_id, records, self._action_spaces.get(agent_id)))
-            stored.append(self._plan.write(tree_stack([item[2] for item in own]), rows[-1]))
+            block = tree_stack([item[2] for item in own])
+            if type(block) is np.ndarray and block.shape[1:] != self._shapes.get(agent_id, block.shape[1:]):
+                raise ValueError(f"Observations of agent {agent_id!r}: unexpected shape {block.shape[1:]}.")
+            stored.append(self._plan.write(block, rows[-1]))
         blocks = self._by_store(observed, rows, stored)
         for store, items in observed.items():
             _store(store, blocks[store], items)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlzmq.core.tree import tree_flatten, tree_map
+from rlzmq.core.tree import tree_flatten, tree_map, value_kind
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
 
@@ -66,6 +66,8 @@ class GrowingColumn:
                     f"agents, got {leaf.shape}."
                 )
             if leaf.dtype != column.dtype:
+                if value_kind(leaf.dtype) != value_kind(column.dtype):
+                    raise ValueError(f"expected dtype {column.dtype}, got {leaf.dtype}.")
                 dtype = np.result_type(column.dtype, leaf.dtype)
                 columns[place] = column = column.astype(dtype, copy=False)
             column[begin:end] = leaf

@@ -10,8 +10,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rlzmq.core.errors import ConfigurationError, EnvironmentError_
+from rlzmq.core.errors import EnvironmentError_
 from rlzmq.core.stage_timers import ENV_RESET_TIMER
+from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
 from rlzmq.envs.vector import sparse_infos
 from rlzmq.runners.env_failures import WayThere, close_env
@@ -142,7 +143,7 @@ class VectorStepper:
     def _check(self, observations: Any) -> None:
         space = self.env.single_observation_space
         for index in range(self.num_envs):
-            problem = _misfit(space, _row(observations, index), "observation")
+            problem = misfit(space, _row(observations, index), "observation")
             if problem:
                 raise EnvironmentError_(
                     f"Environment {index} of env runner {self._runner.worker_index}: the first {problem}. "
@@ -182,17 +183,3 @@ def _row(values: Any, index: int) -> Any:
     if isinstance(values, tuple):
         return tuple(_row(item, index) for item in values)
     return values[index]
-
-
-def _misfit(space: gym.Space[Any], item: Any, path: str) -> str:
-    if isinstance(space, spaces.Dict):
-        parts = [_misfit(part, item[key], f"{path}[{key!r}]") for key, part in space.spaces.items()]
-        return next(filter(None, parts), "")
-    if isinstance(space, spaces.Tuple):
-        parts = [_misfit(part, item[i], f"{path}[{i}]") for i, part in enumerate(space.spaces)]
-        return next(filter(None, parts), "")
-    if space.shape is None:
-        raise ConfigurationError(f"{path}: {space} has no fixed shape.")
-    if np.shape(item) != tuple(space.shape):
-        return f"{path} has shape {np.shape(item)}, expected {tuple(space.shape)} ({space})"
-    return ""

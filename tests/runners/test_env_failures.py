@@ -260,6 +260,69 @@ def test_a_vector_env_that_does_not_autoreset_as_it_says_is_refused() -> None:
         runner.sample_lease(3)
 
 
+class GivesAt(FailsAt):
+    """At step 4 of each episode, puts something else into what it returns."""
+
+    gives: tuple[int, Any]
+
+    def step(self, action: Any) -> Any:
+        row = list(super().step(action))
+        if self.t == 4:
+            place, value = self.gives
+            row[place] = value
+        return tuple(row)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "text"),
+    [
+        (1, None, "one number, got NoneType None"),
+        (1, "1.5", "one number, got str '1.5'"),
+        (1, np.zeros(2), "one number, got ndarray"),
+        (2, "no", "True or False, got str 'no'"),
+        (3, 0.5, "True or False, got float 0.5"),
+    ],
+)
+def test_what_is_no_reward_or_flag_is_the_envs_failure(
+    make_runner: Any, place: int, value: Any, text: str
+) -> None:
+    GivesAt.gives = (place, value)
+    env_config = {"fails_at": 9, "failing": []}
+    runner = make_runner(env_config, env=GivesAt, restart_failed_sub_environments=False)
+    with pytest.raises(
+        EnvironmentError_, match=rf"(?s)raised ValueError in step\(\): .*{text}.*To reproduce"
+    ):
+        runner.sample_lease(6)
+    assert runner.sample_lease(3).num_env_steps == 6  # of new episodes, with nothing of that step
+
+
+def test_rewards_and_flags_of_one_element_or_nan_are_taken(make_runner: Any) -> None:
+    for place, value in ((1, np.ones(1)), (1, float("nan")), (1, np.int64(2)), (2, 1), (3, np.array([True]))):
+        GivesAt.gives = (place, value)
+        runner = make_runner({"fails_at": 9, "failing": []}, env=GivesAt, num_envs=1)
+        chunk = runner.sample_lease(4)[0]
+        got = [chunk.get_rewards(-1), chunk.is_terminated, chunk.is_truncated][place - 1]
+        np.testing.assert_equal(np.asarray(got).item(), np.asarray(value).item())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros(2, np.float32), r"shape \(2,\), expected \(1,\)"),
+        (np.zeros((1, 1), np.float32), r"shape \(1, 1\), expected \(1,\)"),
+        (None, "NoneType None"),
+        (np.array(["x"]), "dtype <U1"),
+        ({"x": 1}, "dict"),
+    ],
+)
+def test_an_observation_of_another_form_names_the_env(make_runner: Any, value: Any, text: str) -> None:
+    GivesAt.gives = (0, value)
+    runner = make_runner({"fails_at": 9, "failing": []}, env=GivesAt)
+    with pytest.raises(EnvironmentError_, match=f"Environment 0 of 2: an observation .*{text}"):
+        runner.sample_lease(6)
+    assert runner.sample_lease(3).num_env_steps == 6
+
+
 def test_observations_outside_of_their_space_are_refused_at_the_first_reset() -> None:
     class Outside(RandomEnv):
         def reset(self, **kwargs: Any) -> Any:

@@ -1,0 +1,83 @@
+"""Whether observations have the form that their spaces say: in words, and for whoever sent one that has not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.core.tree import value_kind
+
+__all__ = ["check_agents_observations", "misfit"]
+
+
+def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
+    """What is wrong with an observation's structure, shape or kind (number or text); ``""``: nothing.
+
+    Values beyond the space's bounds, and other dtypes of one kind, are not looked at; nor are spaces without a
+    fixed shape.
+
+    Args:
+        space: Of one environment or agent.
+        item: An observation.
+        path: What it is called.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(item, Mapping) or item.keys() != space.spaces.keys():
+            return f"{path} is {_shown(item)}, expected a dict with the keys {list(space.spaces)}"
+        parts = (misfit(part, item[key], f"{path}[{key!r}]") for key, part in space.spaces.items())
+        return next(filter(None, parts), "")
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(item, (tuple, list)) or len(item) != len(space.spaces):
+            return f"{path} is {_shown(item)}, expected a tuple of {len(space.spaces)}"
+        parts = (misfit(part, item[i], f"{path}[{i}]") for i, part in enumerate(space.spaces))
+        return next(filter(None, parts), "")
+    if space.shape is None:
+        return ""
+    try:
+        array = np.asarray(item)
+    except ValueError:  # lists of different lengths
+        return f"{path} is {_shown(item)}, expected an array of shape {space.shape} ({space})"
+    if space.dtype is not None and value_kind(array.dtype) != value_kind(space.dtype):
+        return f"{path} is {_shown(item)} of dtype {array.dtype}, expected dtype {space.dtype} ({space})"
+    if array.shape != space.shape:
+        return f"{path} has shape {array.shape}, expected {space.shape} ({space})"
+    return ""
+
+
+def check_agents_observations(
+    observed: Iterable[tuple[str, int, Mapping[Any, Any]]], by_agent: Mapping[Any, gym.Space[Any]]
+) -> None:
+    """Refuses observations that their agents' spaces forbid; agents without a space may send anything.
+
+    Args:
+        observed: (episode id, env step, observations by agent id) of each environment.
+        by_agent: The agents' spaces.
+
+    Raises:
+        MultiAgentEnvError: The first one that does not fit.
+    """
+    for episode_id, env_t, observations in observed:
+        for agent_id, item in observations.items():
+            space = by_agent.get(agent_id)
+            if item is None or space is None or (type(item) is np.ndarray and _fits(space, item)):
+                continue
+            problem = misfit(space, item, "the observation")
+            if problem:
+                raise MultiAgentEnvError(
+                    f"episode {episode_id}, env step {env_t}, agent {agent_id!r}, column 'obs': {problem}. "
+                    "Correct the agent's observation space, or what the environment returns."
+                )
+
+
+def _fits(space: gym.Space[Any], item: np.ndarray[Any, Any]) -> bool:
+    """Whether an array does for sure; cheap."""
+    return bool(item.shape == space.shape and item.dtype == space.dtype)
+
+
+def _shown(item: Any) -> str:
+    return f"{type(item).__name__} {item!r:.80}"

@@ -1,0 +1,71 @@
+"""What an env step says of each agent beside data: done flags and infos. Everything that takes them checks here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlzmq.core.errors import MultiAgentEnvError
+
+__all__ = ["as_flag", "checked_flags", "checked_infos"]
+
+# Types of which every value is an info or a flag; whatever else comes is looked at closely. None: none given.
+_INFO_TYPES = frozenset({dict, type(None)})
+_FLAG_TYPES = frozenset({bool, np.bool_, type(None)})
+
+
+def checked_flags(flags: Mapping[Any, Any], name: str, where: str) -> Mapping[Any, Any]:
+    """Done flags by agent id, each of them True, False or None (not given).
+
+    Numbers 0 and 1 count as flags, and so does an array or tensor of one element that is one.
+
+    Args:
+        flags: By agent id; ``"__all__"`` is for all agents.
+        name: ``"terminateds"`` or ``"truncateds"``, for the error's text.
+        where: The env step in words, for the error's text.
+
+    Raises:
+        MultiAgentEnvError: One of them is something else.
+    """
+    if _FLAG_TYPES.issuperset(map(type, flags.values())):
+        return flags
+    checked = {}
+    for agent_id, flag in flags.items():
+        try:
+            checked[agent_id] = as_flag(flag)
+        except ValueError as error:
+            raise MultiAgentEnvError(f"{where}, agent {agent_id!r}, {name}: {error}") from None
+    return checked
+
+
+def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
+    """Infos by agent id, each of them a mapping or None.
+
+    Raises:
+        MultiAgentEnvError: One of them is something else.
+    """
+    if not _INFO_TYPES.issuperset(map(type, infos.values())):
+        for agent_id, info in infos.items():
+            if info is not None and not isinstance(info, Mapping):
+                raise MultiAgentEnvError(
+                    f"{where}, agent {agent_id!r}, column 'infos': expected a dict or None, got "
+                    f"{type(info).__name__} {info!r:.80}."
+                )
+    return infos
+
+
+def as_flag(flag: Any) -> bool:
+    """A done flag as a bool; None (not given) is False. See `checked_flags`.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if flag is None or isinstance(flag, (bool, np.bool_)):
+        return bool(flag)
+    if isinstance(flag, (int, float, np.number)) or hasattr(flag, "__array__"):
+        array = np.asarray(flag)
+        if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(())[()] in (0, 1):
+            return bool(array.reshape(())[()])
+    raise ValueError(f"expected True or False, got {type(flag).__name__} {flag!r:.80}.")

@@ -1,0 +1,332 @@
+"""What a multi-agent env returns against its own rules: the same error on both sampling paths, at that step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq.algorithms.ppo import PPOConfig
+from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.envs.multi_agent_env import MultiAgentEnv
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.runners.multi_agent_live import LiveEpisode
+from rlzmq.runners.multi_agent_store import ModuleStore
+from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv
+from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner, restless_config
+
+Row = list[dict[Any, Any]]
+Change = Callable[[Row], Any]
+OBS, REWARDS, TERMINATEDS, TRUNCATEDS, INFOS = range(5)
+
+BAD_STEP = 5  # of the environment's life; agent "gone" was done after step 2
+
+
+class TwoAgentsEnv(MultiAgentEnv):
+    """Agents "a", "b" (and "gone", for two steps) act at every step; one step's return is changed.
+
+    Args:
+        config: ``change`` is done to what step `BAD_STEP` returns, or the first reset if ``at_reset``.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.config = dict(config or {})
+        self.possible_agents = ["a", "b", "gone", "late"]
+        self.observation_spaces = {agent: gym.spaces.Box(-1e3, 1e3, (3,)) for agent in self.possible_agents}
+        self.action_spaces = {agent: gym.spaces.Discrete(2) for agent in self.possible_agents}
+        self.num_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        self.agents = ["a", "b", "gone"]
+        row: Any = [{agent: np.full(3, 0.5, np.float32) for agent in self.agents}, {}]
+        if self.config.get("at_reset"):
+            self.config["change"](row)
+        return tuple(row)
+
+    def step(self, action_dict: Any) -> Any:
+        self.t += 1
+        self.num_steps += 1
+        row: Any = [
+            {agent: np.full(3, self.t, np.float32) for agent in self.agents},
+            dict.fromkeys(self.agents, 1.0),
+            {"gone": True} if self.t == 2 else dict.fromkeys(self.agents, False),
+            {},
+            {},
+        ]
+        if self.num_steps == BAD_STEP and not self.config.get("at_reset"):
+            self.config["change"](row)
+        if self.t == 2 or self.num_steps == BAD_STEP:
+            flags: Any = [part for part in row[2:4] if isinstance(part, dict)]
+            over = [agent for agent in self.agents if any(np.any(part.get(agent)) for part in flags)]
+            self.agents = [agent for agent in self.agents if agent not in over]
+        return tuple(row)
+
+
+def put(place: int, agent_id: Any, value: Any) -> Change:
+    return lambda row: row[place].__setitem__(agent_id, value)
+
+
+def drop(place: int, agent_id: Any) -> Change:
+    return lambda row: row[place].__delitem__(agent_id)
+
+
+def replace(place: int, value: Any) -> Change:
+    return lambda row: row.__setitem__(place, value)
+
+
+def runner_of(change: Change, *, fused: bool, num_envs: int = 1, **env_config: Any) -> Any:
+    config = (
+        PPOConfig()
+        .environment(TwoAgentsEnv, env_config={"change": change, **env_config})
+        .env_runners(num_envs_per_env_runner=num_envs)
+        .multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode, **kw: "p")
+        .rl_module(model_config={"fcnet_hiddens": [4]})
+        .debugging(seed=0)
+    )
+    return make_runner(config, fused=fused)
+
+
+REFUSED_BY_EPISODES: dict[str, tuple[Change, list[str]]] = {
+    "reward None": (put(REWARDS, "a", None), ["agent 'a'", "no reward"]),
+    "reward missing": (drop(REWARDS, "b"), ["agent 'b'", "no reward"]),
+    "reward of two numbers": (put(REWARDS, "b", np.zeros(2)), ["agent 'b'", "one number", "array([0., 0.])"]),
+    "reward a text": (put(REWARDS, "a", "1.5"), ["agent 'a'", "one number", "str '1.5'"]),
+    "reward a dict": (put(REWARDS, "a", {"x": 1.0}), ["agent 'a'", "one number", "dict"]),
+    "reward complex": (put(REWARDS, "a", 1j), ["agent 'a'", "one number", "complex"]),
+    "reward of a done agent": (put(REWARDS, "gone", 1.0), ["agent 'gone'", "done already", "reward 1.0"]),
+    "text for an unknown agent": (put(REWARDS, "nobody", "x"), ["agent 'nobody'", "one number"]),
+    "observation of a done agent": (
+        put(OBS, "gone", np.zeros(3, np.float32)),
+        ["agent 'gone'", "done already", "observation"],
+    ),
+    "info of a done agent": (put(INFOS, "gone", {"x": 1}), ["agent 'gone'", "done already", "info"]),
+    "info a text": (put(INFOS, "a", "fine"), ["agent 'a'", "info", "dict", "str 'fine'"]),
+    "info a list": (put(INFOS, "b", [1]), ["agent 'b'", "info", "dict", "list [1]"]),
+    "terminated a text": (put(TERMINATEDS, "a", "no"), ["agent 'a'", "terminateds", "True or False", "'no'"]),
+    "terminated of two": (
+        put(TERMINATEDS, "b", np.array([True, False])),
+        ["agent 'b'", "terminateds", "True or False"],
+    ),
+    "truncated a number": (put(TRUNCATEDS, "a", 0.5), ["agent 'a'", "truncateds", "True or False", "0.5"]),
+    "truncated a list": (put(TRUNCATEDS, "a", []), ["agent 'a'", "truncateds", "True or False", "list"]),
+    "all terminated a text": (put(TERMINATEDS, "__all__", "no"), ["'__all__'", "terminateds", "'no'"]),
+    "all truncated of two": (put(TRUNCATEDS, "__all__", np.zeros(2)), ["'__all__'", "truncateds"]),
+    "truncated without an observation": (
+        lambda row: (row[OBS].pop("a"), row[TRUNCATEDS].update(a=True)),
+        ["agent 'a'", "truncated", "no last observation"],
+    ),
+}
+
+REFUSED_BY_RUNNERS: dict[str, tuple[Change, list[str]]] = {
+    "observation of another shape": (
+        put(OBS, "a", np.zeros(4, np.float32)),
+        ["agent 'a'", "shape (4,)", "expected (3,)"],
+    ),
+    "observation transposed": (put(OBS, "b", np.zeros((3, 1), np.float32)), ["agent 'b'", "shape (3, 1)"]),
+    "observations of another shape": (
+        lambda row: row[OBS].update(a=np.zeros(2, np.float32), b=np.zeros(2, np.float32)),
+        ["agent 'a'", "shape (2,)", "expected (3,)"],
+    ),
+    "observation a text": (put(OBS, "a", "left"), ["agent 'a'", "str 'left'"]),
+    "observation of texts": (put(OBS, "a", np.array(["x", "y", "z"])), ["agent 'a'", "<U1"]),
+    "observation a dict": (put(OBS, "b", {"x": np.zeros(3)}), ["agent 'b'", "dict"]),
+    "observation of objects": (put(OBS, "b", np.array([None] * 3)), ["agent 'b'", "object"]),
+    "last observation of another shape": (
+        lambda row: (row[OBS].update(a=np.zeros(1, np.float32)), row[TERMINATEDS].update(a=True)),
+        ["agent 'a'", "shape (1,)"],
+    ),
+    "first observation of another shape": (
+        put(OBS, "late", np.zeros(1, np.float32)),
+        ["agent 'late'", "shape (1,)"],
+    ),
+    "observations None": (replace(OBS, None), ["observations", "no dict", "NoneType"]),
+    "rewards a list": (replace(REWARDS, [1.0, 1.0]), ["rewards", "no dict", "list"]),
+    "terminateds a bool": (replace(TERMINATEDS, False), ["terminateds", "no dict", "bool"]),
+    "infos a list": (replace(INFOS, [{}]), ["infos", "no dict", "list"]),
+    "four values": (lambda row: row.pop(), ["returned 4", "5 values"]),
+}
+
+REFUSED = {**REFUSED_BY_EPISODES, **REFUSED_BY_RUNNERS}
+
+ALLOWED: dict[str, Change] = {
+    "reward an array of one": put(REWARDS, "a", np.array([2.5])),
+    "reward not a number": put(REWARDS, "a", float("nan")),
+    "reward of an agent to come": put(REWARDS, "late", 2.0),
+    "flags missing": lambda row: row[TERMINATEDS].clear(),
+    "flags None": put(TERMINATEDS, "a", None),
+    "flags by number": lambda row: row[TERMINATEDS].update(a=0, b=1),
+    "flag an array of one": put(TRUNCATEDS, "a", np.array([True])),
+    "flags of unknown and done agents": lambda row: row[TERMINATEDS].update(gone=True, nobody=False),
+    "all done by number": put(TERMINATEDS, "__all__", np.int64(1)),
+    "infos None": replace(INFOS, None),
+    "info None": put(INFOS, "a", None),
+    "empty info of a done agent": put(INFOS, "gone", {}),
+    "info of all": put(INFOS, "__common__", {"x": 1}),
+    "observation of float64": put(OBS, "a", np.full(3, 0.25)),
+    "observation a list": put(OBS, "a", [1.0, 2.0, 3.0]),
+    "observation None": put(OBS, "a", None),
+    "an agent without a space": put(OBS, "nobody", np.zeros(3, np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_error_is_the_same_on_both_paths_and_says_who_sent_what(name: str) -> None:
+    change, texts = REFUSED[name]
+    errors, after = [], []
+    for fused in (True, False):
+        runner = runner_of(change, fused=fused)
+        runner.sample(num_timesteps=3)
+        with pytest.raises(MultiAgentEnvError) as caught:
+            runner.sample(num_timesteps=6)
+        errors.append(str(caught.value))
+        after.append(runner.sample(num_timesteps=4))
+        runner.stop()
+    assert errors[0] == errors[1]
+    for text in texts:
+        assert text in errors[0], errors[0]
+    assert "step() returned" in errors[0] or (
+        "episode 000000000001" in errors[0] and "env step 5" in errors[0]
+    )
+    assert_equal(*after)
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_is_odd_but_sound_is_taken_alike(name: str) -> None:
+    runners = [runner_of(ALLOWED[name], fused=fused, num_envs=2) for fused in (True, False)]
+    for num_steps in (6, 20):
+        assert_equal(*(runner.sample(num_timesteps=num_steps) for runner in runners))
+    for runner in runners:
+        runner.stop()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            put(0, "b", np.zeros(2, np.float32)),
+            "agent 'b', column 'obs': the observation has shape (2,), expected (3,)",
+        ),
+        (replace(0, None), "observations"),
+        (put(1, "a", 3), "agent 'a'"),
+    ],
+)
+def test_a_reset_is_looked_at_too(change: Change, text: str) -> None:
+    errors = []
+    for fused in (True, False):
+        runner = runner_of(change, fused=fused, at_reset=True)
+        with pytest.raises(MultiAgentEnvError) as caught:
+            runner.sample(num_timesteps=3)
+        errors.append(str(caught.value))
+        runner.stop()
+    assert errors[0] == errors[1]
+    assert text in errors[0]
+
+
+def ruin(row: Row, rng: np.random.Generator) -> None:
+    """One thing that may be wrong, of some agent."""
+    agent, known = str(rng.choice([*AGENTS, "nobody"])), str(rng.choice(AGENTS))
+    changes = [
+        put(REWARDS, agent, None),
+        put(REWARDS, agent, np.zeros(2)),
+        put(REWARDS, agent, np.ones(1)),
+        put(REWARDS, agent, 3),
+        put(REWARDS, agent, "x"),
+        put(OBS, known, np.ones(4, np.float32)),
+        put(OBS, known, np.ones(3, np.float32)),
+        put(OBS, agent, None),
+        put(TERMINATEDS, agent, "x"),
+        put(TERMINATEDS, agent, np.True_),
+        put(TRUNCATEDS, agent, True),
+        put(TRUNCATEDS, agent, np.zeros(2, bool)),
+        put(INFOS, agent, {"x": 1}),
+        put(INFOS, agent, "x"),
+        lambda row: row[OBS].pop(agent, None),
+        lambda row: row[REWARDS].pop(agent, None),
+    ]
+    changes[int(rng.integers(len(changes)))](row)
+
+
+class RuinedEnv(RestlessAgentsEnv):
+    """At a random step of its life, one thing is wrong."""
+
+    num_steps = 0
+
+    def step(self, action_dict: Any) -> Any:
+        row = super().step(action_dict)
+        self.num_steps += 1
+        if self.num_steps == self.config["bad_step"]:
+            ruin(row, np.random.default_rng(self.config["seed"]))
+        return row
+
+
+def test_both_paths_agree_on_any_wrong_thing_at_any_step() -> None:
+    num_refused = 0
+    for seed in range(60):
+        outcomes: list[list[Any]] = []
+        calm = {"p_birth": 0.2, "p_death": 0.05, "p_wait": 0.1} if seed % 2 else {}
+        config = restless_config(
+            seed, num_envs=1, env_config={"bad_step": 2 + seed % 7, "seed": seed, **calm}
+        )
+        config.environment(RuinedEnv)
+        for fused in (True, False):
+            runner = make_runner(config.copy(), fused=fused)
+            outcomes.append([])
+            for _ in range(3):
+                try:
+                    outcomes[-1].append(runner.sample(num_timesteps=6))
+                except MultiAgentEnvError as error:
+                    outcomes[-1].append(f"{type(error).__name__} {error}")
+                except AssertionError as error:  # of the env: an agent that it takes for dead acts
+                    outcomes[-1].append(type(error).__name__)
+                    break
+            runner.stop()
+        for one, two in zip(*outcomes, strict=True):
+            if isinstance(one, str) or isinstance(two, str):
+                assert one == two
+                num_refused += 1
+            else:
+                assert_equal(one, two)
+    assert num_refused > 10
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_EPISODES)
+def test_a_refused_step_leaves_both_kinds_of_episode_as_they_were(name: str) -> None:
+    env = TwoAgentsEnv({"change": REFUSED_BY_EPISODES[name][0]})
+    module_step: Any = type("Step", (), {"is_stateful": False})()
+    live = LiveEpisode("e", lambda agent_id, episode: "p", ({}, {}), {"p": ModuleStore("p", module_step)})
+    real = MultiAgentEpisode("e", agent_to_module_mapping_fn=lambda agent_id, episode: "p")
+    observations, infos = env.reset()
+    live.begin(observations, infos)
+    real.add_env_reset(observations=observations, infos=infos)
+    for _ in range(BAD_STEP - 1):
+        acts = real.get_agents_to_act()
+        live.set_acted(dict.fromkeys(acts, 0))
+        row = env.step({})
+        live.step(*row)
+        real.add_env_step(row[0], dict.fromkeys(acts, 0), row[1], terminateds=row[2])
+    acts = real.get_agents_to_act()
+    live.set_acted(dict.fromkeys(acts, 0))
+    row = env.step({})
+    before = facts(live), real.get_state()
+    with pytest.raises(MultiAgentEnvError) as one:
+        live.step(*row)
+    with pytest.raises(MultiAgentEnvError) as two:
+        real.add_env_step(
+            row[0], dict.fromkeys(acts, 0), row[1], row[4], terminateds=row[2], truncateds=row[3]
+        )
+    assert str(one.value) == str(two.value)
+    assert (facts(live), str(real.get_state())) == (before[0], str(before[1]))
+
+
+def facts(live: LiveEpisode) -> str:
+    records = {
+        agent_id: (record.act_rows, record.rewards, record.infos, record.track)
+        for agent_id, record in live.records.items()
+    }
+    timeline = live.timeline
+    return repr((records, timeline.env_t, timeline.departed, timeline.early_rewards, timeline.is_done))
