@@ -13,22 +13,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
 import time
 import uuid
-from collections import Counter
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.protocol.events import Report
-from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.protocol.messages import Notice, OpenUpdate
-from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.values import unpack_blob
 from rlzmq.runtime.broker_keeper import BrokerKeeper
 from rlzmq.runtime.connector_sync import ConnectorSync
@@ -38,14 +34,13 @@ from rlzmq.runtime.fragment_meta import MetaCheck
 from rlzmq.runtime.identity import spaces_digest
 from rlzmq.runtime.joining import JoinKeys, pack_config
 from rlzmq.runtime.peer_link import new_peer_id
+from rlzmq.runtime.report_reader import ReportReader
 from rlzmq.runtime.reports import Accounting, UpdateReport
+from rlzmq.runtime.run_journal import RunJournal
 
 __all__ = ["BrokerPipeline"]
 
 _log = logging.getLogger("rlzmq.runtime")
-
-# Versions by which data of a journal may be older than the checkpoint: updates train data of their own version.
-_MAX_JOURNAL_LAG = 0
 
 _MISSED = frozenset({"hung", "silent", "lost"})
 
@@ -86,13 +81,12 @@ class BrokerPipeline:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._place_of: dict[str, int] = {}
         self._connector_version = -1
-        self._reported_dropped: Counter[str] = Counter()
-        self._reported: dict[tuple[str, int], RunnerRecord] = {}
-        self._journal_is_due = config.durability == "journal"
-        self._journal_terms = (-1, 0)
-        self._num_journal_failures = 0
-        self._metas = MetaCheck(config, connectors.spaces)
-        self.num_env_steps_without_report = 0
+        self._journal: RunJournal | None = None
+        self._reader = ReportReader(
+            MetaCheck(config, connectors.spaces),
+            self._place_of.get,
+            lambda index, why: self._runners.supervisor.blame(index, why),
+        )
         self.accounting = Accounting()
 
     async def start_broker(self) -> None:
@@ -106,6 +100,8 @@ class BrokerPipeline:
             self._system, self._run_id, self._config, self._join_keys, self._control_address
         )
         await self._broker.start()
+        if self._config.durability == "journal":
+            self._journal = RunJournal(self._broker)
 
     async def start(self) -> None:
         """Connect driver, learners and runners to the broker."""
@@ -156,7 +152,7 @@ class BrokerPipeline:
         learners.generation = max(learners.generation, welcome.generation, epoch) + 1
         if self._connectors.is_needed:
             self._connector_version = max(welcome.connector_version, epoch)
-        self._reported_dropped = Counter(welcome.dropped)
+        self._reader.begin_after(welcome.dropped)
         driver.reset(learners.generation, version)
 
     async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
@@ -235,7 +231,8 @@ class BrokerPipeline:
     def _on_notice(self, notice: Notice) -> None:
         """The broker misses someone, or got unusable data."""
         event, detail = notice.event, notice.detail
-        self._num_journal_failures += event == "journal_failed"
+        if self._journal is not None:
+            self._journal.num_failures += event == "journal_failed"
         if notice.role == "learner" and event in _MISSED:
             self._run_task(self._learners.supervisor.suspect(notice.name, event, detail))
             return
@@ -263,18 +260,19 @@ class BrokerPipeline:
             Exception: What the user's code raised in a runner or learner.
         """
         start = time.perf_counter()
-        if self._journal_is_due:  # nothing was restored: what another run's journal holds is of other weights
-            await self.read_journal(-1)
-            await self._recall(-1)
+        if self._journal is not None and self._journal.is_due:
+            # Nothing was restored: what another run's journal holds is of other weights.
+            await self._journal.read(-1)
+            await self._journal.recall(-1)
         report = None
         while report is None:  # again where all learners died and went back to an earlier state
             update_id, report = await self._attempt_update()
-        fragments = self._take_new(report)
-        metas = [self._open_meta(fragment, meta) for fragment, _, meta in fragments]
+        fragments = self._reader.take_new(report)
+        metas = [self._reader.open_meta(fragment, meta) for fragment, _, meta in fragments]
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         if state is not None:
             self._send_connector_state(state)
-        self._account(report, sum(num_steps for _, num_steps, _ in fragments))
+        self._reader.account(report, sum(num_steps for _, num_steps, _ in fragments), self.accounting)
         self._note_work(report)
         if faults.is_recording:
             faults.record(
@@ -347,87 +345,24 @@ class BrokerPipeline:
             if (index := self._place_of.get(fragment.runner)) is not None:
                 self._runners.supervisor.worked(index)
 
-    def _take_new(self, report: Report) -> list[tuple[FragmentId, int, Any]]:
-        """The report's fragments, without those that a broker before this one reported."""
-        new = []
-        for item in report.fragments:
-            fragment = item[0]
-            record = self._reported.setdefault((fragment.runner, fragment.incarnation), RunnerRecord())
-            if not record.is_committed(fragment.seq):
-                record.commit(fragment.seq)
-                new.append(item)
-        for key, watermark in report.watermarks.items():  # what was refused at the door is in no report
-            if key in self._reported:
-                self._reported[key].commit_below(watermark)
-        for key in report.forgotten:
-            self._reported.pop(key, None)
-        return new
-
-    def _open_meta(self, fragment: FragmentId, blob: Any) -> dict[str, Any]:
-        """What a runner says of a fragment: of one that lies, only how much it is."""
-        index = self._place_of.get(fragment.runner)
-        try:
-            return self._metas.open(blob, is_trusted=index is not None)
-        except ValueError as error:
-            _log.warning("the meta of fragment %s is unusable: %s", fragment, error)
-            if index is not None:
-                self._runners.supervisor.blame(index, f"an unusable meta: {error}")
-            return {}
-
-    def _account(self, report: Report, sampled: int) -> None:
-        """Bring the run's account up to the broker's."""
-        total_dropped = Counter(report.report.dropped)
-        dropped = total_dropped - self._reported_dropped
-        self._reported_dropped = total_dropped
-        trained = report.report.num_env_steps
-        # A fragment's own report is lost where its runner and the broker died one after the other.
-        lost = max(0, trained + dropped.total() - sampled - self.accounting.pending)
-        self.num_env_steps_without_report += lost
-        self.accounting.add(sampled=sampled + lost, trained=trained, dropped=dict(dropped))
-
     async def read_journal(self, next_update: int) -> list[str]:
-        """Look at what the journal of a run before this one holds, before going on from a checkpoint.
-
-        Args:
-            next_update: The checkpoint's weights version; -1: the run begins anew.
-
-        Returns:
-            Runners whose fragments come back: to go on from the checkpoint they would sample those again.
-        """
-        if not self._journal_is_due:
-            return []
-        self._journal_terms = next_update, _MAX_JOURNAL_LAG
-        assert isinstance(self._broker, BrokerKeeper)
-        names: list[str] = await self._broker.handle.read_journal(*self._journal_terms)
-        return names
-
-    async def _recall(self, generation: int) -> None:
-        """Give the broker what `read_journal` found, in the lineage that has just begun."""
-        assert isinstance(self._broker, BrokerKeeper)
-        counts = await self._broker.handle.recall(generation, *self._journal_terms)
-        self._journal_is_due = False
-        if counts:
-            text = ", ".join(f"{reason} {num_steps}" for reason, num_steps in sorted(counts.items()))
-            _log.warning("env steps in the journal of the run before: %s", text)
+        """See `RunJournal.read`; without a journal nobody has anything to come back."""
+        return [] if self._journal is None else await self._journal.read(next_update)
 
     async def note_checkpoint(self, next_update: int) -> None:
         """A checkpoint that a run would go on from holds all updates below this one."""
-        if self._config.durability == "journal" and isinstance(self._broker, BrokerKeeper):
-            # Untold, a new broker keeps a little more than it must.
-            with contextlib.suppress(PeerLostError):
-                await self._broker.handle.checkpoint_covers(next_update)
+        if self._journal is not None:
+            await self._journal.note_checkpoint(next_update)
 
     def fault_tolerance(self) -> dict[str, int]:
         """How often the broker was replaced, and env steps whose fragments' reports went with one."""
-        return {
+        counts = {
             "num_broker_restarts": self._broker.num_restarts if self._broker is not None else 0,
-            "num_env_steps_without_report": self.num_env_steps_without_report,
-            **(
-                {"num_journal_failures": self._num_journal_failures}
-                if self._config.durability == "journal"
-                else {}
-            ),
+            "num_env_steps_without_report": self._reader.num_env_steps_without_report,
         }
+        return (
+            counts if self._journal is None else counts | {"num_journal_failures": self._journal.num_failures}
+        )
 
     async def pause(self) -> None:
         """No more leases: the learners' state is about to be replaced."""
@@ -441,8 +376,8 @@ class BrokerPipeline:
         while not is_done:
             async with self._learners.supervisor.steady() as handles:
                 is_done = await self._begin_lineage(handles)
-        if self._journal_is_due:
-            await self._recall(self._learners.generation)
+        if self._journal is not None and self._journal.is_due:
+            await self._journal.recall(self._learners.generation)
         self._driver.do(self._driver.core.resume())
 
     async def _begin_lineage(self, handles: list[Any]) -> bool:

@@ -11,10 +11,7 @@ import pytest
 from rlzmq import PPOConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.metrics import MetricsLogger, StatsBase
-from rlzmq.protocol.events import Report
-from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.values import pack_blob
-from rlzmq.runtime.broker_pipeline import BrokerPipeline
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.fragment_meta import MetaCheck
 from rlzmq.runtime.fragments import take_fragment
@@ -137,16 +134,3 @@ def test_a_delta_with_nan_does_not_spoil_the_merged_state(good: dict[str, Any], 
     after = sync.merge([spoil(delta)])
     assert "left out" in caplog.text
     np.testing.assert_equal(after, before)
-
-
-def test_what_was_refused_at_the_door_is_not_waited_for() -> None:
-    pipeline = BrokerPipeline.__new__(BrokerPipeline)
-    pipeline._reported = {}
-    for seq in range(1, 400, 2):  # every other one was refused: no report names it
-        key = ("runner", 1)
-        report = Report(None, [(FragmentId(*key, seq), 10, b"")], [], {key: seq + 1})  # type: ignore[arg-type]
-        assert len(pipeline._take_new(report)) == 1
-        assert pipeline._take_new(report) == [], "once"
-    assert pipeline._reported[key].beyond == set()
-    pipeline._take_new(Report(None, [], [], {}, [key]))  # type: ignore[arg-type]
-    assert pipeline._reported == {}
