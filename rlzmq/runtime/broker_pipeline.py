@@ -289,7 +289,7 @@ class BrokerPipeline:
             weights_version=update_id + 1,
             learner_results=results,
             fragments=metas,
-            num_env_steps_trained=report.report.num_env_steps,
+            num_env_steps_trained=report.report.num_env_steps if report.report.trained else 0,
             timers={
                 "update": time.perf_counter() - start,
                 "sample": report.report.sampling_s,

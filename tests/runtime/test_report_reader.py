@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from rlzmq.protocol.events import Report
 from rlzmq.protocol.schema import FragmentId
 from rlzmq.runtime.report_reader import ReportReader
@@ -89,7 +87,6 @@ def test_steps_of_fragments_that_no_report_names_are_counted_as_such() -> None:
     assert reader.num_env_steps_without_report == 15
 
 
-@pytest.mark.xfail(strict=True, reason="counted as trained, too")
 def test_a_batch_that_all_ranks_skipped_is_dropped_and_not_trained() -> None:
     reader, accounting = _reader(), Accounting()
     reader.account(_report(num_env_steps=40, trained=False, dropped={"skipped": 40}), 40, accounting)
