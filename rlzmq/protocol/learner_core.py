@@ -13,7 +13,6 @@ restarted broker does not have it trained again.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -33,6 +32,7 @@ from rlzmq.protocol.events import (
     Tick,
     UpdateTrained,
 )
+from rlzmq.protocol.learner_memory import Done, LearnerMemory
 from rlzmq.protocol.messages import (
     Goodbye,
     Hello,
@@ -50,13 +50,8 @@ from rlzmq.protocol.messages import (
 )
 from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
-from rlzmq.protocol.schema import FragmentId, from_header, to_header
-from rlzmq.protocol.values import pack_blob, unpack_blob
 
 __all__ = ["LearnerCore", "LearnerEvent"]
-
-# Per (runner, incarnation) that never told what it still holds; old ones go first.
-_MAX_REMEMBERED_RUNNERS = 4096
 
 _RECEIVING, _READY, _TRAINING = 0, 1, 2
 
@@ -79,15 +74,6 @@ class _AtHand:
     @property
     def is_complete(self) -> bool:
         return self.num_fragments >= 0 and len(self.decoded) == self.num_fragments
-
-
-@dataclass(slots=True)
-class _Done:
-    """An update trained here and not yet confirmed by the broker."""
-
-    message: UpdateDone
-    payload: tuple[Buffer, ...]
-    sent_at: float
 
 
 LearnerEvent: TypeAlias = (
@@ -127,8 +113,7 @@ class LearnerCore(PeerCore):
         self._digests = (package_version, config_digest)
         self._at_hand: dict[int, _AtHand] = {}
         self._running: int | None = None
-        self._done: dict[int, _Done] = {}
-        self._trained: OrderedDict[tuple[str, int], dict[int, int]] = OrderedDict()
+        self._memory = LearnerMemory()
         self._weights: NewWeights | None = None
 
     # ------------------------------------------------------------------ facts
@@ -195,21 +180,7 @@ class LearnerCore(PeerCore):
     def export_memory(self) -> bytes:
         """What this rank remembers for the whole group: give it, with parameters and optimizer state,
         to ranks that adopt this one's state (`GroupFormed.memory`)."""
-        done = [
-            [to_header(item.message), [bytes(memoryview(frame).cast("B")) for frame in item.payload]]
-            for item in self._done.values()
-        ]
-        trained = list(pack_ranges(self._trained_ranges()))
-        return pack_blob({"lineage": self.lineage, "trained": trained, "done": done})
-
-    def _import_memory(self, memory: Buffer) -> None:
-        content = unpack_blob(memory)
-        self.lineage = content["lineage"]
-        self._note_trained(tuple(content["trained"]))
-        for header, payload in content["done"]:
-            message = from_header(UpdateDone, header)
-            if message.update_id not in self._done:
-                self._done[message.update_id] = _Done(message, tuple(payload), float("-inf"))
+        return self._memory.pack(self.lineage)
 
     def _on_group(self, event: GroupFormed, now: float) -> list[Instruction]:
         """A new generation: what was not trained by the group's state is void."""
@@ -219,12 +190,12 @@ class LearnerCore(PeerCore):
         self.is_forming = False
         self.generation, self.rank, self.num_ranks = event.generation, event.rank, event.num_ranks
         if event.memory:
-            self._import_memory(event.memory)
+            self.lineage = self._memory.add(event.memory)
         if event.begins_lineage:
             self.lineage = event.generation
-        for update_id in [u for u in self._done if u >= event.next_update]:
-            del self._done[update_id]  # its step did not survive
-        for done in self._done.values():
+        for update_id in [u for u in self._memory.done if u >= event.next_update]:
+            del self._memory.done[update_id]  # its step did not survive
+        for done in self._memory.done.values():
             done.message = replace(
                 done.message, generation=event.generation, rank=event.rank, num_ranks=event.num_ranks
             )
@@ -236,8 +207,8 @@ class LearnerCore(PeerCore):
         message = event.message
         if isinstance(message, UpdateCommitted):
             if message.generation == self.generation:
-                self._done.pop(message.update_id, None)
-            self._forget_trained(event.payload)
+                self._memory.done.pop(message.update_id, None)
+            self._memory.forget(event.payload)
             return []
         if isinstance(message, SnapshotRequest):
             newest = self._weights
@@ -306,7 +277,7 @@ class LearnerCore(PeerCore):
         del self._at_hand[event.update_id]
         self._running = None
         self.next_update = event.update_id + 1
-        self._note_trained(at_hand.train_ranges)
+        self._memory.note_trained(at_hand.train_ranges)
         done = UpdateDone(
             event.update_id,
             event.attempt,
@@ -317,7 +288,7 @@ class LearnerCore(PeerCore):
             event.num_trained_steps,
         )
         payload = (event.results, *at_hand.train_ranges)
-        self._done[event.update_id] = _Done(done, payload, now)
+        self._memory.done[event.update_id] = Done(done, payload, now)
         return [Send(b"", done, payload)]
 
     def _on_tick(self, now: float) -> list[Instruction]:
@@ -326,7 +297,7 @@ class LearnerCore(PeerCore):
         instructions = self._tick_peer(now)
         if not self.is_welcome:
             return instructions
-        for done in self._done.values():
+        for done in self._memory.done.values():
             if now - done.sent_at >= self.timers.resend_s:
                 done.sent_at = now
                 instructions.append(Send(b"", done.message, done.payload))
@@ -338,7 +309,7 @@ class LearnerCore(PeerCore):
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for done in self._done.values():
+        for done in self._memory.done.values():
             done.sent_at = now
             instructions.append(Send(b"", done.message, done.payload))
         for update_id, at_hand in self._at_hand.items():
@@ -401,32 +372,10 @@ class LearnerCore(PeerCore):
         for update_id, at_hand in self._at_hand.items():
             if update_id < next_update:
                 # The group's state has trained it (here or on the rank whose state was adopted).
-                self._note_trained(at_hand.train_ranges)
+                self._memory.note_trained(at_hand.train_ranges)
             instructions.append(DropShards(update_id, at_hand.attempt))
         self._at_hand.clear()
         return instructions
-
-    def _note_trained(self, frames: tuple[Buffer, ...]) -> None:
-        if len(frames) != 2:
-            return
-        for fragment, first, num_steps in unpack_ranges(frames):
-            key = (fragment.runner, fragment.incarnation)
-            done = self._trained.setdefault(key, {})
-            done[fragment.seq] = max(done.get(fragment.seq, 0), first + num_steps)
-            self._trained.move_to_end(key)
-        while len(self._trained) > _MAX_REMEMBERED_RUNNERS:
-            self._trained.popitem(last=False)
-
-    def _forget_trained(self, frames: tuple[Buffer, ...]) -> None:
-        for fragment, _, _ in unpack_ranges(frames) if len(frames) == 2 else ():
-            key = (fragment.runner, fragment.incarnation)
-            done = self._trained.get(key)
-            if done is None:
-                continue
-            for seq in [seq for seq in done if seq < fragment.seq]:
-                del done[seq]
-            if not done:
-                del self._trained[key]
 
     def _send_weights(self) -> list[Instruction]:
         newest = self._weights
@@ -453,17 +402,10 @@ class LearnerCore(PeerCore):
             training_attempts=tuple(item.attempt for item in training.values()),
             lineage=self.lineage,
         )
-        payload = pack_ranges(self._trained_ranges())
+        payload = pack_ranges(self._memory.ranges())
         for item in training.values():
             payload.extend(item.train_ranges)
         return hello, tuple(payload)
-
-    def _trained_ranges(self) -> list[FragmentRange]:
-        return [
-            FragmentRange(FragmentId(runner, incarnation, seq), 0, end)
-            for (runner, incarnation), done in self._trained.items()
-            for seq, end in done.items()
-        ]
 
     def _state(self) -> LearnerState:
         at_hand = sorted(self._at_hand.items())

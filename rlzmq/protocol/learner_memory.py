@@ -1,0 +1,88 @@
+"""What a learner rank remembers of updates it has trained: for the broker, or the next one, to believe."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from rlzmq.protocol.codec import Buffer
+from rlzmq.protocol.messages import UpdateDone
+from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
+from rlzmq.protocol.schema import FragmentId, from_header, to_header
+from rlzmq.protocol.values import pack_blob, unpack_blob
+
+__all__ = ["Done", "LearnerMemory"]
+
+# Per (runner, incarnation) that never told what it still holds; old ones go first.
+_MAX_REMEMBERED_RUNNERS = 4096
+
+
+@dataclass(slots=True)
+class Done:
+    """An update trained here and not yet confirmed by the broker."""
+
+    message: UpdateDone
+    payload: tuple[Buffer, ...]
+    sent_at: float
+
+
+class LearnerMemory:
+    """Updates until they are confirmed, and steps of fragments until their runners have forgotten them.
+
+    Attributes:
+        done: By update id.
+    """
+
+    def __init__(self) -> None:
+        self.done: dict[int, Done] = {}
+        self._trained: OrderedDict[tuple[str, int], dict[int, int]] = OrderedDict()
+
+    def note_trained(self, frames: tuple[Buffer, ...]) -> None:
+        """These ranges were trained, as `ranges.pack_ranges` packs them; () for none."""
+        if len(frames) != 2:
+            return
+        for fragment, first, num_steps in unpack_ranges(frames):
+            key = (fragment.runner, fragment.incarnation)
+            done = self._trained.setdefault(key, {})
+            done[fragment.seq] = max(done.get(fragment.seq, 0), first + num_steps)
+            self._trained.move_to_end(key)
+        while len(self._trained) > _MAX_REMEMBERED_RUNNERS:
+            self._trained.popitem(last=False)
+
+    def forget(self, frames: tuple[Buffer, ...]) -> None:
+        """Runners hold nothing below these fragments any more, packed likewise."""
+        for fragment, _, _ in unpack_ranges(frames) if len(frames) == 2 else ():
+            key = (fragment.runner, fragment.incarnation)
+            done = self._trained.get(key)
+            if done is None:
+                continue
+            for seq in [seq for seq in done if seq < fragment.seq]:
+                del done[seq]
+            if not done:
+                del self._trained[key]
+
+    def ranges(self) -> list[FragmentRange]:
+        """All that was trained and not forgotten: of each fragment from its first step."""
+        return [
+            FragmentRange(FragmentId(runner, incarnation, seq), 0, end)
+            for (runner, incarnation), done in self._trained.items()
+            for seq, end in done.items()
+        ]
+
+    def pack(self, lineage: int) -> bytes:
+        """All of it, and the lineage that it belongs to, for ranks that adopt this one's state."""
+        done = [
+            [to_header(item.message), [bytes(memoryview(frame).cast("B")) for frame in item.payload]]
+            for item in self.done.values()
+        ]
+        return pack_blob({"lineage": lineage, "trained": list(pack_ranges(self.ranges())), "done": done})
+
+    def add(self, packed: Buffer) -> int:
+        """Remembers what another rank has packed, too; returns its lineage."""
+        content = unpack_blob(packed)
+        self.note_trained(tuple(content["trained"]))
+        for header, payload in content["done"]:
+            message = from_header(UpdateDone, header)
+            if message.update_id not in self.done:
+                self.done[message.update_id] = Done(message, tuple(payload), float("-inf"))
+        return int(content["lineage"])
