@@ -31,6 +31,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from rlzmq.cli import train
     from rlzmq.cli.main import find_modules_here
+    from rlzmq.core.checkpoint_series import find_checkpoint
 
     given = list(arguments)
     where = given.pop(0) if given and not given[0].startswith("-") else ""
@@ -51,7 +52,11 @@ def run(arguments: Sequence[str]) -> int:
             f"{directory}: the run was started in {facts['cwd']}, which cannot be entered: {error.strerror}"
         ) from error
     find_modules_here()
-    return train.run([*command, "--run-dir", str(directory), "--resume", "auto"])
+    resume = "auto"
+    if find_checkpoint(directory).path is None:
+        # Until it has a checkpoint of its own a run goes on from what it was resumed from.
+        resume = _value(facts["train"], "--resume") or resume
+    return train.run([*command, "--run-dir", str(directory), "--resume", resume])
 
 
 def _find(where: str) -> Path:
@@ -110,3 +115,13 @@ def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
         elif argument.partition("=")[0] not in names:
             kept.append(argument)
     return kept
+
+
+def _value(arguments: Sequence[str], name: str) -> str | None:
+    """What an option is set to last; None: it is not among the arguments."""
+    value = None
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+        option, is_joined, joined = argument.partition("=")
+        if option == name:
+            value = joined if is_joined else following
+    return value
