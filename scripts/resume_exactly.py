@@ -1,12 +1,13 @@
 """A run that is killed and resumed against one that is not: every array of the last checkpoint, bit for bit.
 
-Each case trains PPO on CartPole for some updates, writing a checkpoint after each. Then the same run is done
-again, and its driver killed (kill -9): at a random moment of an update, or of a checkpoint's writing.
-Another process goes on from the newest whole checkpoint, is killed in turn, and so on; the last one trains to
-the end. Its last checkpoint must hold what that of the undisturbed run holds: weights, optimizer, connectors,
-random streams, episodes, counters. Only times, and the random part of episode ids, are left out.
+Each case trains PPO on CartPole for some updates, writing a checkpoint after each ("agents…": on MultiAgentCartPole,
+two agents with a module each). Then the same run is done again, and its driver killed (kill -9): at a random moment
+of an update, or of a checkpoint's writing. Another process goes on from the newest whole checkpoint, is killed in
+turn, and so on; the last one trains to the end. Its last checkpoint must hold what that of the undisturbed run holds:
+weights, optimizer, connectors, random streams, episodes, counters. Only times, and the random part of episode ids,
+are left out.
 
-    python scripts/resume_exactly.py                     # 24 kills, one in each form of each case
+    python scripts/resume_exactly.py                     # 32 kills, one in each form of each case
     python scripts/resume_exactly.py --kills 100 --seed 3
     python scripts/resume_exactly.py --cases filter-8 --form processes
 
@@ -32,10 +33,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-CASES = ("mlp", "filter", "lstm", "previous", "stacking", "piece")
+CASES = ("mlp", "filter", "lstm", "previous", "stacking", "piece", "agents", "agentspiece")
 FORMS = {"serial": (0, 0), "processes": (1, 1), "runner": (1, 0), "learner": (0, 1)}
 # What is measured with a clock, and what a process draws so that nobody else has it.
-TIMES = {"durations_s", "duration_s", "ages_s", "time_total_s"}
+TIMES = {"durations_s", "duration_s", "ages_s", "age_s", "time_total_s"}
 RANDOM_PARTS = {"_id_prefix"}
 
 
@@ -76,7 +77,7 @@ def parse() -> Any:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=24)
+    parser.add_argument("--kills", type=int, default=32)
     parser.add_argument("--updates", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", nargs="+", choices=all_cases, default=all_cases, metavar="CASE")
@@ -97,6 +98,7 @@ def make_config(case: str, form: str) -> Any:
         PrevActionsPrevRewards,
     )
     from rlzmq.connectors.learner import FrameStackingLearner
+    from rlzmq.envs.examples import MultiAgentCartPole
 
     class Remembers(ConnectorV2):
         """A piece of the user's own, which wants single episodes and notes something in them."""
@@ -115,6 +117,8 @@ def make_config(case: str, form: str) -> Any:
         ],
         "stacking": lambda env, spaces, device: FrameStackingEnvToModule(num_frames=3),
         "piece": lambda env, spaces, device: [Remembers(), MeanStdFilter()],
+        "agents": lambda env, spaces, device: MeanStdFilter(multi_agent=True),
+        "agentspiece": lambda env, spaces, device: [Remembers(), MeanStdFilter(multi_agent=True)],
     }
     model: dict[str, Any] = {"fcnet_hiddens": [16]}
     if name == "lstm":
@@ -136,6 +140,9 @@ def make_config(case: str, form: str) -> Any:
     if name == "stacking":
         config.env_runners(episode_lookback_horizon=3)
         config.training(learner_connector=lambda spaces, act, device: FrameStackingLearner(num_frames=3))
+    if name.startswith("agents"):
+        config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, episode: f"p{agent}")
     num_env_runners, num_learners = FORMS[form]
     return config.env_runners(num_env_runners=num_env_runners).learners(num_learners=num_learners)
 

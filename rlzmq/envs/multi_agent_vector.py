@@ -9,20 +9,14 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.errors import ConfigurationError, EnvironmentError_, MultiAgentEnvError
+from rlzmq.core.errors import ConfigurationError, EnvironmentError_
+from rlzmq.envs.agents_way import AgentsReplay, AgentsWay, agents_position
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
 from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
-from rlzmq.episodes.step_dicts import as_flag
 
 __all__ = ["SyncVectorMultiAgentEnv", "make_multi_agent_vec"]
 
 Recover = Callable[[int, Exception], int | None]
-
-# Of each environment, to say how it came to where it raised.
-_MAX_ACTIONS_KEPT = 10_000
-
-_RESET_PARTS = ("observations", "infos")
-_STEP_PARTS = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
 class SyncVectorMultiAgentEnv:
@@ -42,8 +36,7 @@ class SyncVectorMultiAgentEnv:
         needs_reset: bool[N], whether the next step resets; may be set (e.g. when all known agents are done).
         resetting: bool[N], whether the last step was a reset.
         failed: Indices of the environments that were recreated in the last step or reset.
-        last_seeds: What each environment's last reset was given.
-        actions_since_reset: Of each environment; the last ones only, of very long episodes.
+        ways: How each environment came to where it is.
         recover: Called with (index, error) when an environment raises; it raises itself, or returns the seed
             with which a new environment is reset in its place. None: the error is raised.
     """
@@ -63,8 +56,9 @@ class SyncVectorMultiAgentEnv:
         self.resetting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self.failed: list[int] = []
         self.recover: Recover | None = None
-        self.last_seeds: list[int | None] = [None] * self.num_envs
-        self.actions_since_reset: list[list[AgentDict]] = [[] for _ in range(self.num_envs)]
+        self.ways = [AgentsWay() for _ in range(self.num_envs)]
+        self._latest_observations: list[AgentDict] = [{} for _ in range(self.num_envs)]
+        self._is_new = True
 
     @property
     def unwrapped(self) -> SyncVectorMultiAgentEnv:
@@ -104,13 +98,15 @@ class SyncVectorMultiAgentEnv:
             (observations, infos): one dict by agent id per environment.
         """
         self.failed = []
+        self._is_new = False
         results = [
             self._reset_env(index, None if seed is None else seed + 1000 * index, options)
             for index in range(self.num_envs)
         ]
         self.needs_reset[:] = False
         self.resetting[:] = True
-        return [observations for observations, _ in results], [infos for _, infos in results]
+        self._latest_observations = [observations for observations, _ in results]
+        return self._latest_observations, [infos for _, infos in results]
 
     def step(
         self, actions: Sequence[AgentDict]
@@ -136,50 +132,53 @@ class SyncVectorMultiAgentEnv:
                 row: tuple[Any, ...] = (observations, {}, {}, {}, infos)
                 self.needs_reset[index] = False
             else:
-                played = self.actions_since_reset[index]
-                played.append(action_dict)
-                if len(played) > 2 * _MAX_ACTIONS_KEPT:
-                    del played[:_MAX_ACTIONS_KEPT]
+                self.ways[index].note_step(action_dict)
                 try:
                     row = env.step(action_dict)
                 except Exception as error:
                     observations, infos = self._recovered(index, error)
                     row = (observations, {}, {}, {}, infos)
                 else:
-                    if not _has_form(row):
-                        row = self._checked(index, row, "step", _STEP_PARTS)
-                    self.needs_reset[index] = _says_over(row[2]) or _says_over(row[3])
+                    self.needs_reset[index] = bool(row[2].get("__all__") or row[3].get("__all__"))
             for values, value in zip(results, row, strict=True):
                 values.append(value)
+        self._latest_observations = results[0]
         return results  # type: ignore[return-value]
+
+    # -- positions -----------------------------------------------------------------------------
+
+    def get_positions(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
+        """See `LeanSyncVectorEnv.get_positions`."""
+        over = self.needs_reset.tolist() if has_episodes else [True] * self.num_envs
+        return [
+            agents_position(env, self._latest_observations[i], over[i], self.ways[i], is_new=self._is_new)
+            for i, env in enumerate(self.envs)
+        ]
+
+    def set_positions(self, positions: Sequence[Mapping[str, Any]]) -> AgentsReplay:
+        """See `LeanSyncVectorEnv.set_positions`."""
+        replay = AgentsReplay()
+        for index, (env, position) in enumerate(zip(self.envs, positions, strict=True)):
+            has_arrived, observations, way = replay.bring_back(index, env, position)
+            self.needs_reset[index] = not has_arrived
+            self._latest_observations[index] = observations or {}
+            self.ways[index] = way or AgentsWay()
+            self._is_new = self._is_new and "state" not in position and not has_arrived
+        self.resetting[:] = False
+        self.failed = []
+        return replay
+
+    # -- inside --------------------------------------------------------------------------------
 
     def _reset_env(
         self, index: int, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[AgentDict, AgentDict]:
-        self._note_reset(index, seed)
+        self.ways[index].note_reset(self.envs[index], seed, is_known=not options)
         try:
-            row = self.envs[index].reset(seed=seed, options=options)
+            observations, infos = self.envs[index].reset(seed=seed, options=options)
         except Exception as error:
             return self._recovered(index, error)
-        return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
-
-    def _checked(self, index: int, row: Any, method: str, names: tuple[str, ...]) -> Any:
-        """What an environment returned, once it has the right form; infos may be left out (None)."""
-        where = f"Environment {index} of {self.num_envs}: {method}() returned"
-        if not isinstance(row, (tuple, list)) or len(row) != len(names):
-            got = f"{len(row)}" if isinstance(row, (tuple, list)) else f"{type(row).__name__} {row!r:.80}"
-            raise MultiAgentEnvError(f"{where} {got}, expected {len(names)} values ({', '.join(names)}).")
-        row = (*row[:-1], {} if row[-1] is None else row[-1])
-        for name, part in zip(names, row, strict=True):
-            if not isinstance(part, Mapping):
-                raise MultiAgentEnvError(
-                    f"{where} {name} that are no dict by agent id, but {type(part).__name__} {part!r:.80}."
-                )
-        return row
-
-    def _note_reset(self, index: int, seed: int | None) -> None:
-        self.last_seeds[index] = seed
-        self.actions_since_reset[index] = []
+        return observations, infos or {}
 
     def _recovered(self, index: int, error: Exception) -> tuple[AgentDict, AgentDict]:
         """The first observations of a new environment in place of one that raised."""
@@ -199,37 +198,18 @@ class SyncVectorMultiAgentEnv:
             except Exception as close_error:  # it is broken already: only the new one counts
                 error.add_note(f"close() raised {close_error!r}")
             try:
-                self._note_reset(index, seed)
+                self.ways[index].note_reset(self.envs[index], seed, is_known=seed is not None)
                 self.envs[index] = self._creators[index]()
-                row = self.envs[index].reset(seed=seed, options=None)
+                observations, infos = self.envs[index].reset(seed=seed, options=None)
             except Exception as again:
                 attempt = again
                 continue
-            return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
+            return observations, infos or {}
 
     def close(self) -> None:
         """Closes all environments."""
         for env in self.envs:
             env.close()
-
-
-def _has_form(row: Any) -> bool:
-    """Whether these are five dicts, at first sight."""
-    if type(row) is not tuple or len(row) != 5:
-        return False
-    a, b, c, d, e = row
-    return type(a) is type(b) is type(c) is type(d) is type(e) is dict
-
-
-def _says_over(flags: Mapping[Any, Any]) -> bool:
-    """Whether the episode is over; a flag that is none is for the episode to refuse, which says whose it is."""
-    flag = flags.get("__all__")
-    if flag is None or flag is False or flag is True:
-        return flag is True
-    try:
-        return as_flag(flag)
-    except ValueError:
-        return False
 
 
 def make_multi_agent_vec(

@@ -13,18 +13,17 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
-from numpy.typing import NDArray
 
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.envs.random_states import plain_random, random_state, set_random_state
 
 __all__ = [
     "MAX_REPLAYED_STEPS",
@@ -32,10 +31,8 @@ __all__ = [
     "Replay",
     "StepHistory",
     "env_position",
-    "random_state",
-    "set_random_state",
-    "set_space_random_state",
-    "space_random_state",
+    "own_state",
+    "position_digest",
 ]
 
 _log = logging.getLogger("rlzmq.envs")
@@ -186,7 +183,7 @@ def env_position(
         history: Of the vector env that it is number `index` of.
         is_new: It was never reset.
     """
-    own = None if is_new else _own_state(env)
+    own = None if is_new else own_state(env)
     position: dict[str, Any] = {"random": random_state(env), **(own or {})}
     if own is not None:
         return {"kind": "reset" if needs_reset else "own", **position}
@@ -196,74 +193,99 @@ def env_position(
     begin, actions = known
     position |= {
         "seed": begin.seed,
-        "random_before": _without_arrays(begin.random),
+        "random_before": plain_random(begin.random),
         "actions": actions,
         "due_in": history.due_in(index),
     }
     if needs_reset:  # of use to later positions
         return {"kind": "reset", **position}
-    return {"kind": "replay", **position, "digest": _digest(observation, position["random"])}
+    return {"kind": "replay", **position, "digest": position_digest(observation, position["random"])}
 
 
 class Replay:
     """Brings environments back to their positions, within a time limit over all of them.
 
     Attributes:
-        num_lost: Environments that did not arrive, and begin a new episode.
+        lost: Indices of the environments that did not arrive, and begin a new episode.
         why: What was the matter with the last of them.
     """
 
     def __init__(self) -> None:
-        self.num_lost = 0
+        self.lost: list[int] = []
         self.why = ""
         self._deadline = time.perf_counter() + _REPLAY_S
 
-    def bring_back(self, env: Any, position: Mapping[str, Any]) -> tuple[bool, Any, Begin | None]:
-        """Takes one environment to its position.
+    def bring_back(self, index: int, env: Any, position: Mapping[str, Any]) -> tuple[bool, Any, Any]:
+        """Takes environment number `index` to its position.
 
         Returns:
             Whether it arrived (else it must be reset), its last observation (None where it is not known), and
-            the reset that its way there began with.
+            the way there (see `_way`).
         """
-        kind, observation, begin = position["kind"], None, None
+        kind, observation, way = position["kind"], None, None
         why = "its episode is too long, or it is not known how it began" if kind == "unknown" else ""
         try:
+            way = self._way(position)
             if "state" in position:
                 _set_own_state(env, position)
             elif kind == "replay":
-                observation, why = self._replay(env, position)
-            if "actions" in position:
-                begin = Begin(0, position["random_before"], position["seed"], position["actions"])
+                observation, why = self._replay(env, way, position["digest"])
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         try:
-            set_random_state(env, position["random"])
+            self._set_random(env, position["random"])
         except Exception as error:
             why = why or f"its random state cannot be set ({type(error).__name__}: {error})"
         if not why:
-            return kind != "reset", observation, begin
-        self.num_lost += kind != "reset"
+            return kind != "reset", observation, way
+        if kind != "reset":
+            self.lost.append(index)
         self.why = why
         return False, None, None
 
-    def _replay(self, env: Any, position: Mapping[str, Any]) -> tuple[Any, str]:
-        set_random_state(env, position["random_before"])
-        observation, _ = env.reset(seed=position["seed"])
-        is_over = False
-        for number, action in enumerate(_single_actions(env.action_space, position["actions"])):
+    def _replay(self, env: Any, way: Any, digest: str) -> tuple[Any, str]:
+        self._set_random(env, way.random)
+        observation, is_over = None, False
+        for number, step in enumerate(self._steps(env, way)):
+            observation, is_over = step
             if number % 64 == 0 and time.perf_counter() > self._deadline:
                 return observation, f"the replays took more than {_REPLAY_S:g} s"
+        if is_over:
+            return observation, "the replay of its actions ended its episode"
+        if position_digest(observation, self._random(env)) != digest:
+            return observation, "the replay of its actions led to another observation"
+        return observation, ""
+
+    # What is another thing for other kinds of environments:
+
+    def _way(self, position: Mapping[str, Any]) -> Any:
+        """The reset that the way began with (`random`: the state of random numbers before it), and what followed.
+
+        None where that is not known.
+        """
+        if "actions" not in position:
+            return None
+        return Begin(0, position["random_before"], position["seed"], position["actions"])
+
+    def _steps(self, env: Any, way: Any) -> Iterator[tuple[Any, bool]]:
+        """Goes the way: (observation, whether the episode is over) of its reset and each step."""
+        observation, _ = env.reset(seed=way.seed)
+        is_over = False
+        yield observation, is_over
+        for action in _single_actions(env.action_space, way.actions):
             if is_over:
                 observation, _ = env.reset()
                 is_over = False
             else:
                 observation, _, terminated, truncated, _ = env.step(action)
                 is_over = bool(terminated or truncated)
-        if is_over:
-            return observation, "the replay of its actions ended its episode"
-        if _digest(observation, random_state(env)) != position["digest"]:
-            return observation, "the replay of its actions led to another observation"
-        return observation, ""
+            yield observation, is_over
+
+    def _random(self, env: Any) -> Any:
+        return random_state(env)
+
+    def _set_random(self, env: Any, state: Any) -> None:
+        set_random_state(env, state)
 
 
 def _single_actions(space: Any, actions: Any) -> Iterable[Any]:
@@ -274,8 +296,8 @@ def _single_actions(space: Any, actions: Any) -> Iterable[Any]:
     return iterate(batch_space(space, len(tree_leaves(actions)[0])), actions)
 
 
-def _digest(observation: Any, random: Any) -> str:
-    """Tells apart two observations, and the random states after them."""
+def position_digest(observation: Any, random: Any) -> str:
+    """Tells apart two last observations, and the random states after them."""
     digest = hashlib.sha256(json.dumps(random, sort_keys=True).encode())
     for leaf in _leaves(observation):
         array = np.asarray(leaf)
@@ -332,7 +354,8 @@ def _takes(env: Any, name: str, num_arguments: int) -> bool:
     return len(needed) == num_arguments + 1  # and self
 
 
-def _own_state(env: Any) -> dict[str, Any] | None:
+def own_state(env: Any) -> dict[str, Any] | None:
+    """What an environment's ``get_state()`` gives, part of its position; None where that does not help."""
     found = _layer_with_state(env)
     if found is None:
         return None
@@ -354,69 +377,3 @@ def _set_own_state(env: Any, position: Mapping[str, Any]) -> None:
     layer.set_state(from_plain(position["state"]))
     for limit, elapsed in zip(limits, position["elapsed"], strict=True):
         limit._elapsed_steps = elapsed
-
-
-# -- random states ------------------------------------------------------------------------------------
-
-
-def random_state(env: Any) -> dict[str, Any] | None:
-    """The state of an environment's ``np_random``, if it has used or was given one."""
-    generator = getattr(getattr(env, "unwrapped", env), "_np_random", None)
-    return None if generator is None else _plain_state(generator)
-
-
-def set_random_state(env: Any, state: Mapping[str, Any] | None) -> None:
-    """Give an environment's ``np_random`` this state.
-
-    Raises:
-        ValueError: The environment has another kind of generator.
-    """
-    if state is not None:
-        env.unwrapped.np_random.bit_generator.state = _numpy_state(state)
-
-
-def space_random_state(space: Any) -> list[Any]:
-    """The random states of a space and its parts."""
-    generator = getattr(space, "_np_random", None)
-    state = None if generator is None else _plain_state(generator)
-    return [state, *(space_random_state(part) for part in _parts(space))]
-
-
-def set_space_random_state(space: Any, state: Sequence[Any]) -> None:
-    """Give a space and its parts what `space_random_state` returned; another kind of space is left alone."""
-    parts = _parts(space)
-    if len(parts) != len(state) - 1:
-        return
-    if state[0] is not None:
-        space.np_random.bit_generator.state = _numpy_state(state[0])
-    for part, of_part in zip(parts, state[1:], strict=True):
-        set_space_random_state(part, of_part)
-
-
-def _parts(space: Any) -> list[Any]:
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.values())
-    return list(space.spaces) if isinstance(space, spaces.Tuple) else []
-
-
-def _plain_state(generator: Any) -> dict[str, Any]:
-    """A bit generator's state, arrays as lists, so that it compares and prints in one way."""
-    plain: dict[str, Any] = _without_arrays(generator.bit_generator.state)
-    return plain
-
-
-def _without_arrays(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_arrays(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return {"dtype": value.dtype.str, "values": value.tolist()}
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _numpy_state(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if value.keys() == {"dtype", "values"}:
-            array: NDArray[Any] = np.array(value["values"], value["dtype"])
-            return array
-        return {key: _numpy_state(item) for key, item in value.items()}
-    return value

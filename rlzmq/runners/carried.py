@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "by_env",
+    "check_sampler",
     "get_episode_sampler",
     "get_fused_sampler",
     "keep_actions",
@@ -75,7 +76,7 @@ def set_fused_sampler(sampler: FusedSampler, state: Mapping[str, Any], lost: Col
     Raises:
         ValueError: The state is another kind of sampler's, or of other sizes.
     """
-    _check(sampler, state, "fused", len(state["needs_reset"]))
+    check_sampler(sampler, state, "fused", len(state["needs_reset"]))
     sampler._ongoing = OngoingEpisodes.from_state(state["ongoing"], sampler.runner.new_episode_id)
     sampler._needs_reset = np.array(state["needs_reset"], np.bool_)
     sampler._num_previous = np.array(state["num_previous"], np.int64)
@@ -124,7 +125,7 @@ def get_episode_sampler(sampler: EpisodeSampler) -> dict[str, Any]:
 
 def set_episode_sampler(sampler: EpisodeSampler, state: Mapping[str, Any], lost: Collection[int]) -> None:
     """Go on from what `get_episode_sampler` gave; arguments and errors as of `set_fused_sampler`."""
-    _check(sampler, state, "episodes", len(state["episodes"]))
+    check_sampler(sampler, state, "episodes", len(state["episodes"]))
     now = time.perf_counter()
     sampler._episodes = [SingleAgentEpisode.from_state(episode) for episode in state["episodes"]]
     sampler._acting = [
@@ -149,7 +150,8 @@ def set_episode_sampler(sampler: EpisodeSampler, state: Mapping[str, Any], lost:
     sampler.has_episodes = True
 
 
-def _check(sampler: Any, state: Mapping[str, Any], kind: str, num_envs: int) -> None:
+def check_sampler(sampler: Any, state: Mapping[str, Any], kind: str, num_envs: int) -> None:
+    """Raises ValueError: the state is another kind of sampler's, or of other sizes."""
     found = (state["kind"], state["lookback"], num_envs)
     expected = (kind, sampler.lookback, sampler.num_envs)
     if found != expected:

@@ -137,8 +137,9 @@ class MultiAgentEnvRunner(SamplingRunner):
 
     def _recover_env(self, index: int, error: Exception) -> int | None:
         """The seed of the environment that replaces one that raised; raises if it is not to be replaced."""
-        actions = self.env.actions_since_reset[index]
-        way = WayThere.of_agents(self.env.last_seeds[index], actions)
+        came = self.env.ways[index]
+        actions = came.episode_actions
+        way = WayThere.of_agents(came.episode_seed, actions)
         self.count_env_failure(error, index, "step" if actions else "reset", way)
         return self.env_seed(index, self.num_env_failures)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.runners.ongoing import FinishedEpisodes
 
 __all__ = ["EpisodeTotals", "MultiAgentFinished"]
@@ -55,6 +56,23 @@ class EpisodeTotals:
         self.agent_returns: dict[Any, float] = {}
         self.module_ids: dict[Any, str] = {}
         self.started_s = time.perf_counter()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> EpisodeTotals:
+        """What `get_state` was called on; time that has passed since then is not counted."""
+        totals = cls()
+        totals.agent_returns = from_plain(state["agent_returns"])
+        totals.module_ids = from_plain(state["module_ids"])
+        totals.started_s -= state["age_s"]
+        return totals
+
+    def get_state(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "agent_returns": to_plain(self.agent_returns),
+            "module_ids": to_plain(self.module_ids),
+            "age_s": time.perf_counter() - self.started_s,
+        }
 
     def add(self, returns: Mapping[Any, float], module_ids: Mapping[Any, str]) -> None:
         """Takes in one chunk's returns by agent."""

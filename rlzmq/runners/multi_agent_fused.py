@@ -8,6 +8,7 @@ results are those of the MultiAgentSampler, number by number.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -15,11 +16,11 @@ import numpy as np
 
 from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER, ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
-from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
 from rlzmq.runners.module_step import ModuleStep, to_numpy
+from rlzmq.runners.multi_agent_carried import get_fused_sampler, set_fused_sampler
 from rlzmq.runners.multi_agent_collect import collect_batch
 from rlzmq.runners.multi_agent_finished import EpisodeTotals, MultiAgentFinished
 from rlzmq.runners.multi_agent_live import AgentRecord, LiveEpisode
@@ -62,7 +63,7 @@ class FusedMultiAgentSampler:
             stored if isinstance(stored, gym.spaces.Dict) else self._spaces[0],
             action_spaces,
         )
-        self._observer = Observer(env_to_module, self._spaces)
+        self._observer = Observer(env_to_module, action_spaces)
         self._device = env_to_module.device
         self._stores: dict[str, ModuleStore] = {}
         self._find_modules()
@@ -84,16 +85,8 @@ class FusedMultiAgentSampler:
         self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
         for live, own_observations, own_infos in zip(self._live, observations, infos, strict=True):
             live.begin(own_observations, own_infos)
-        self._check(observations)
         self._acting = self._observer.observe(self._live)
         self.has_episodes = True
-
-    def _check(self, observations: list[dict[Any, Any]]) -> None:
-        """Refuses observations, of each environment, that their agents' spaces forbid."""
-        observed = [
-            (live.id_, live.timeline.env_t, own) for live, own in zip(self._live, observations, strict=True)
-        ]
-        check_agents_observations(observed, self._spaces[0])
 
     def _find_modules(self) -> None:
         """A store for every module; modules may come and go between two fragments."""
@@ -106,9 +99,18 @@ class FusedMultiAgentSampler:
                 else:
                     store.set_module_step(module_step)
 
-    def _new_episode(self) -> LiveEpisode:
+    def _new_episode(self, id_: str | None = None) -> LiveEpisode:
         runner = self.runner
-        return LiveEpisode(runner.new_episode_id(), runner.mapping_fn, self._spaces, self._stores)
+        id_ = runner.new_episode_id() if id_ is None else id_
+        return LiveEpisode(id_, runner.mapping_fn, self._spaces, self._stores)
+
+    def get_state(self) -> dict[str, Any]:
+        """What the next fragment needs of those before, as plain values and arrays."""
+        return get_fused_sampler(self)
+
+    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
+        """Goes on from `get_state`'s output; see `multi_agent_carried.set_fused_sampler`."""
+        set_fused_sampler(self, state, lost)
 
     # -- one fragment --------------------------------------------------------------------------
 
@@ -149,11 +151,7 @@ class FusedMultiAgentSampler:
                 count.num_env_steps += 1
                 if live.is_done:
                     env.needs_reset[index] = True
-            try:
-                self._acting = self._observer.observe(self._live)
-            except Exception:
-                self._check(observations)  # then it is the environment's fault, which this says
-                raise
+            self._acting = self._observer.observe(self._live)
             timers.add(INFERENCE_TIMER, acted_s - start_s)
             timers.add(ENV_STEP_TIMER, stepped_s - acted_s)
             timers.add(ENV_TO_MODULE_TIMER, clock() - stepped_s)

@@ -7,6 +7,7 @@ all episodes -> callbacks. Works with any connector piece and callback.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +20,13 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_map
-from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.timeline import Pending
 from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
+from rlzmq.runners.multi_agent_carried import get_episode_sampler, set_episode_sampler
 from rlzmq.runners.multi_agent_finished import EpisodeTotals, MultiAgentFinished
 from rlzmq.runners.multi_agent_request import StepCount
 
@@ -69,7 +70,6 @@ class MultiAgentSampler:
         self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
         for index, episode in enumerate(self._episodes):
             episode.add_env_reset(observations=_copied(observations[index]), infos=infos[index])
-        self._check(observations)
         self._acting = list(self._episodes)
         self._to_module: dict[str, Any] | None = None
         self._templates: dict[str, dict[str, Any]] = {}  # module id -> output -> zeros of one item
@@ -100,6 +100,14 @@ class MultiAgentSampler:
                 rl_module=runner.module,
                 **more,
             )
+
+    def get_state(self) -> dict[str, Any]:
+        """What the next fragment needs of those before, as plain values and arrays."""
+        return get_episode_sampler(self)
+
+    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
+        """Goes on from `get_state`'s output; see `multi_agent_carried.set_episode_sampler`."""
+        set_episode_sampler(self, state, lost)
 
     # -- one fragment --------------------------------------------------------------------------
 
@@ -284,15 +292,6 @@ class MultiAgentSampler:
             count.num_env_steps += 1
             if count.counts_agent_steps:
                 count.num_agent_steps += episode.agent_steps() - num_before
-        self._check(observations)
-
-    def _check(self, observations: list[dict[Any, Any]]) -> None:
-        """Refuses observations, of each environment, that their agents' spaces forbid."""
-        observed = [
-            (episode.id_, episode.env_t, own)
-            for episode, own in zip(self._episodes, observations, strict=True)
-        ]
-        check_agents_observations(observed, self.runner.env.single_observation_spaces.spaces)
 
     def _restart_failed(self, index: int) -> None:
         """Env ``index`` was recreated: its episode ends truncated before this step."""

@@ -6,13 +6,14 @@ columns are gathered once, when the fragment is complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlzmq.core.frozen import freeze, thaw
 from rlzmq.core.tree import tree_flatten, tree_map, value_kind
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
@@ -115,6 +116,26 @@ class ModuleStore:
         self._acts: dict[str, GrowingColumn] = {}
         self.num_observations = 0
         self.num_acts = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """All rows, as plain values and arrays."""
+        observations, acts = range(self.num_observations), range(self.num_acts)
+        return {
+            "num_observations": len(observations),
+            "observations": freeze(self.observations(observations) if observations else None),
+            "num_acts": len(acts),
+            "acts": freeze(self.acts(acts)),
+            "templates": freeze(self.templates),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Holds the rows that `get_state` gave, and no others."""
+        self.clear()
+        self.templates = thaw(state["templates"])
+        if state["num_observations"]:
+            self.add_observations(thaw(state["observations"]), int(state["num_observations"]))
+        if state["num_acts"]:
+            self.add_acts(int(state["num_acts"]), thaw(state["acts"]))
 
     def add_observations(self, block: Any, num_rows: int) -> None:
         """Appends a block of observations, leaves ``[num_rows, ...]``."""

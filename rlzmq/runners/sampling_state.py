@@ -16,12 +16,14 @@ import torch
 
 from rlzmq.core.frozen import freeze, freeze_known, thaw
 from rlzmq.core.plain import NotPlainError
-from rlzmq.envs.positions import set_space_random_state, space_random_state
+from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
+from rlzmq.envs.random_states import set_space_random_state, space_random_state
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 
 __all__ = ["get_sampling_state", "set_sampling_state"]
 
 _log = logging.getLogger("rlzmq.runners")
+_WITH_POSITIONS = (LeanSyncVectorEnv, SyncVectorMultiAgentEnv)
 _COUNTERS = (
     "_needs_seed",
     "_num_env_steps_lifetime_base",
@@ -48,7 +50,7 @@ def get_sampling_state(runner: Any, *, with_episodes: bool = True) -> dict[str, 
             sampler_state = None
             _log.warning("Env runner %d: its episodes cannot be saved: %s", runner.worker_index, error)
     positions = None
-    if type(runner.env) is LeanSyncVectorEnv:
+    if type(runner.env) in _WITH_POSITIONS:
         positions = runner.env.get_positions(has_episodes=sampler_state is not None)
     return {
         "num_envs": runner.num_envs,
@@ -89,7 +91,7 @@ def set_sampling_state(runner: Any, state: Mapping[str, Any]) -> int:
 def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
     """Environments and sampler; how many of the environments begin new episodes."""
     positions, num_envs = state["envs"], int(runner.num_envs)
-    if positions is None or type(runner.env) is not LeanSyncVectorEnv or len(positions) != num_envs:
+    if positions is None or type(runner.env) not in _WITH_POSITIONS or len(positions) != num_envs:
         if runner._needs_seed:  # they were never reset before
             return 0
         # Other numbers than at the run's begin, and the same for all who restore this state.
@@ -103,12 +105,11 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
         )
         return num_envs
     replay = runner.env.set_positions(positions)
-    why, num_lost = replay.why, replay.num_lost
+    why, num_lost = replay.why, len(replay.lost)
     if state["sampler"] is not None:
         sampler = runner._choose_sampler()
-        lost = [i for i in range(num_envs) if runner.env.needs_reset(i) and positions[i]["kind"] != "reset"]
         try:
-            sampler.set_state(state["sampler"], lost)
+            sampler.set_state(state["sampler"], replay.lost)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             sampler.forget()
             why, num_lost = f"what the sampler held does not fit this config ({error})", num_envs
@@ -128,9 +129,7 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
 
 
 def _why_no_positions(runner: Any, positions: Any) -> str:
-    if type(runner.env) is not LeanSyncVectorEnv:
-        if runner.config.is_multi_agent:
-            return "where multi-agent environments are in theirs is not saved"
+    if type(runner.env) not in _WITH_POSITIONS:
         return f"gym_env_vectorize_mode={str(runner.config.gym_env_vectorize_mode)!r} cannot put them back"
     if positions is None:
         return "the state says nothing of where they were"

@@ -89,7 +89,9 @@ def state_of(algo: Any, module_id: str) -> dict[str, np.ndarray]:
 def policy_norm(state: dict[str, np.ndarray]) -> float:
     """A mark of the policy head's weights. (Not their sum: a softmax over two actions gives the two gradients of one
     size and opposite signs, Adam steps likewise, and the sum stays as it is but for rounding.)"""
-    return float(sum(np.square(value).sum() for name, value in sorted(state.items()) if name.startswith("pi")))
+    return float(
+        sum(np.square(value).sum() for name, value in sorted(state.items()) if name.startswith("pi"))
+    )
 
 
 def on_runners(algo: Any, module_id: str) -> list[float]:
