@@ -171,6 +171,6 @@ def test_attach_goes_on_from_what_a_run_was_resumed_from_until_it_has_a_checkpoi
         assert attached.poll() is None, attached.communicate()
     assert line.startswith("iter 3")
     attached.send_signal(signal.SIGTERM)
-    out, err = attached.communicate(timeout=30)
+    err = attached.communicate(timeout=30)[1]
     assert attached.returncode == 75, err
     assert latest_checkpoint("second") is not None
