@@ -1,0 +1,155 @@
+"""Who is let in to the broker, who may say what, and who is gone."""
+
+from __future__ import annotations
+
+import pytest
+from core_fakes import Bench, publication
+
+from rlzmq.protocol.events import Malformed, PeerLost, Send, Stop, Tick
+from rlzmq.protocol.messages import (
+    Config,
+    ConfigRequest,
+    Goodbye,
+    Notice,
+    Refused,
+    Rejected,
+    StatusRequest,
+    Weights,
+    Welcome,
+)
+
+
+def test_every_role_is_welcomed_with_an_incarnation():
+    bench = Bench()
+    bench.runner(incarnation=0)
+    (welcome,) = bench.sent("runner", Welcome)
+    assert (welcome.incarnation, welcome.broker_incarnation, welcome.hello_id) == (1, 5, 1)
+
+
+def test_a_repeated_hello_is_answered_and_changes_nothing():
+    bench = Bench()
+    bench.runner()
+    bench.hellos["runner"] = 0
+    bench.runner()
+    assert len(bench.sent("runner", Welcome)) == 1
+    assert len(bench.state.runners) == 1
+
+
+def test_a_new_process_of_a_name_fences_the_old_one():
+    bench = Bench()
+    bench.ready_run()
+    bench.runner(name="runner")
+    bench.hello("other", "runner", name="runner", num_envs=4)
+    assert bench.sent("other", Welcome)[0].incarnation == 2
+    assert bench.sent("runner", Refused)[0].reason == "fenced"
+    bench.fragment(steps=7)
+    assert bench.sent("runner", Rejected)[0].reason == "fenced"
+    bench.fragment(steps=7, seq=0)
+    assert bench.state.ledger.accounting.dropped == {"fenced": 7}
+    bench.runner()
+    assert bench.sent("runner", Refused)[0].reason == "fenced"
+
+
+def test_a_lower_incarnation_is_refused():
+    bench = Bench()
+    bench.runner(incarnation=3)
+    bench.hello("other", "runner", name="runner", num_envs=4, incarnation=3)
+    assert bench.sent("other", Refused)[0].reason == "fenced"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"run_id": "another"}, "run_id"),
+        ({"config_digest": "theirs"}, "config_digest"),
+        ({"spaces_digest": "theirs"}, "spaces_digest"),
+        ({"package_version": "0.0.1"}, "package_version"),
+        ({"num_envs": 0}, "num_envs"),
+        ({"uuid": "a\nb"}, "identity"),
+    ],
+)
+def test_peers_that_do_not_match_the_run_are_refused_with_both_values(fields, reason):
+    bench = Bench()
+    bench.driver(config_digest="ours", spaces_digest="ours", package_version="0.1.0")
+    bench.runner(**fields)
+    (refused,) = bench.sent("runner", Refused)
+    assert refused.reason == reason
+    assert bench.sent("driver", Notice)[0].event == "refused"
+    assert not bench.state.runners
+
+
+def test_roles_say_only_what_is_theirs():
+    bench = Bench()
+    bench.runner()
+    bench.send("runner", Weights(1, 5), (publication(5),))
+    assert bench.sent("runner", Rejected)[0].reason == "role"
+    assert bench.state.weights is None
+    assert bench.state.refused == {"role": 1}
+    bench.hello("alien", "pirate")
+    assert bench.sent("alien", Refused)[0].reason == "role"
+
+
+def test_strangers_are_asked_to_say_hello():
+    bench = Bench()
+    bench.send("nobody", StatusRequest())
+    assert bench.sent("nobody", Refused)[0].reason == "unknown_peer"
+    bench.send("nobody", Goodbye("x"))
+    assert bench.out == []
+
+
+def test_malformed_messages_are_counted_and_answered_to_those_we_know():
+    bench = Bench()
+    bench.driver()
+    bench.runner()
+    bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
+    assert bench.sent("runner", Rejected)[0].detail == "array 0: dtype 'O'"
+    assert bench.sent("driver", Notice)[0].event == "protocol_error"
+    bench.event(Malformed(b"nobody", "malformed", "x"))
+    assert bench.out == []
+    bench.event(Malformed(b"old-release", "version", "version 3, here 1"))
+    assert bench.sent("old-release", Refused)[0].detail == "version 3, here 1"
+    assert bench.state.refused == {"dtype": 1, "malformed": 1, "version": 1}
+
+
+def test_silent_peers_are_lost_and_their_leases_granted_anew():
+    bench = Bench(peer_timeout_s=4.0)
+    bench.ready_run(batch=4)
+    bench.runner("a")
+    assert len(bench.leases("a")) == 1
+    bench.now = 3.0
+    bench.hello("driver", "driver")
+    bench.learner()
+    bench.runner("b")
+    assert bench.leases("b") == []
+    bench.now = 4.5
+    bench.event(Tick())
+    assert len(bench.leases("b")) == 1
+    assert [n.event for n in bench.sent("driver", Notice)] == ["lost"]
+
+
+def test_notices_wait_for_the_driver():
+    bench = Bench()
+    bench.runner()
+    bench.driver()
+    assert [notice.event for notice in bench.sent("driver", Notice)] == ["joined", "joined"]
+
+
+def test_the_broker_stops_without_a_driver():
+    bench = Bench(driver_timeout_s=3.0)
+    bench.event(Tick())
+    assert not any(isinstance(item, Stop) for item in bench.out)
+    bench.driver()
+    bench.event(PeerLost(b"driver"))
+    bench.now = 3.0
+    bench.event(Tick())
+    assert any(isinstance(item, Stop) for item in bench.out)
+
+
+def test_the_configuration_is_given_to_whoever_asks_before_hello():
+    bench = Bench()
+    bench.send("new", ConfigRequest())
+    assert [item.message.reason for item in bench.out] == ["no_driver"]
+    bench.driver()
+    bench.send("driver", Config("run", "digest"), (b"the config",))
+    bench.send("new", ConfigRequest())
+    assert bench.out == [Send(b"new", Config("run", "digest", driver=1), (b"the config",))]

@@ -1,0 +1,324 @@
+"""The broker's leases: who samples how much, under which weights, and when it is somebody else's turn."""
+
+from __future__ import annotations
+
+import pytest
+from core_fakes import Bench
+
+from rlzmq.protocol.events import Malformed, Tick
+from rlzmq.protocol.messages import (
+    Accepted,
+    ConnectorState,
+    LearnerState,
+    LeaseReturned,
+    Notice,
+    Pause,
+    Refused,
+    Rejected,
+    Resume,
+    RunnerState,
+    ShardPlan,
+    UpdateReport,
+    Welcome,
+)
+
+
+def test_no_lease_before_weights_driver_and_connector_state_are_there():
+    bench = Bench()
+    bench.runner()
+    bench.learner()
+    bench.weights(0)
+    assert bench.leases() == []
+    bench.driver()
+    bench.open(connector_version=2)
+    assert bench.leases() == []
+    bench.send("driver", ConnectorState(1), (b"old",))
+    assert bench.leases() == []
+    bench.send("driver", ConnectorState(2), (b"merged",))
+    kinds = [type(item.message) for item in bench.out if item.peer == b"runner"]
+    assert kinds[0] is ConnectorState, "the state goes out before the lease that asks for it"
+    assert bench.leases()[0].connector_version == 2
+
+
+def test_leases_of_an_on_policy_update_name_exactly_its_version():
+    bench = Bench()
+    bench.ready_run(batch=40)
+    bench.runner()
+    assert [(lease.num_vector_steps, lease.exact, lease.weights_version) for lease in bench.leases()] == [
+        (5, True, 0),
+        (5, True, 0),
+    ]
+    bench.fragment(bench.leases()[0].lease_id, steps=20)
+    assert bench.leases() == []
+    bench.fragment(steps=18, lease_id=0)
+    assert bench.state.leases.leased_env_steps() == 20
+
+
+def test_what_autoreset_took_is_granted_again_exactly():
+    bench = Bench()
+    bench.ready_run(batch=40)
+    bench.runner()
+    first, second = bench.leases()
+    bench.fragment(first.lease_id, steps=15)
+    assert bench.leases() == [], "near the end nothing is granted ahead"
+    bench.fragment(second.lease_id, steps=20)
+    (rest,) = bench.leases()
+    assert rest.num_vector_steps == 2
+    assert rest.accepted == ((1, 1),), "the lease carries the acknowledgement"
+
+
+def test_a_runner_on_its_own_is_never_cut_short():
+    bench = Bench()
+    bench.ready_run(batch=400)
+    bench.runner()
+    for _ in range(5):
+        (lease, *_) = bench.leases()
+        bench.now += 1.0
+        bench.fragment(lease.lease_id, steps=lease.num_vector_steps * 4)
+        assert {lease.max_s for lease in bench.leases()} <= {0.0}
+
+
+def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
+    bench = Bench()
+    bench.ready_run(batch=1200)
+    seconds_per_step = {"fast": 0.005, "slow": 0.045}
+    for name in seconds_per_step:
+        bench.runner(name)
+    ends_at: dict[str, float] = {}
+    num_steps = dict.fromkeys(seconds_per_step, 0)
+    limits: list[float] = []
+    while True:
+        for name, pace in seconds_per_step.items():
+            leases = bench.state.leases.of_peer(f"uuid-{name}")
+            if leases and name not in ends_at:
+                ends_at[name] = bench.now + leases[0].num_env_steps * pace
+        if not ends_at:
+            break
+        name = min(ends_at, key=ends_at.__getitem__)
+        bench.now = ends_at.pop(name)
+        lease = bench.state.leases.of_peer(f"uuid-{name}")[0]
+        num_steps[name] += lease.num_env_steps
+        bench.fragment(lease.lease_id, steps=lease.num_env_steps, runner=name)
+        limits += [item.max_s / (item.num_vector_steps * 4) for item in bench.leases("slow") if item.max_s]
+    assert sum(num_steps.values()) == 1200
+    assert 80 <= num_steps["slow"] <= 160, "a tenth of it"
+    assert bench.now <= 6.3, "both end at about the same time; 5.4 s would be perfect"
+    assert limits == pytest.approx([2 * 0.045] * len(limits))
+    assert limits
+
+
+def test_what_a_slow_runner_left_of_its_lease_is_granted_to_others():
+    bench = Bench()
+    bench.ready_run(batch=80)
+    bench.runner("a")
+    bench.runner("b")
+    bench.now = 1.0
+    for lease in bench.state.leases.of_peer("uuid-b"):
+        bench.fragment(lease.lease_id, steps=20, runner="b")
+    assert bench.leases("b") == [], "a holds all that is left"
+    bench.fragment(bench.state.leases.of_peer("uuid-a")[0].lease_id, steps=4, runner="a")
+    (rest,) = bench.leases("b")
+    assert rest.num_vector_steps * 4 == 20 - 4
+
+
+def test_a_peer_that_keeps_sending_what_no_peer_sends_is_expelled_and_its_place_is_free():
+    bench = Bench()
+    bench.ready_run(batch=400)
+    bench.runner()
+    for _ in range(9):
+        bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
+        assert bench.sent("runner", Refused) == []
+    bench.runner()  # saying HELLO again wipes nothing out
+    bench.event(Malformed(b"runner", "dtype", "array 0: dtype 'O'"))
+    assert bench.sent("runner", Refused)[0].reason == "expelled"
+    assert bench.sent("driver", Notice)[-1].event == "expelled"
+    assert bench.state.leases.leased_env_steps() == 0, "its leases are free"
+    assert bench.fragment(steps=20) is not None
+    assert bench.sent("runner", Rejected)[0].reason == "fenced"
+    bench.runner()
+    assert bench.sent("runner", Refused)[0].reason == "fenced"
+    bench.runner(uuid="another", incarnation=0)
+    assert bench.sent("runner", Welcome)
+
+
+def test_the_driver_is_never_expelled():
+    bench = Bench()
+    bench.ready_run()
+    for _ in range(30):
+        bench.event(Malformed(b"driver", "dtype", "x"))
+    assert bench.state.driver is not None
+
+
+def test_runners_take_turns():
+    bench = Bench()
+    bench.ready_run(batch=60)
+    bench.runner("a")
+    assert len(bench.leases("a")) == 2
+    bench.runner("b")
+    (lease,) = bench.leases("b")
+    bench.fragment(lease.lease_id, steps=lease.num_vector_steps * 4, runner="b")
+    assert bench.leases("a") == [], "a holds two already"
+    assert [lease.accepted for lease in bench.leases("b")] + [
+        accepted.accepted for accepted in bench.sent("b", Accepted)
+    ] == [((0, 0),)]
+
+
+def test_expired_leases_go_to_someone_else_and_the_late_fragment_still_counts():
+    bench = Bench(peer_timeout_s=100.0)
+    bench.ready_run(batch=20, lease_timeout_s=3.0)
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.runner("b")
+    bench.now = 3.0
+    bench.event(Tick())
+    assert len(bench.leases("b")) == 1
+    assert bench.leases("a") == [], "a is suspect"
+    assert [notice.event for notice in bench.sent("driver", Notice)] == ["lease_expired"]
+    bench.fragment(lease.lease_id, steps=20, runner="a")
+    assert bench.sent("learner-0", ShardPlan)[0].num_env_steps == 20
+
+
+def test_a_lease_that_never_arrived_is_granted_anew():
+    bench = Bench(resend_s=2.0)
+    bench.ready_run(batch=4)
+    bench.runner()
+    bench.now = 2.0
+    state = RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0)
+    bench.send("runner", state)
+    assert len(bench.leases()) == 1
+
+
+def test_a_runner_without_progress_hangs():
+    bench = Bench(hung_after_s=2.0, peer_timeout_s=100.0)
+    bench.ready_run(batch=20)
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.runner("b")
+    for now in (1.0, 2.0, 3.1):
+        bench.now = now
+        bench.send("a", RunnerState(0, 0, (), (lease.lease_id,), True, 1, 0, -1, 7, 0))
+        if now == 2.0:
+            bench.event(Tick())
+            assert bench.leases("b") == []
+    bench.event(Tick())
+    assert "hung" in [notice.event for notice in bench.sent("driver", Notice)]
+    assert len(bench.leases("b")) == 1
+
+
+def test_a_runner_at_work_that_falls_silent_is_told_once():
+    bench = Bench(late_after_s=2.0)
+    bench.ready_run(batch=20)
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.runner("before its first samples")
+    bench.now = 0.5
+    bench.fragment(lease.lease_id, steps=4, runner="a")
+    told = []
+    for now in (2.4, 2.6, 2.7):
+        bench.now = now
+        bench.event(Tick())
+        told.append([notice.event for notice in bench.sent("driver", Notice)])
+    assert told == [[], ["silent"], []]
+
+
+def test_the_rank_that_the_other_waits_for_is_told():
+    bench = Bench(late_after_s=2.0)
+    bench.driver()
+    for rank in (0, 1):
+        bench.learner(rank, num_ranks=2)
+    told = []
+    for tenths in range(5, 40, 5):
+        bench.now = tenths / 10
+        for rank in (0, 1):
+            progress = min(tenths, 10 if rank else 11)
+            bench.send(f"learner-{rank}", LearnerState(1, int(tenths > 5), (0,), (0,), (1,), (2,), progress))
+        bench.event(Tick())
+        told += [(bench.now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
+    assert told == [(3.5, "hung", "learner-1")]
+
+
+def test_the_only_rank_hangs_by_its_own_pace():
+    bench = Bench(first_hung_after_s=100.0, peer_timeout_s=1000.0)
+    bench.driver()
+    bench.learner()
+    told = []
+    for now in range(1, 60):
+        bench.now = float(now)
+        bench.send("learner-0", LearnerState(1, 1, (1,), (0,), (1,), (2,), min(now, 10)))
+        bench.event(Tick())
+        told += [(bench.now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
+    assert told == [(40.0, "hung", "learner-0")], "thirty seconds after its last minibatch"
+
+
+def test_more_than_a_share_of_the_memory_is_not_taken_without_a_lease():
+    bench = Bench(window_bytes=1000, memory_bytes=1000, resent_bytes=500)
+    bench.driver()
+    bench.runner()
+    taken = 0
+    while not bench.sent("runner", Rejected):
+        bench.fragment(steps=1)
+        taken += 1
+        assert taken < 100
+    assert bench.sent("runner", Rejected)[0].reason == "overrun"
+    assert bench.state.ledger.num_bytes <= 1000
+    assert bench.state.ledger.accounting.dropped == {"rejected": 1}
+
+
+def test_a_returned_lease_is_granted_to_the_next():
+    bench = Bench()
+    bench.ready_run(batch=4)
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.send("b", LeaseReturned(lease.lease_id, "not its own"))
+    bench.runner("b")
+    assert bench.leases("b") == []
+    bench.send("a", LeaseReturned(lease.lease_id, "leaving"))
+    assert len(bench.leases("b")) == 1
+
+
+def test_pause_and_resume():
+    bench = Bench()
+    bench.ready_run()
+    bench.send("driver", Pause())
+    bench.runner()
+    assert bench.leases() == []
+    bench.send("driver", Resume())
+    assert len(bench.leases()) == 2
+
+
+def test_staleness_lets_runners_run_ahead_by_its_slots_only():
+    bench = Bench(max_leases_per_runner=100)
+    bench.ready_run(batch=40, staleness=2, max_policy_lag=2)
+    bench.runner()
+    assert sum(lease.num_vector_steps for lease in bench.leases()) * 4 == 120
+    assert not any(lease.exact for lease in bench.leases())
+
+
+def test_a_slot_is_held_until_the_new_weights_are_out():
+    bench = Bench(max_leases_per_runner=100)
+    bench.ready_run(batch=20, staleness=1, max_policy_lag=1)
+    bench.runner()
+    leases = bench.leases()
+    assert len(leases) == 2
+    bench.fragment(leases[0].lease_id, steps=20)
+    assert bench.leases() == []
+    plan = bench.make_ready()
+    bench.done(plan)
+    assert bench.sent("driver", UpdateReport)
+    assert bench.leases() == [], "trained, but version 1 is not published"
+    bench.weights(1)
+    assert [lease.weights_version for lease in bench.leases()] == [1]
+
+
+def test_the_window_stops_running_ahead_but_never_starves_the_batch():
+    bench = Bench(max_leases_per_runner=100, window_bytes=1)
+    bench.ready_run(batch=40, staleness=3, max_policy_lag=3)
+    bench.runner()
+    leases = bench.leases()
+    for lease in leases[:1]:
+        bench.fragment(lease.lease_id, steps=20)
+    assert sum(lease.num_vector_steps * 4 for lease in leases) >= 40
+    held = bench.state.leases.leased_env_steps()
+    assert held >= 20
+    bench.fragment(leases[1].lease_id, steps=20)
+    assert bench.leases() == []

@@ -1,0 +1,298 @@
+"""The broker's updates: exact batches, delivered, trained once, reported; also when ranks die."""
+
+from __future__ import annotations
+
+from core_fakes import Bench
+
+from rlzmq.protocol.driver_core import parse_report
+from rlzmq.protocol.events import Quarantine, Tick
+from rlzmq.protocol.messages import (
+    Accepted,
+    BrokerBeat,
+    Committed,
+    DriverState,
+    LearnerState,
+    Notice,
+    Refused,
+    Rejected,
+    Reset,
+    Shard,
+    ShardPlan,
+    ShardReady,
+    ShardRefused,
+    Train,
+    UpdateCommitted,
+    UpdateReport,
+    Welcome,
+)
+from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.values import unpack_blob
+
+
+def test_ranks_get_exactly_their_steps_and_the_frames_untouched():
+    bench = Bench()
+    bench.ready_run(num_ranks=2, batch=30)
+    bench.runner()
+    bench.fragment(bench.leases()[0].lease_id, steps=20)
+    bench.fragment(bench.leases()[0].lease_id, steps=12, batch={"columns": ["obs"]})
+    shards = {
+        rank: [
+            (item.message, item.payload)
+            for item in bench.out
+            if isinstance(item.message, Shard) and item.peer == b"learner-%d" % rank
+        ]
+        for rank in (0, 1)
+    }
+    summary = {
+        rank: [(s.fragment.seq, s.first, s.num_steps) for s, _ in items] for rank, items in shards.items()
+    }
+    assert summary == {0: [(0, 0, 15)], 1: [(0, 15, 5), (1, 0, 10)]}
+    entries = bench.state.ledger.entries
+    for items in shards.values():
+        for shard, payload in items:
+            assert payload is entries[shard.fragment].frames
+    assert [plan.num_env_steps for rank in (0, 1) for plan in bench.sent(f"learner-{rank}", ShardPlan)] == [
+        15,
+        15,
+    ]
+
+
+def test_train_is_sent_when_every_rank_is_ready_and_commit_when_every_rank_is_done():
+    bench = Bench()
+    bench.ready_run(num_ranks=2, batch=30)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.fragment(steps=12)
+    out = bench.out
+    plan = bench.make_ready(0)
+    assert bench.sent("learner-0", Train) == []
+    bench.out = out
+    bench.make_ready(1)
+    assert len(bench.sent("learner-0", Train)) == len(bench.sent("learner-1", Train)) == 1
+    bench.done(plan, 0, 2)
+    assert bench.sent("driver", UpdateReport) == []
+    bench.done(plan, 1, 2)
+    (sent,) = [item for item in bench.out if isinstance(item.message, UpdateReport)]
+    report = parse_report(sent.message, sent.payload)
+    assert report.report.accounting == {"sampled": 32, "trained": 30, "pending": 0}
+    assert report.report.dropped == {"surplus": 2}
+    assert [(f.seq, steps, unpack_blob(meta)) for f, steps, meta in report.fragments] == [
+        (0, 20, {"seq": 0}),
+        (1, 12, {"seq": 1}),
+    ]
+    assert [bytes(result) for result in report.results] == [b"results", b"results"]
+    assert report.watermarks == {("uuid-runner", 1): 2}
+    assert bench.sent("runner", Committed) == [], "until the driver has the report"
+    bench.send("driver", DriverState(-1, 1))
+    assert bench.sent("runner", Committed)[0].watermark == 2
+
+
+def test_the_surplus_is_carried_to_the_next_update_when_staleness_allows():
+    bench = Bench()
+    bench.ready_run(batch=15, staleness=1, max_policy_lag=1)
+    bench.open(1, batch=15, staleness=1, max_policy_lag=1)
+    bench.runner()
+    bench.fragment(steps=20)
+    plan = bench.make_ready()
+    bench.done(plan)
+    assert bench.sent("runner", Committed) == [], "five steps of it are still to be trained"
+    bench.fragment(steps=10)
+    assert [(s.fragment.seq, s.first, s.num_steps) for s in bench.sent("learner-0", Shard)] == [
+        (0, 15, 5),
+        (1, 0, 10),
+    ]
+
+
+def test_data_older_than_the_lag_is_dropped_and_counted():
+    bench = Bench()
+    bench.driver(next_update=5)
+    bench.learner(next_update=5)
+    bench.weights(5)
+    bench.open(5, batch=20, staleness=1, max_policy_lag=1)
+    bench.runner()
+    bench.fragment(steps=20, version=3)
+    assert bench.state.ledger.accounting.dropped == {"stale": 20}
+    bench.fragment(steps=20, version=4)
+    assert len(bench.sent("learner-0", ShardPlan)) == 1
+
+
+def test_a_duplicate_is_acknowledged_again_but_counted_once():
+    bench = Bench()
+    bench.ready_run(batch=40)
+    bench.runner()
+    bench.fragment(steps=20, seq=0)
+    bench.fragment(steps=20, seq=0)
+    assert bench.sent("runner", Accepted)[0].accepted == ((0, 0),)
+    assert bench.state.ledger.accounting.sampled == 20
+    assert bench.state.ledger.accounting.num_duplicates == 1
+
+
+def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
+    bench = Bench()
+    bench.ready_run(batch=40)
+    bench.runner()
+    bench.fragment(bench.leases()[0].lease_id, steps=41)
+    assert bench.sent("runner", Rejected)[0].reason == "rejected"
+    assert bench.sent("driver", Notice)[0].event == "bad_fragment"
+
+
+def test_a_refused_fragment_is_dropped_quarantined_and_the_batch_planned_anew():
+    bench = Bench()
+    bench.ready_run(batch=20, staleness=1, max_policy_lag=1)
+    bench.runner()
+    bench.fragment(steps=10)
+    bench.fragment(steps=10)
+    (plan,) = bench.sent("learner-0", ShardPlan)
+    bad = FragmentId("uuid-runner", 1, 0)
+    bench.send("learner-0", ShardRefused(0, plan.attempt, 1, bad, "not_finite", "obs has NaN"))
+    (item,) = [item for item in bench.out if isinstance(item, Quarantine)]
+    assert item.fragment == bad
+    assert bench.state.ledger.accounting.dropped == {"rejected": 10}
+    bench.fragment(steps=10)
+    (again,) = bench.sent("learner-0", ShardPlan)
+    assert again.attempt > plan.attempt
+    bench.send("learner-0", ShardReady(0, plan.attempt, 1, 0))
+    assert bench.sent("learner-0", Train) == [], "READY of the void attempt"
+
+
+def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.done(bench.make_ready(), trained=False)
+    (report,) = bench.sent("driver", UpdateReport)
+    assert not report.trained
+    assert report.dropped == {"skipped": 20}
+
+
+def test_a_rebuilt_group_gets_the_untrained_update_again():
+    bench = Bench()
+    bench.ready_run(num_ranks=2, batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    out = bench.out
+    plan = bench.make_ready(0)
+    bench.out = out
+    bench.make_ready(1)
+    bench.learner(0, 1, generation=2)
+    (again,) = bench.sent("learner-0", ShardPlan)
+    assert (again.generation, again.num_env_steps) == (2, 20), "one rank left: the whole batch is its share"
+    assert again.attempt > plan.attempt
+    bench.done(plan, 0, 2)
+    assert bench.sent("driver", UpdateReport) == [], "of the generation that is over"
+
+
+def test_an_update_that_the_rebuilt_group_has_trained_is_committed():
+    bench = Bench()
+    bench.ready_run(num_ranks=2, batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    out = bench.out
+    plan = bench.make_ready(0)
+    bench.out = out
+    bench.make_ready(1)
+    bench.done(plan, 0, 2)
+    bench.learner(0, 1, generation=2, next_update=1)
+    assert bench.sent("driver", UpdateReport)[0].update_id == 0
+
+
+def test_a_fragment_that_kills_three_times_is_quarantined():
+    bench = Bench(death_limit=3)
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    for generation in (2, 3, 4):
+        bench.make_ready()
+        bench.learner(generation=generation, uuid=f"process-{generation}")
+    assert [item.fragment.seq for item in bench.out if isinstance(item, Quarantine)] == [0]
+    assert bench.state.ledger.accounting.dropped == {"quarantined": 20}
+    assert bench.sent("learner-0", ShardPlan) == []
+
+
+def test_only_the_dead_ranks_fragments_are_blamed():
+    bench = Bench(death_limit=1)
+    bench.ready_run(num_ranks=2, batch=40)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.fragment(steps=20)
+    out = bench.out
+    bench.make_ready(0)
+    bench.out = out
+    bench.make_ready(1)
+    bench.learner(0, 2, generation=2)
+    bench.learner(1, 2, generation=2, uuid="replacement")
+    assert [item.fragment.seq for item in bench.out if isinstance(item, Quarantine)] == [1]
+
+
+def test_what_a_learner_lacks_is_sent_again():
+    bench = Bench(resend_s=2.0)
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    (plan,) = bench.sent("learner-0", ShardPlan)
+    bench.now = 2.0
+    bench.send("learner-0", LearnerState(1, 0, (), (), (), (), 0))
+    assert bench.sent("learner-0", ShardPlan) == [plan]
+    assert len(bench.sent("learner-0", Shard)) == 1
+    bench.send("learner-0", ShardReady(0, plan.attempt, 1, 0))
+    bench.send("learner-0", ShardReady(0, plan.attempt, 1, 0))
+    assert len(bench.sent("learner-0", Train)) == 1, "its TRAIN was lost"
+
+
+def test_learners_may_forget_what_driver_and_runners_have():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.done(bench.make_ready())
+    assert bench.sent("learner-0", UpdateCommitted) == []
+    bench.send("driver", DriverState(-1, 1))
+    assert len(bench.sent("learner-0", UpdateCommitted)) == 1
+
+
+def test_reports_are_repeated_until_the_driver_has_them():
+    bench = Bench(resend_s=2.0, heartbeat_s=1.0)
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.done(bench.make_ready())
+    bench.now = 2.0
+    bench.event(Tick())
+    assert len(bench.sent("driver", UpdateReport)) == 1
+    bench.send("driver", DriverState(-1, 1))
+    bench.now = 5.0
+    bench.event(Tick())
+    assert bench.sent("driver", UpdateReport) == []
+    assert len(bench.sent("runner", BrokerBeat)) == 1
+
+
+def test_a_reset_drops_the_old_lineage():
+    bench = Bench()
+    bench.ready_run(batch=40)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.send("driver", Reset(7, 0))
+    assert bench.state.ledger.accounting.dropped == {"rolled_back": 20}
+    assert (bench.state.leases.leases, bench.state.open, bench.state.weights) == ({}, {}, None)
+    bench.fragment(steps=20)
+    assert bench.state.ledger.accounting.dropped == {"rolled_back": 40}
+    bench.learner(generation=6)
+    assert bench.sent("learner-0", Refused)[0].reason == "fenced"
+    bench.learner(generation=7)
+    assert len(bench.sent("learner-0", Welcome)) == 1
+
+
+def test_learners_of_a_new_lineage_get_nothing_before_its_reset():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20, seq=0)  # its update is planned for learners that die
+    bench.learner(generation=7, lineage=7)
+    assert bench.sent("learner-0", ShardPlan) == []
+    bench.send("driver", Reset(7, 0))
+    bench.open(batch=20, min_generation=7)
+    bench.fragment(steps=20, seq=1, generation=7)
+    (plan,) = bench.sent("learner-0", ShardPlan)
+    assert plan.generation == 7
+    assert bench.state.ledger.accounting.dropped == {"rolled_back": 20}
