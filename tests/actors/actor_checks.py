@@ -7,8 +7,8 @@ import time
 import psutil
 
 
-def is_gone(process: psutil.Process, within_s: float = 1.0) -> bool:
-    """Whether it ended within this time; a zombie has ended, its new parent is only slow to notice."""
+def is_gone(process: psutil.Process, within_s: float = 10.0) -> bool:
+    """Whether it ends within this time; a zombie has ended, its new parent is only slow to notice."""
     end = time.monotonic() + within_s
     while True:
         try:

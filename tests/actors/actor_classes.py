@@ -31,6 +31,7 @@ class Recorder:
             raise fail
         self.total = start
         self.events: list[str] = []
+        self.is_released = threading.Event()
 
     def add(self, number: int, *, times: int = 1) -> int:
         self.total += number * times
@@ -69,6 +70,15 @@ class Recorder:
         self.events.append(f"sleep {seconds}")
         time.sleep(seconds)
         return "slept"
+
+    def block(self) -> str:
+        """Blocks the actor's thread until it is released."""
+        self.events.append("block")
+        self.is_released.wait()
+        return "released"
+
+    async def release(self) -> None:
+        self.is_released.set()
 
     async def wait(self, seconds: float) -> str:
         try:

@@ -15,16 +15,6 @@ from actor_checks import is_gone
 from rlzmq.actors import forkserver
 
 
-@pytest.fixture(scope="session", autouse=True)
-def fork_server() -> Iterator[None]:
-    """One warm server for all tests, ended with them: its process must be gone."""
-    forkserver.prestart()
-    yield
-    pid = forkserver.get_fork_server().pid
-    forkserver.shutdown()
-    assert not psutil.pid_exists(pid)
-
-
 @pytest.fixture(autouse=True)
 def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where run directories of this test are made; empty again at its end."""

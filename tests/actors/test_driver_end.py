@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -137,14 +138,16 @@ time.sleep(60)
 def test_prestart_returns_at_once_and_leaves_torch_alone() -> None:
     script = """
 import sys, time
+from pathlib import Path
 start = time.perf_counter()
 from rlzmq.actors import forkserver
 forkserver.prestart()
+seconds = time.perf_counter() - start
 assert "torch" not in sys.modules and "numpy" not in sys.modules
-print(time.perf_counter() - start)
+is_warm = "libtorch" in Path(f"/proc/{forkserver.get_fork_server().pid}/maps").read_text()
+assert seconds < 1.0 or not is_warm, seconds  # about 0.05 s on an idle machine
 """
-    seconds = float(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
-    assert seconds < 1.0  # about 0.05 s on an idle machine
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_sync_driver_may_forget_to_stop(runtime_dir: Path) -> None:
@@ -173,9 +176,9 @@ def test_a_driver_in_a_terminal_gets_ctrl_c_alone(runtime_dir: Path) -> None:
 
 def assert_nothing_left(pids: list[int], runtime_dir: Path) -> None:
     assert pids
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + 10.0  # 0.1 s on an idle machine
     for pid in pids:
-        if psutil.pid_exists(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
             assert is_gone(psutil.Process(pid), max(0.0, end - time.monotonic())), pid
     while list(runtime_dir.iterdir()) and time.monotonic() < end:
         time.sleep(0.002)

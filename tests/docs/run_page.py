@@ -1,14 +1,20 @@
-"""Runs the Python blocks of one page in order, in one namespace, as the script ``__main__``, on small settings.
+"""Runs the Python blocks of pages on small settings: each page in order, in one namespace, as a script ``__main__``.
 
-Usage: ``python run_page.py PAGE``. Blocks with ``await`` or ``async for`` at the top are run on an event loop.
+Usage: ``python run_page.py MODULE…``; the modules are for the fork server. One page a line comes by stdin, as a JSON
+list of its path and the directory to run it in; for each one a line goes to stdout: a JSON text, empty or what was
+raised. Blocks with ``await`` or ``async for`` at the top are run on an event loop.
 """
 
-import ast as _ast
-import asyncio as _asyncio
-import inspect as _inspect
-import re as _re
-import sys as _sys
-from pathlib import Path as _Path
+import ast
+import asyncio
+import inspect
+import json
+import os
+import re
+import sys
+import traceback
+import types
+from pathlib import Path
 
 _MAX_BATCH = 256
 _MAX_RESULTS = 2
@@ -42,16 +48,38 @@ def _make_small() -> None:
 
 
 def _run(page: str) -> None:
-    text = _Path(page).read_text(encoding="utf-8")
-    for match in _re.finditer(r"^```python\n(.*?)^```", text, _re.DOTALL | _re.MULTILINE):
+    script = sys.modules["__main__"] = types.ModuleType("__main__")
+    _SCRIPTS.append(script)
+    text = Path(page).read_text(encoding="utf-8")
+    for match in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         line = text[: match.start()].count("\n") + 1
-        tree = _ast.parse("\n" * line + match[1], page)
-        code = compile(tree, page, "exec", flags=_ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        if code.co_flags & _inspect.CO_COROUTINE:
-            _asyncio.run(eval(code, globals()))
+        tree = ast.parse("\n" * line + match[1], page)
+        code = compile(tree, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        if code.co_flags & inspect.CO_COROUTINE:
+            asyncio.run(eval(code, script.__dict__))
         else:
-            exec(code, globals())
+            exec(code, script.__dict__)
 
 
-_make_small()
-_run(_sys.argv[1])
+_SCRIPTS: list[types.ModuleType] = []  # classes of a page live as long as the process, as a script's do
+
+
+def _main() -> None:
+    from rlzmq.actors import forkserver
+
+    forkserver.prestart(sys.argv[1:])
+    _make_small()
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what a page prints is no answer
+        for order in sys.stdin:
+            page, directory = json.loads(order)
+            os.chdir(directory)
+            try:
+                _run(page)
+                raised = ""
+            except BaseException:
+                raised = traceback.format_exc()
+            print(json.dumps(raised), file=answers, flush=True)
+
+
+_main()

@@ -1,18 +1,22 @@
-"""Every Python block of README.md and docs/*.md runs, page by page, as a script of its own."""
+"""Every Python block of README.md and docs/*.md runs, each page in a namespace of its own, as a script."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from rlzmq import PPOConfig
 from rlzmq.envs.examples import MultiAgentCartPole
+from tests.support.warm import WARM
 
 ROOT = Path(__file__).parents[2]
 RUN_PAGE = Path(__file__).with_name("run_page.py")
@@ -24,21 +28,57 @@ def has_code(page: Path) -> bool:
     return re.search(r"^```python$", page.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
+class Pages:
+    """A process that runs pages one after the other, so that torch and the fork server are there once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._said = directory / "said"
+        with self._said.open("a") as said:
+            self._start(directory, said)
+
+    def _start(self, directory: Path, said: IO[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error::DeprecationWarning:rlzmq", str(RUN_PAGE), *WARM],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+            env={**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def run(self, page: Path, directory: Path, timeout_s: float = 100.0) -> None:
+        """Run the page in the directory; what it raises fails the test."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        num_said = len(self._said.read_text())
+        self._process.stdin.write(json.dumps([str(page), str(directory)]) + "\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        answer = self._process.stdout.readline() if ready else ""
+        said = self._said.read_text()[num_said:]
+        assert answer, f"{page.name}: {'the process ended' if ready else 'it takes too long'}\n{said}"
+        assert json.loads(answer) == "", f"{page.name}:\n{said}\n{json.loads(answer)}"
+
+    def close(self) -> None:
+        """Let it end by itself; after a page that takes too long, kill it."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    pages = Pages(tmp_path_factory.mktemp("pages"))
+    yield pages
+    pages.close()
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if has_code(page) and page.name not in ELSEWHERE], ids=lambda p: p.name
 )
-def test_the_pages_code_runs(page: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:rlzmq", str(RUN_PAGE), str(page)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, f"{page.name}:\n{done.stdout}\n{done.stderr}"
+def test_the_pages_code_runs(page: Path, tmp_path: Path, pages: Pages) -> None:
+    pages.run(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
