@@ -9,14 +9,18 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.errors import ConfigurationError, EnvironmentError_
+from rlzmq.core.errors import ConfigurationError, EnvironmentError_, MultiAgentEnvError
 from rlzmq.envs.agents_way import AgentsReplay, AgentsWay, agents_position
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
 from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
+from rlzmq.episodes.step_dicts import as_flag
 
 __all__ = ["SyncVectorMultiAgentEnv", "make_multi_agent_vec"]
 
 Recover = Callable[[int, Exception], int | None]
+
+_RESET_PARTS = ("observations", "infos")
+_STEP_PARTS = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
 class SyncVectorMultiAgentEnv:
@@ -139,7 +143,9 @@ class SyncVectorMultiAgentEnv:
                     observations, infos = self._recovered(index, error)
                     row = (observations, {}, {}, {}, infos)
                 else:
-                    self.needs_reset[index] = bool(row[2].get("__all__") or row[3].get("__all__"))
+                    if not _has_form(row):
+                        row = self._checked(index, row, "step", _STEP_PARTS)
+                    self.needs_reset[index] = _says_over(row[2]) or _says_over(row[3])
             for values, value in zip(results, row, strict=True):
                 values.append(value)
         self._latest_observations = results[0]
@@ -175,10 +181,24 @@ class SyncVectorMultiAgentEnv:
     ) -> tuple[AgentDict, AgentDict]:
         self.ways[index].note_reset(self.envs[index], seed, is_known=not options)
         try:
-            observations, infos = self.envs[index].reset(seed=seed, options=options)
+            row = self.envs[index].reset(seed=seed, options=options)
         except Exception as error:
             return self._recovered(index, error)
-        return observations, infos or {}
+        return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
+
+    def _checked(self, index: int, row: Any, method: str, names: tuple[str, ...]) -> Any:
+        """What an environment returned, once it has the right form; infos may be left out (None)."""
+        where = f"Environment {index} of {self.num_envs}: {method}() returned"
+        if not isinstance(row, (tuple, list)) or len(row) != len(names):
+            got = f"{len(row)}" if isinstance(row, (tuple, list)) else f"{type(row).__name__} {row!r:.80}"
+            raise MultiAgentEnvError(f"{where} {got}, expected {len(names)} values ({', '.join(names)}).")
+        row = (*row[:-1], {} if row[-1] is None else row[-1])
+        for name, part in zip(names, row, strict=True):
+            if not isinstance(part, Mapping):
+                raise MultiAgentEnvError(
+                    f"{where} {name} that are no dict by agent id, but {type(part).__name__} {part!r:.80}."
+                )
+        return row
 
     def _recovered(self, index: int, error: Exception) -> tuple[AgentDict, AgentDict]:
         """The first observations of a new environment in place of one that raised."""
@@ -200,16 +220,35 @@ class SyncVectorMultiAgentEnv:
             try:
                 self.ways[index].note_reset(self.envs[index], seed, is_known=seed is not None)
                 self.envs[index] = self._creators[index]()
-                observations, infos = self.envs[index].reset(seed=seed, options=None)
+                row = self.envs[index].reset(seed=seed, options=None)
             except Exception as again:
                 attempt = again
                 continue
-            return observations, infos or {}
+            return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Closes all environments."""
         for env in self.envs:
             env.close()
+
+
+def _has_form(row: Any) -> bool:
+    """Whether these are five dicts, at first sight."""
+    if type(row) is not tuple or len(row) != 5:
+        return False
+    a, b, c, d, e = row
+    return type(a) is type(b) is type(c) is type(d) is type(e) is dict
+
+
+def _says_over(flags: Mapping[Any, Any]) -> bool:
+    """Whether the episode is over; a flag that is none is for the episode to refuse, which says whose it is."""
+    flag = flags.get("__all__")
+    if flag is None or flag is False or flag is True:
+        return flag is True
+    try:
+        return as_flag(flag)
+    except ValueError:
+        return False
 
 
 def make_multi_agent_vec(

@@ -14,7 +14,10 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import EnvironmentError_
+from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.positions import Replay, StepHistory, env_position
+from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
+from rlzmq.episodes.step_dicts import as_flag
 
 __all__ = ["LeanSyncVectorEnv", "SparseStep"]
 
@@ -104,7 +107,8 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             non-empty infos by environment index.
 
         Raises:
-            EnvironmentError_: An environment raised and ``recover`` is None.
+            EnvironmentError_: An environment raised, or gave a reward that is not one number or a flag that
+                is none, and ``recover`` is None; or an observation has another form than its space.
         """
         items: Iterable[Any] = actions if self._iterates_as_array else iterate(self.action_space, actions)
         if self._iterates_as_array and len(actions) != self.num_envs:
@@ -134,10 +138,11 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                         needs_reset[index] = terminated[index] = truncated[index] = False
                         rewards[index] = 0.0
                     else:
-                        latest[index], rewards[index], is_terminated, is_truncated, info = env.step(action)
+                        latest[index], reward, is_terminated, is_truncated, info = env.step(action)
+                        rewards[index] = reward if type(reward) in REWARD_TYPES else as_reward(reward)
                         if is_terminated or is_truncated:
-                            terminated[index] = is_terminated
-                            truncated[index] = is_truncated
+                            terminated[index] = as_flag(is_terminated)
+                            truncated[index] = as_flag(is_truncated)
                             needs_reset[index] = True
                     if info:
                         infos[index] = info
@@ -234,13 +239,23 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     # -- inside --------------------------------------------------------------------------------
 
     def _gather(self) -> Any:
-        if self._flat_buffer is not None:
-            np.concatenate(self._latest_obs, out=self._flat_buffer)
-        elif isinstance(self._buffer, np.ndarray):
+        try:
+            if self._flat_buffer is not None:
+                np.concatenate(self._latest_obs, out=self._flat_buffer)
+            elif isinstance(self._buffer, np.ndarray):
+                for index, observation in enumerate(self._latest_obs):
+                    self._buffer[index] = observation
+            else:
+                self._buffer = concatenate(self.single_observation_space, self._latest_obs, self._buffer)
+        except Exception as error:
             for index, observation in enumerate(self._latest_obs):
-                self._buffer[index] = observation
-        else:
-            self._buffer = concatenate(self.single_observation_space, self._latest_obs, self._buffer)
+                problem = misfit(self.single_observation_space, observation, "an observation")
+                if problem:
+                    raise EnvironmentError_(
+                        f"Environment {index} of {self.num_envs}: {problem}. Correct the environment's "
+                        "observation_space, or what it returns."
+                    ) from error
+            raise
         return self._buffer
 
     def _recovered(self, index: int, error: Exception) -> tuple[Any, dict[str, Any]]:

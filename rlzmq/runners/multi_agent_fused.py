@@ -16,6 +16,7 @@ import numpy as np
 
 from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER, ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
@@ -63,7 +64,7 @@ class FusedMultiAgentSampler:
             stored if isinstance(stored, gym.spaces.Dict) else self._spaces[0],
             action_spaces,
         )
-        self._observer = Observer(env_to_module, action_spaces)
+        self._observer = Observer(env_to_module, self._spaces)
         self._device = env_to_module.device
         self._stores: dict[str, ModuleStore] = {}
         self._find_modules()
@@ -85,8 +86,16 @@ class FusedMultiAgentSampler:
         self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
         for live, own_observations, own_infos in zip(self._live, observations, infos, strict=True):
             live.begin(own_observations, own_infos)
+        self._check(observations)
         self._acting = self._observer.observe(self._live)
         self.has_episodes = True
+
+    def _check(self, observations: list[dict[Any, Any]]) -> None:
+        """Refuses observations, of each environment, that their agents' spaces forbid."""
+        observed = [
+            (live.id_, live.timeline.env_t, own) for live, own in zip(self._live, observations, strict=True)
+        ]
+        check_agents_observations(observed, self._spaces[0])
 
     def _find_modules(self) -> None:
         """A store for every module; modules may come and go between two fragments."""
@@ -151,7 +160,11 @@ class FusedMultiAgentSampler:
                 count.num_env_steps += 1
                 if live.is_done:
                     env.needs_reset[index] = True
-            self._acting = self._observer.observe(self._live)
+            try:
+                self._acting = self._observer.observe(self._live)
+            except Exception:
+                self._check(observations)  # then it is the environment's fault, which this says
+                raise
             timers.add(INFERENCE_TIMER, acted_s - start_s)
             timers.add(ENV_STEP_TIMER, stepped_s - acted_s)
             timers.add(ENV_TO_MODULE_TIMER, clock() - stepped_s)

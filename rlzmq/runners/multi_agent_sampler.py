@@ -20,6 +20,7 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_map
+from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
@@ -70,6 +71,7 @@ class MultiAgentSampler:
         self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
         for index, episode in enumerate(self._episodes):
             episode.add_env_reset(observations=_copied(observations[index]), infos=infos[index])
+        self._check(observations)
         self._acting = list(self._episodes)
         self._to_module: dict[str, Any] | None = None
         self._templates: dict[str, dict[str, Any]] = {}  # module id -> output -> zeros of one item
@@ -292,6 +294,15 @@ class MultiAgentSampler:
             count.num_env_steps += 1
             if count.counts_agent_steps:
                 count.num_agent_steps += episode.agent_steps() - num_before
+        self._check(observations)
+
+    def _check(self, observations: list[dict[Any, Any]]) -> None:
+        """Refuses observations, of each environment, that their agents' spaces forbid."""
+        observed = [
+            (episode.id_, episode.env_t, own)
+            for episode, own in zip(self._episodes, observations, strict=True)
+        ]
+        check_agents_observations(observed, self.runner.env.single_observation_spaces.spaces)
 
     def _restart_failed(self, index: int) -> None:
         """Env ``index`` was recreated: its episode ends truncated before this step."""
