@@ -188,11 +188,11 @@ class Ledger:
 
     def free_steps(self, min_version: int = -1, max_version: int | None = None) -> int:
         """Free steps of fragments whose version is within the bounds."""
-        return sum(
-            steps
-            for version, steps in self._free_steps_by_version.items()
-            if version >= min_version and (max_version is None or version <= max_version)
-        )
+        total = 0
+        for version, steps in self._free_steps_by_version.items():  # a loop: several times per fragment
+            if version >= min_version and (max_version is None or version <= max_version):
+                total += steps
+        return total
 
     def free_entries(self) -> list[Entry]:
         """Entries with free steps, in the order of acceptance."""

@@ -124,6 +124,7 @@ class Grants:
         batch = state.batch_of(terms)
         oldest, _ = state.version_bounds(terms)
         accounting = state.ledger.accounting
+        small = small_lease(terms.fragment_length)
         progress = True
         while progress and state.leases.available:
             progress = False
@@ -143,8 +144,7 @@ class Grants:
                 )
                 num_steps = min(terms.fragment_length, allowance // num_envs)
                 held = state.leases.num_of_peer(peer.uuid)
-                is_small = num_steps < small_lease(terms.fragment_length)
-                if num_steps < 1 or (is_small and (leased or lacking <= 0)):
+                if num_steps < 1 or (num_steps < small and (leased or lacking <= 0)):
                     continue
                 if held and num_steps < terms.fragment_length:
                     continue
