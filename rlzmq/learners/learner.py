@@ -67,6 +67,7 @@ class Learner(LearnerHooks):
         num_gradient_updates_lifetime: Minibatches trained so far.
         num_env_steps_trained_lifetime: Env steps trained so far, each counted once however many epochs it was
             in.
+        num_env_steps_of_all_ranks_lifetime: The same of all ranks together: what schedules follow by default.
         num_module_steps_trained_lifetime: Module id → its steps trained so far, on all ranks together.
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
         num_minibatches_per_epoch: Of the current (or last) update.
@@ -126,7 +127,7 @@ class Learner(LearnerHooks):
             data_iterators: Iterators of ready train batches, each used as one minibatch; at most
                 `num_total_minibatches` of them.
             timesteps: Lifetime counters that schedules follow, at least ``{"num_env_steps_sampled_lifetime":
-                n}``. Left out: the env steps trained so far.
+                n}``. Left out: the env steps that all ranks have trained so far.
             num_epochs: How often each row is used; None: as configured.
             minibatch_size: Timesteps per minibatch; None: as configured (there None means the whole batch).
             shuffle_batch_per_epoch: Draw a fresh order of rows for every epoch, the first one included. None:
@@ -154,7 +155,7 @@ class Learner(LearnerHooks):
                 f"Learner.update: expected exactly one of {', '.join(sources)}, "
                 f"got {', '.join(given) or 'none'}."
             )
-        counters = dict(timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_trained_lifetime})
+        counters = dict(timesteps or {NUM_ENV_STEPS_LIFETIME: self.num_env_steps_of_all_ranks_lifetime})
         options = {
             "num_epochs": num_epochs or self._setting("num_epochs", 1),
             "minibatch_size": minibatch_size or self._setting("minibatch_size", None),
@@ -166,6 +167,7 @@ class Learner(LearnerHooks):
         self._stats.clear()
         self._num_skipped = {}
         self._num_module_steps = {}
+        self._num_env_steps_agreed = 0
         with self._torch_threads(), self._random_stream(), self.all_or_nothing():
             self.before_gradient_based_update(timesteps=counters)
             start = time.perf_counter()
@@ -220,7 +222,9 @@ class Learner(LearnerHooks):
             device=self.device,
         )
         rows = {module_id: train_batch.num_module_steps.get(module_id, 0) for module_id in self.module}
-        agreed = self.agree_on_update(rows, options["num_minibatches"] or len(minibatches))
+        agreed = self.agree_on_update(
+            rows, options["num_minibatches"] or len(minibatches), train_batch.num_env_steps
+        )
         self._follow(agreed)
         self.num_minibatches_per_epoch = max(1, -(-agreed.num_minibatches // options["num_epochs"]))
         self._minibatch_rows = {m: rows.minibatch_rows for m, rows in minibatches.modules.items()}
@@ -244,6 +248,7 @@ class Learner(LearnerHooks):
                 agreed = self.agree_on_update(
                     {mid: one.num_module_steps.get(mid, 0) for mid in self.module},
                     1,
+                    one.num_env_steps,
                 )
                 self._follow(agreed)
                 self.num_minibatches_per_epoch = num_minibatches + 1
@@ -255,6 +260,7 @@ class Learner(LearnerHooks):
 
     def _follow(self, agreed: UpdateAgreement) -> None:
         self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
+        self._num_env_steps_agreed += agreed.num_env_steps
         for module_id in agreed.module_ids:
             before = self._num_module_steps.get(module_id, 0)
             self._num_module_steps[module_id] = before + agreed.num_rows[module_id]
@@ -271,6 +277,7 @@ class Learner(LearnerHooks):
 
     def _count(self, train_batch: TrainBatch, num_minibatches: int) -> None:
         self.num_env_steps_trained_lifetime += train_batch.num_env_steps
+        self.num_env_steps_of_all_ranks_lifetime += self._num_env_steps_agreed
         for module_id, num_steps in self._num_module_steps.items():
             before = self.num_module_steps_trained_lifetime.get(module_id, 0)
             self.num_module_steps_trained_lifetime[module_id] = before + num_steps

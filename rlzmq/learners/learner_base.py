@@ -52,6 +52,7 @@ class LearnerBase:
         self.weights_seq_no = 0
         self.num_gradient_updates_lifetime = 0
         self.num_env_steps_trained_lifetime = 0
+        self.num_env_steps_of_all_ranks_lifetime = 0
         self.num_module_steps_trained_lifetime: dict[str, int] = {}
         self.device = _device_for(config, rank)
         self._module_spec = module_spec
@@ -301,6 +302,7 @@ class LearnerBase:
                 state[name] = {
                     "num_gradient_updates_lifetime": self.num_gradient_updates_lifetime,
                     "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
+                    "num_env_steps_of_all_ranks_lifetime": self.num_env_steps_of_all_ranks_lifetime,
                     "num_module_steps_trained_lifetime": dict(self.num_module_steps_trained_lifetime),
                 }
             elif name == "learner_connector":
@@ -333,6 +335,7 @@ class LearnerBase:
             counters = state["counters"]
             self.num_gradient_updates_lifetime = int(counters["num_gradient_updates_lifetime"])
             self.num_env_steps_trained_lifetime = int(counters["num_env_steps_trained_lifetime"])
+            self.num_env_steps_of_all_ranks_lifetime = int(counters["num_env_steps_of_all_ranks_lifetime"])
             self.num_module_steps_trained_lifetime = dict(counters["num_module_steps_trained_lifetime"])
         if state.get("learner_connector") and self._learner_connector is not None:
             self._learner_connector.set_state(state["learner_connector"])

@@ -253,4 +253,4 @@ class LearnerHooks(LearnerRanks):
         return self._stats.means_of(name, self.num_minibatches_per_epoch)
 
     def _clock(self, timesteps: Mapping[str, Any] | None) -> int:
-        return int((timesteps or {}).get(NUM_ENV_STEPS_LIFETIME, self.num_env_steps_trained_lifetime))
+        return int((timesteps or {}).get(NUM_ENV_STEPS_LIFETIME, self.num_env_steps_of_all_ranks_lifetime))

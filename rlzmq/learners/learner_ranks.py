@@ -42,6 +42,7 @@ class UpdateAgreement:
         module_ids: Modules with data on any rank, sorted.
         num_minibatches: How many steps every rank takes.
         num_rows: Module id → real timesteps of all ranks.
+        num_env_steps: Env steps of all ranks.
         loss_weights: Module id → factor of this rank's loss, so that the ranks' mean is the mean over all
             rows.
     """
@@ -49,6 +50,7 @@ class UpdateAgreement:
     module_ids: list[str]
     num_minibatches: int
     num_rows: dict[str, int]
+    num_env_steps: int
     loss_weights: dict[str, float]
 
 
@@ -225,7 +227,9 @@ class LearnerRanks(LearnerBase):
             )
         return self._data_parallel
 
-    def agree_on_update(self, num_rows: Mapping[str, int], num_minibatches: int) -> UpdateAgreement:
+    def agree_on_update(
+        self, num_rows: Mapping[str, int], num_minibatches: int, num_env_steps: int
+    ) -> UpdateAgreement:
         """Settle, before the first gradient, what all ranks do in this update.
 
         Ranks whose batches are exactly ``train_batch_size_per_learner`` steps agree by construction; this
@@ -235,6 +239,7 @@ class LearnerRanks(LearnerBase):
         Args:
             num_rows: Module id → real timesteps that this rank has; the same module ids on all ranks.
             num_minibatches: How many minibatches this rank's data makes.
+            num_env_steps: How many env steps this rank has.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -244,19 +249,25 @@ class LearnerRanks(LearnerBase):
         if self.group is None:
             active = [module_id for module_id in module_ids if num_rows[module_id]]
             return UpdateAgreement(
-                active, num_minibatches if active else 0, dict(num_rows), dict.fromkeys(active, 1.0)
+                active,
+                num_minibatches if active else 0,
+                dict(num_rows),
+                num_env_steps,
+                dict.fromkeys(active, 1.0),
             )
         self.group.vote([True], step_id=self.weights_seq_no)
-        counts = torch.zeros(len(module_ids) + self.num_ranks, dtype=torch.int64)
-        counts[: len(module_ids)] = torch.tensor([num_rows[module_id] for module_id in module_ids])
-        counts[len(module_ids) + self.rank] = num_minibatches
+        counts = torch.zeros(len(module_ids) + 1 + self.num_ranks, dtype=torch.int64)
+        summed = [*(num_rows[module_id] for module_id in module_ids), num_env_steps]
+        counts[: len(summed)] = torch.tensor(summed)
+        counts[len(summed) + self.rank] = num_minibatches
         totals = self.group.all_reduce(counts).tolist()
         total_rows = dict(zip(module_ids, totals, strict=False))
         active = [module_id for module_id in module_ids if total_rows[module_id]]
         return UpdateAgreement(
             active,
-            max(totals[len(module_ids) :]) if active else 0,
+            max(totals[len(summed) :]) if active else 0,
             total_rows,
+            totals[len(module_ids)],
             {module_id: num_rows[module_id] * self.num_ranks / total_rows[module_id] for module_id in active},
         )
 

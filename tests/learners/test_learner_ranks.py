@@ -140,6 +140,35 @@ def test_ranks_with_different_data_take_equally_many_steps_and_stay_equal(tmp_pa
     assert "metrics_states" not in one["__all_modules__"]
 
 
+def scheduled_main(rank: int, world_size: int, path: Path) -> Any:
+    learner = ppo_learner(ppo_config(lr=[[0, 1e-2], [1000, 0.0]]))
+    join(learner, path, rank, world_size)
+    episodes = episode_batch(40) if rank == 0 else episode_batch(24)
+    rates = [
+        learner.update(episodes=episodes)["default_policy"]["default_optimizer_learning_rate"] for _ in "123"
+    ]
+    learner.leave_distributed()
+    return rates, learner.get_state(["counters"])["counters"]
+
+
+def test_schedules_follow_the_env_steps_of_all_ranks(tmp_path: Path) -> None:
+    one, other = run_ranks(scheduled_main, 2, tmp_path)
+    rates, counters = one
+    np.testing.assert_allclose(rates, [1e-2 * (1 - steps / 1000) for steps in (0, 64, 128)])
+    assert other[0] == rates
+    assert counters["num_env_steps_of_all_ranks_lifetime"] == 192
+    assert (counters["num_env_steps_trained_lifetime"], other[1]["num_env_steps_trained_lifetime"]) == (
+        120,
+        72,
+    )
+    learner = ppo_learner(ppo_config(lr=[[0, 1e-2], [1000, 0.0]]))
+    learner.set_state({"counters": counters})  # alone from here on
+    results = learner.update(episodes=episode_batch(40))
+    np.testing.assert_allclose(
+        results["default_policy"]["default_optimizer_learning_rate"], 1e-2 * (1 - 0.192)
+    )
+
+
 def weighted_main(rank: int, world_size: int, path: Path) -> Any:
     learner = square_learner(minibatch_size=None, num_epochs=1)
     join(learner, path, rank, world_size)
