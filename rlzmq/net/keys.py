@@ -134,7 +134,9 @@ def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 102
     """Reads a file with secrets.
 
     Args:
-        path: ``-``: standard input, whatever it is; /dev/stdin cannot be opened where it is a socket.
+        path: ``-``: standard input, whatever it is; /dev/stdin cannot be opened where it is a socket. A file of
+            a Kubernetes secret's volume may be readable by its group: kubelet makes it so, whatever the
+            volume's defaultMode, for the group that the pod alone is in (fsGroup).
         max_bytes: More is no key file.
 
     Raises:
@@ -147,12 +149,8 @@ def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 102
         raise ConfigurationError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd).st_mode
-        mode = stat.S_IMODE(status)
-        if mode & 0o077 and not stat.S_ISSOCK(status):  # a socket's mode says nothing
-            raise ConfigurationError(
-                f"{os.fspath(path)} holds a secret key and others may read it (mode {mode:04o}): "
-                f"chmod 600 {os.fspath(path)}, and make new keys if that was so for long"
-            )
+        if not stat.S_ISSOCK(status):  # a socket's mode says nothing
+            _check_mode(os.fspath(path), stat.S_IMODE(status))
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ConfigurationError(
@@ -162,3 +160,19 @@ def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 102
         return data.decode("utf-8")
     except UnicodeDecodeError:
         raise ConfigurationError(f"{os.fspath(path)} is not a text file") from None
+
+
+def _check_mode(path: str, mode: int) -> None:
+    if not mode & 0o077:
+        return
+    cure = f"chmod 600 {path}"
+    # Kubelet links the files of a secret's volume to ..data, itself a link, and lets the pod's group read them.
+    directory = os.path.dirname(path)
+    if os.path.islink(os.path.join(directory, "..data")) and os.path.islink(path):
+        if not mode & 0o037:
+            return
+        cure = "give the pod's secret volume defaultMode: 0400"
+    raise ConfigurationError(
+        f"{path} holds a secret key and others may read it (mode {mode:04o}): {cure}, and make new keys if that "
+        "was so for long"
+    )

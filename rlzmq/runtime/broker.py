@@ -125,6 +125,7 @@ class BrokerRole:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
         self._has_failed = False
+        self._has_told_size = False
         self._writes: set[asyncio.Task[None]] = set()
         self.max_loop_lag_s = 0.0
         self.loop_lag_s = 0.0
@@ -283,11 +284,25 @@ class BrokerRole:
             event = Malformed(peer, error.reason, str(error))
         self._handle(event)
 
+    def _look_at_size(self) -> None:
+        """Says once that more is at hand than the runners could hand in again."""
+        held, limit = self._core.state.ledger.num_bytes, self._core.options.resent_bytes
+        if held > limit and not self._has_told_size:
+            self._has_told_size = True
+            _log.warning(
+                "%.1f MB of fragments are on their way to the learners, more than the %.1f MB that a broker takes "
+                "back when it is restarted: what does not fit would be dropped then, and sampled anew. A smaller "
+                "train_batch_size_per_learner (or smaller observations) avoids it.",
+                held / 1e6,
+                limit / 1e6,
+            )
+
     def _tick(self) -> None:
         now = self._loop.time()
         self.loop_lag_s = max(0.0, now - self._tick_due)
         self.max_loop_lag_s = max(self.max_loop_lag_s, self.loop_lag_s)
         self._handle(Tick())
+        self._look_at_size()
         self._tick_due = self._loop.time() + _TICK_S
         self._timer = self._loop.call_at(self._tick_due, self._tick)
 

@@ -176,6 +176,39 @@ def test_private_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
         read_private_file(tmp_path / "key")
 
 
+def secret_volume(directory: Path, mode: int) -> Path:
+    """A file as kubelet lays it out: key → ..data/key, ..data → a directory with a time in its name."""
+    directory.mkdir()
+    (directory / "..2026_11_21").mkdir()
+    (directory / "..2026_11_21" / "key").write_text("secret")
+    (directory / "..2026_11_21" / "key").chmod(mode)
+    (directory / "..data").symlink_to("..2026_11_21")
+    (directory / "key").symlink_to("..data/key")
+    return directory / "key"
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o440])  # defaultMode: 0400, without and with an fsGroup
+def test_a_file_of_a_kubernetes_secret_may_be_its_pods_groups(tmp_path: Path, mode: int) -> None:
+    assert read_private_file(secret_volume(tmp_path / "volume", mode)) == "secret"
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o644, 0o404, 0o460, 0o450])  # 0644: without a defaultMode
+def test_other_modes_are_refused_in_a_secret_too(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigurationError, match="defaultMode: 0400"):
+        read_private_file(secret_volume(tmp_path / "volume", mode))
+
+
+def test_a_groups_file_is_refused_outside_of_a_secret(tmp_path: Path) -> None:
+    key = secret_volume(tmp_path / "volume", 0o440)
+    (key.parent / "..data").unlink()
+    (key.parent / "..data").mkdir()
+    (key.parent / "..data" / "key").hardlink_to(key.parent / "..2026_11_21" / "key")
+    (tmp_path / "link").symlink_to(key)
+    for path in (key, tmp_path / "link", key.parent / "..2026_11_21" / "key"):
+        with pytest.raises(ConfigurationError, match="chmod 600"):
+            read_private_file(path)
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_private_file(tmp_path / "key", "old")
 

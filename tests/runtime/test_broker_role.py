@@ -68,6 +68,36 @@ async def test_a_run_trains_exact_batches(staleness):
     assert await broker.wait_ended() == ("stopped", "")
 
 
+async def test_a_batch_that_would_not_outlive_the_broker_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> list[str]:
+        return [text for text in caplog.messages if "restarted" in text]
+
+    class Patient(FakeLearner):
+        """Has the first batch at hand until the broker has told of it."""
+
+        def train(self, item: Any) -> None:
+            if told():
+                super().train(item)
+            else:
+                self.loop.call_later(0.01, self.train, item)
+
+    caplog.set_level("WARNING", logger="rlzmq.broker")
+    broker = BrokerRole("run", {**_OPTIONS, "resent_bytes": 120_000})
+    addresses = await broker.start()
+    async with _peers(
+        lambda: FakeDriver(addresses, 4, 100),
+        lambda: Patient(addresses),
+        lambda: FakeRunner("runner-0", addresses, num_bytes=200_000),
+    ) as (driver, _, _):
+        await asyncio.wait_for(driver.finished, 20)
+    await broker.stop()
+    (text,) = told()
+    assert " MB of fragments" in text
+    assert "more than the 0.1 MB" in text
+
+
 async def test_a_hundred_runners_that_could_send_more_than_fits_are_held_back_and_nothing_is_lost():
     """The staleness alone would allow 60 batches of 10 fragments in flight, 24 MB; memory is for 1 MB."""
     limit, batch, num_bytes, num_updates = 1_000_000, 320, 40_000, 80
