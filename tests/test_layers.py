@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ PURE = ("protocol", "learners", "runners", "modules", "connectors", "envs", "epi
 ALLOWED_ZMQ = ("net",)
 
 
+@functools.cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

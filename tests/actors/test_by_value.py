@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,15 @@ ONLY = {"actors/by_value.py"}
 FORBIDDEN_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj", "all_gather_object", "broadcast_object_list"}
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def test_only_one_module_pickles() -> None:
     guilty = set()
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name.split(".")[0] for alias in node.names]
@@ -37,7 +43,7 @@ def test_only_one_module_pickles() -> None:
 def test_nothing_evaluates_text_or_sends_objects() -> None:
     guilty = set()
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call):
                 function = node.func
                 name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")

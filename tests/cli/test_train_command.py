@@ -72,7 +72,9 @@ def leftovers(tmp_path: Path) -> list[str]:
     return [path.name for path in tmp_path.iterdir() if path.name.startswith("rlzmq")]
 
 
-def test_a_run_leaves_its_config_metrics_and_checkpoint(tmp_path: Path) -> None:
+def test_a_run_leaves_its_config_metrics_and_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     train = command(tmp_path, *TRAIN, "--env-runners", "1", "--stop", "iterations=3", "--run-dir", str(run))
     out, err = train.communicate(timeout=100)
@@ -86,20 +88,15 @@ def test_a_run_leaves_its_config_metrics_and_checkpoint(tmp_path: Path) -> None:
     assert 'env = "CartPole-v1"' in (run / "config.toml").read_text()
     assert leftovers(tmp_path) == []
 
-    resumed = command(
-        tmp_path, *TRAIN, "--env-runners", "0", "--resume", str(run), "--stop", "iterations=4",
-        "--run-dir", str(run),
-    )  # fmt: skip
-    out, err = resumed.communicate(timeout=100)
-    assert resumed.returncode == 0, err
+    more = ["--env-runners", "0", "--resume", str(run), "--stop", "iterations=4", "--run-dir", str(run)]
+    assert main([*TRAIN, *more]) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["training_iteration"] == 4
     assert rows[-1]["accounting"]["trained"] == 800
 
-    evaluate = command(tmp_path, "evaluate", str(run), "--episodes", "3", "--seed", "0")
-    out, err = evaluate.communicate(timeout=100)
-    assert evaluate.returncode == 0, err
-    assert out.startswith("episodes 3  return mean ")
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--episodes", "3", "--seed", "0"]) == 0
+    assert capsys.readouterr().out.startswith("episodes 3  return mean ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
