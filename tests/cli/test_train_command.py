@@ -108,11 +108,11 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) 
     family = psutil.Process(train.pid).children(recursive=True)
     assert family
     train.send_signal(number)
-    out, err = train.communicate(timeout=30)
+    out, err = train.communicate(timeout=60)
     assert train.returncode == (130 if number == signal.SIGINT else 75), err
     assert "interrupted" in out
     assert latest_checkpoint(run) is not None
-    assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert psutil.wait_procs(family, timeout=20)[1] == []
     assert leftovers(tmp_path) == []
 
 

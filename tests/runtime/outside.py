@@ -56,7 +56,7 @@ class Command:
                 raise AssertionError(f"no {text!r} in:\n{self.output}")
             self.output += chunk.decode()
 
-    def end(self, timeout_s: float = 30.0) -> int:
+    def end(self, timeout_s: float = 60.0) -> int:
         """Wait for its end: the exit code."""
         rest, _ = self.process.communicate(timeout=timeout_s)
         self.output += rest.decode()
