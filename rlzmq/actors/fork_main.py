@@ -3,7 +3,8 @@
 It has a single thread, no event loop and no zmq context, and never runs a torch operation, so its
 forks are safe. It speaks to the process that started it (the *driver*) over inherited sockets only:
 
-* control socket: requests ``spawn``, ``own`` (a directory to remove when the driver dies), ``disown``;
+* control socket: requests ``spawn``, ``preload`` (more modules), ``own`` (a directory to remove when the driver
+  dies), ``disown``;
 * one status socket per child: to the driver ``{"pid"}`` then ``{"exit", "stderr"}``; from the driver
   ``{"signal"}``; when the driver closes it, the child is killed.
 
@@ -26,7 +27,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from rlzmq.actors.stderr_tail import StderrTail
@@ -49,21 +50,30 @@ def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[s
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole job: the driver ends it in order
     control = socket.socket(fileno=control_fd)
-    # While imports keep this process busy, the kernel tells it (SIGIO) as soon as the driver is gone.
-    signal.signal(signal.SIGIO, lambda *_: _clean_up(control, set()))
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
     try:
         driver_fd = os.pidfd_open(driver_pid)
     except ProcessLookupError:
         return
-    if os.getppid() != driver_pid or select.select([lifeline_fd], [], [], 0)[0]:
-        return  # it ended before the lines above
-    _import_all(preload)
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, 0)
-    os.close(lifeline_fd)
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    _Server(control, driver_fd).serve()
+    with _ended_with_driver(lifeline_fd, lambda: _clean_up(control, set())):
+        if os.getppid() != driver_pid:
+            return  # it ended before the line above
+        _import_all(preload)
+    _Server(control, driver_fd, lifeline_fd).serve()
+
+
+@contextlib.contextmanager
+def _ended_with_driver(lifeline_fd: int, end: Callable[[], NoReturn]) -> Iterator[None]:
+    """While imports keep this process busy, the kernel tells it (SIGIO) as soon as the driver is gone."""
+    signal.signal(signal.SIGIO, lambda *_: end())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
+    if select.select([lifeline_fd], [], [], 0)[0]:
+        end()  # it ended before the lines above
+    try:
+        yield
+    finally:
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, 0)
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
 def _clean_up(control: socket.socket, directories: set[str]) -> NoReturn:
@@ -82,6 +92,8 @@ def _clean_up(control: socket.socket, directories: set[str]) -> NoReturn:
 
 
 def _import_all(modules: Sequence[str]) -> None:
+    if all(name in sys.modules for name in modules):
+        return
     for name in modules:
         try:
             importlib.import_module(name)
@@ -120,10 +132,11 @@ class _Child:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, driver_fd: int) -> None:
+    def __init__(self, control: socket.socket, driver_fd: int, lifeline_fd: int) -> None:
         self._pid = os.getpid()
         self._control = control
         self._driver_fd = driver_fd
+        self._lifeline_fd = lifeline_fd
         self._children: dict[int, _Child] = {}
         self._directories: set[str] = set()
         self._selector = selectors.DefaultSelector()
@@ -153,6 +166,9 @@ class _Server:
         if request["op"] == "spawn":
             status, channel = (socket.socket(fileno=fd) for fd in fds)
             self._spawn(request["role"], request["log_path"], status, channel)
+        elif request["op"] == "preload":
+            with _ended_with_driver(self._lifeline_fd, self._end):
+                _import_all(request["modules"])
         elif request["op"] == "own":
             self._directories.add(request["path"])
         elif request["op"] == "disown":
@@ -213,7 +229,7 @@ class _Server:
     def _close_inherited(self) -> None:
         self._selector.close()
         self._control.close()
-        for fd in (self._driver_fd, self._wake_read, self._wake_write):
+        for fd in (self._driver_fd, self._lifeline_fd, self._wake_read, self._wake_write):
             os.close(fd)
         for child in self._children.values():
             child.tail.close()
@@ -271,7 +287,7 @@ class _Server:
             child.status.close()
             child.status = None
 
-    def _end(self) -> None:
+    def _end(self) -> NoReturn:
         """The driver is gone: leave nothing behind. Never returns."""
         for child in self._children.values():
             child.signal(signal.SIGKILL)

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlzmq.actors.exit_status import ExitStatus
 from rlzmq.core.errors import PeerLostError
@@ -187,6 +188,10 @@ class ForkServer:
             their_channel.close()
         return child
 
+    def preload(self, modules: Sequence[str]) -> None:
+        """Has the server import these, too, before it makes the children that are asked for from now on."""
+        self._request({"op": "preload", "modules": list(modules)})
+
     def own_directory(self, path: str | os.PathLike[str]) -> None:
         """Has the directory removed when this process dies without cleaning up."""
         self._request({"op": "own", "path": os.fspath(path)})
@@ -209,7 +214,7 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
 
-    def _request(self, message: dict[str, str | None], fds: Sequence[int] = ()) -> None:
+    def _request(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
             with self._lock:
                 socket.send_fds(self._control, [json.dumps(message).encode()], fds)

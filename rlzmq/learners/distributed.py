@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlzmq.core.errors import PeerLostError, RlzmqError
+from rlzmq.learners.rank_modules import import_for_ranks
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -97,9 +97,9 @@ class RankGroup:
         self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self._owns_group = True
         self._closed = False
-        # Imported later (DistributedDataParallel does), its functions would take this very group as their
-        # default and so keep its connections open for ever, after `close` too.
-        importlib.import_module("torch.distributed.nn.functional")
+        # Imported later (DistributedDataParallel does), the functions of torch.distributed.nn would take this very
+        # group as their default and so keep its connections open for ever, after `close` too.
+        import_for_ranks()
         with _listening_on(interface), self.typed_errors("forming the group"):
             dist.init_process_group(
                 backend,

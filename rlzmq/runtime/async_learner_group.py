@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.learners.rank_modules import RANK_MODULES
 from rlzmq.runtime.env_runner_group import asyncio_gather
 from rlzmq.runtime.learner import LearnerRole, make_learner
 from rlzmq.runtime.learner_modules import one_less, one_more, weights_to_load
@@ -64,6 +65,8 @@ class AsyncLearnerGroup:
         if self._system is None:
             self.local_learner = make_learner(self.config, self.module_spec)
             return
+        if num > 1 and self._door is None:
+            self._system.preload(RANK_MODULES)
         self.handles = list(await asyncio.gather(*(self._spawn(rank) for rank in range(max(num, 1)))))
         if num > 1:
             await self._form(self.handles)

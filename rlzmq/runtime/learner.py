@@ -16,6 +16,7 @@ from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
+from rlzmq.learners.rank_modules import import_for_ranks
 from rlzmq.protocol.values import pack_blob, unpack_blob
 
 __all__ = ["LearnerRole", "make_learner"]
@@ -56,6 +57,8 @@ class LearnerRole:
         apply_log_level(config)
         faults.arm(f"learner-{rank}", incarnation)
         limit_memory(config.learner_memory_limit_bytes, "learner_memory_limit_bytes")
+        if num_ranks > 1:
+            import_for_ranks()
         self.config = config
         self.rank = rank
         self.learner = make_learner(config, module_spec, rank, num_ranks)

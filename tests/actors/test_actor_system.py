@@ -465,3 +465,14 @@ async def test_file_descriptors_do_not_leak() -> None:
     gc.collect()
     assert psutil.Process().num_fds() <= num_fds
     assert threading.active_count() <= num_threads
+
+
+async def test_what_is_preloaded_is_there_in_actors_spawned_afterwards(system: ActorSystem) -> None:
+    class Looks:
+        def has(self) -> bool:
+            return "this" in sys.modules
+
+    before = await system.spawn(Looks)
+    system.preload(["no_such_module", "this"])
+    after = await system.spawn(Looks)
+    assert [await before.has(), await after.has()] == [False, True]

@@ -135,6 +135,20 @@ time.sleep(60)
     assert_nothing_left(pids, runtime_dir)
 
 
+def test_nothing_is_left_of_a_driver_that_dies_while_the_server_imports_more(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_import.py").write_text("import time\nprint('imports', flush=True)\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    how = "        if how == 'preload':\n            system.preload(['slow_import'])\n"
+    text = SCRIPT.replace("        await asyncio.sleep(60)\n", how + "        await asyncio.sleep(60)\n")
+    driver, pids = start(runtime_dir, ["-c", text + RUN.format(how="preload")])
+    assert pipe(driver.stdout).readline() == "imports\n"
+    driver.kill()
+    finish(driver)
+    assert_nothing_left(pids, runtime_dir)
+
+
 def test_prestart_returns_at_once_and_leaves_torch_alone() -> None:
     script = """
 import sys, time
