@@ -36,6 +36,8 @@ PRELOAD = (
     "rlzmq.actors.child",
     "rlzmq.runtime.runner",
     "rlzmq.runtime.learner",
+    "rlzmq.runtime.broker",
+    "rlzmq.algorithms.ppo.ppo_config",
 )
 """What children find imported. Names, because an actor system knows nothing of what runs on it."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlzmq.actors import forkserver
+from rlzmq.learners.rank_modules import RANK_MODULES
 
 __all__ = ["WARM"]
 
-WARM = (*forkserver.PRELOAD, "torch._dynamo", "rlzmq.algorithms.ppo.ppo_config", "rlzmq.runtime.broker")
-"""More than a run's own server imports: else every runner and every learner rank of every test imports its config,
-and torch's compiler, which comes with DistributedDataParallel and takes each of them 1.5 s."""
+WARM = (*forkserver.PRELOAD, *RANK_MODULES)
+"""What a run's own server imports before its first rank is made takes seconds: once for all tests, not in each run."""
