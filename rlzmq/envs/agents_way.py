@@ -60,9 +60,10 @@ class AgentsWay:
 
     def note_step(self, actions: AgentDict) -> None:
         """The environment is about to be stepped."""
-        self._entries.append(actions)
-        if len(self._entries) > 2 * MAX_REPLAYED_STEPS:
-            del self._entries[:MAX_REPLAYED_STEPS]
+        entries = self._entries
+        entries.append(actions)
+        if len(entries) > 2 * MAX_REPLAYED_STEPS:
+            del entries[:MAX_REPLAYED_STEPS]
             self._episode_at = max(0, self._episode_at - MAX_REPLAYED_STEPS)
             self._is_known = False
 

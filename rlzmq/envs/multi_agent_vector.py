@@ -127,29 +127,39 @@ class SyncVectorMultiAgentEnv:
             raise ValueError(
                 f"step: expected {self.num_envs} action dicts, one per environment, got {len(actions)}."
             )
-        results: tuple[list[Any], ...] = ([], [], [], [], [])
+        all_observations: list[AgentDict] = []
+        all_rewards: list[AgentDict] = []
+        all_terminateds: list[AgentDict] = []
+        all_truncateds: list[AgentDict] = []
+        all_infos: list[AgentDict] = []
         self.failed = []
-        self.resetting[:] = self.needs_reset
-        for index, (env, action_dict) in enumerate(zip(self.envs, actions, strict=True)):
-            if self.needs_reset[index]:
+        needs_reset = self.needs_reset
+        self.resetting[:] = needs_reset
+        stepped = zip(self.envs, actions, needs_reset.tolist(), strict=True)
+        for index, (env, action_dict, is_over) in enumerate(stepped):
+            rewards, terminateds, truncateds = {}, {}, {}
+            if is_over:
                 observations, infos = self._reset_env(index, None, None)
-                row: tuple[Any, ...] = (observations, {}, {}, {}, infos)
-                self.needs_reset[index] = False
+                needs_reset[index] = False
             else:
                 self.ways[index].note_step(action_dict)
                 try:
                     row = env.step(action_dict)
                 except Exception as error:
                     observations, infos = self._recovered(index, error)
-                    row = (observations, {}, {}, {}, infos)
                 else:
                     if not _has_form(row):
                         row = self._checked(index, row, "step", _STEP_PARTS)
-                    self.needs_reset[index] = _says_over(row[2]) or _says_over(row[3])
-            for values, value in zip(results, row, strict=True):
-                values.append(value)
-        self._latest_observations = results[0]
-        return results  # type: ignore[return-value]
+                    observations, rewards, terminateds, truncateds, infos = row
+                    if _says_over(terminateds) or _says_over(truncateds):
+                        needs_reset[index] = True
+            all_observations.append(observations)
+            all_rewards.append(rewards)
+            all_terminateds.append(terminateds)
+            all_truncateds.append(truncateds)
+            all_infos.append(infos)
+        self._latest_observations = all_observations
+        return all_observations, all_rewards, all_terminateds, all_truncateds, all_infos
 
     # -- positions -----------------------------------------------------------------------------
 
