@@ -46,7 +46,7 @@ class SocketOptions:
     max_queued_messages: int = 1024
     max_queued_bytes: int = 64 * _MIB
     linger_ms: int = 0
-    heartbeat_interval_ms: int = 300
+    heartbeat_interval_ms: int = 100
     heartbeat_timeout_ms: int = 1200
     handshake_interval_ms: int = 2000
     reconnect_interval_ms: int = 100
