@@ -7,7 +7,10 @@ itself stays quick (torch is not imported by it).
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
+
+from rlzmq.core.import_errors import MissingNameFinder, import_failure
 
 __version__ = "0.1.0"
 
@@ -82,13 +85,21 @@ _EXPORTS: dict[str, str] = {
 __all__ = sorted([*_EXPORTS, "__version__"])
 
 
+_missing = MissingNameFinder(_EXPORTS, __version__)
+if not any(isinstance(finder, MissingNameFinder) for finder in sys.meta_path):
+    sys.meta_path.append(_missing)
+
+
 def __getattr__(name: str) -> Any:
     module = _EXPORTS.get(name)
     if module is None:
-        from rlzmq.core.suggest import did_you_mean
-
-        raise AttributeError(f"module 'rlzmq' has no name {name!r}.{did_you_mean(name, _EXPORTS)}")
-    value = getattr(importlib.import_module(f"rlzmq.{module}"), name)
+        raise AttributeError(f"module 'rlzmq' has no name {name!r}{_missing.hint(name)}")
+    try:
+        value = getattr(importlib.import_module(f"rlzmq.{module}"), name)
+    except Exception as error:
+        if failure := import_failure(f"rlzmq.{name}", error):
+            raise failure from error
+        raise
     globals()[name] = value
     return value
 

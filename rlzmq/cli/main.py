@@ -104,7 +104,11 @@ def _guarded(module: str, arguments: list[str]) -> int:
     except Exception as error:
         import traceback
 
+        from rlzmq.core.import_errors import hidden_modules
+
         traceback.print_exception(error)
+        for line in hidden_modules(error.__traceback__):
+            print(line, file=sys.stderr)
         return EXIT_INTERNAL
 
 

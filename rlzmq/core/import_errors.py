@@ -1,0 +1,155 @@
+"""Errors of imports: where a name lives that was looked for in the wrong place, and which file hides a module."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from types import CodeType, FrameType, ModuleType, TracebackType
+
+__all__ = ["MissingNameFinder", "hidden_modules", "import_failure"]
+
+# RLlib's algorithms (and TQC): who imports one that is not here is told so, in place of a similar name.
+_ALGORITHMS_ELSEWHERE = frozenset(
+    ["appo", "bc", "cql", "dqn", "dreamerv3", "impala", "iql", "marwil", "sac", "tqc"]
+)
+
+
+class MissingNameFinder:
+    """The last finder on ``sys.meta_path``: turns an import of a name that rlzmq does not have into a useful error.
+
+    ``from rlzmq import X`` asks a module's ``__getattr__`` first, whose AttributeError Python drops together with its
+    text; then it looks for a submodule ``X``, and comes here. Looking without importing (``hasattr``,
+    ``importlib.util.find_spec``) is answered as everywhere: False, None.
+
+    Args:
+        exports: Public name -> the module that defines it, relative to ``rlzmq``.
+        version: Version of rlzmq, for the text.
+    """
+
+    def __init__(self, exports: Mapping[str, str], version: str) -> None:
+        self._exports = exports
+        self._version = version
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find nothing.
+
+        Raises:
+            ImportError: A name of the package is being imported (``from rlzmq import X``).
+            ModuleNotFoundError: A module of it is (``import rlzmq.x``); the text names the whole path.
+        """
+        if not fullname.startswith("rlzmq."):
+            return None
+        wanted, is_name = _being_imported(sys._getframe(1))
+        if wanted is None:
+            return None
+        if is_name:
+            name = wanted.rpartition(".")[2]
+            raise ImportError(f"cannot import name {name!r} from 'rlzmq'{self.hint(name)}", name="rlzmq")
+        raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
+
+    def hint(self, name: str) -> str:
+        """The end of a sentence about a public name that is not there."""
+        algorithm = name.removesuffix("Config")
+        if algorithm.lower() in _ALGORITHMS_ELSEWHERE:
+            has = [name for name in self._exports if f"{name}Config" in self._exports and name != "Algorithm"]
+            return f": rlzmq {self._version} has no {algorithm}. Its algorithms: {', '.join(has)}."
+        from rlzmq.core.suggest import did_you_mean
+
+        return "." + did_you_mean(name, self._exports)
+
+    def _module_hint(self, path: str) -> str:
+        last = path.rpartition(".")[2]
+        if last in _ALGORITHMS_ELSEWHERE:
+            return self.hint(last.upper())
+        names = [
+            name
+            for name, module in self._exports.items()
+            if module.rpartition(".")[2] == last or name.lower() == last.replace("_", "")
+        ]
+        return f". Public names come from the top level: from rlzmq import {', '.join(names) or '…'}"
+
+
+def _being_imported(frame: FrameType | None) -> tuple[str | None, bool]:
+    """The whole dotted name of the import statement that a finder is called for (Python imports the parents first, and
+    tells a finder only of these), and whether it is a name in ``from rlzmq import name``."""
+    wanted: str | None = None
+    while frame is not None and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        function = frame.f_code.co_name
+        if function == "_find_and_load":
+            wanted = frame.f_locals["name"]
+        elif function == "_handle_fromlist" and wanted is not None:
+            return wanted, frame.f_locals["module"].__name__ == "rlzmq"
+        frame = frame.f_back
+    return wanted, False
+
+
+def import_failure(what: str, error: Exception) -> ImportError | None:
+    """What to raise in place of an error that a lazily loaded module raised while it was imported.
+
+    Args:
+        what: What was being loaded, e.g. ``"rlzmq.PPOConfig"``.
+        error: What the import raised.
+
+    Returns:
+        None: the error can go on as it is. Otherwise an ImportError: always for an AttributeError, which Python would
+        take for "this name is not there"; and when the user's own files hide modules that were needed.
+    """
+    if isinstance(error, ImportError) and error.name == "rlzmq":  # explained already, further down
+        return None
+    hidden = hidden_modules(error.__traceback__)
+    if not hidden and not isinstance(error, AttributeError):
+        return None
+    text = f"{what} could not be loaded: {type(error).__name__}: {error}"
+    return ImportError("\n".join([text, *hidden]), name="rlzmq")
+
+
+def hidden_modules(traceback: TracebackType | None) -> list[str]:
+    """Say which modules a file beside the user's script hides (``queue.py``), of those that were imported by now.
+
+    Args:
+        traceback: Of a failed import: a file that fails while it is imported is known from there alone.
+
+    Returns:
+        A line for each: the file, the module, what to do.
+    """
+    stdlib = sysconfig.get_path("stdlib")
+    first = sys.path.index(stdlib) if stdlib in sys.path else 0
+    ran = {code.co_filename for code in _codes(traceback)}
+    found = []
+    for place, directory in enumerate(sys.path[:first]):
+        for name, path in _modules_in(directory or os.getcwd()):
+            loaded = getattr(sys.modules.get(name), "__file__", None)
+            if path not in ran and path != loaded:
+                continue
+            other = importlib.machinery.PathFinder.find_spec(name, sys.path[place + 1 :])
+            if other is not None and other.origin not in (None, path):
+                where = (
+                    "Python" if name in sys.stdlib_module_names else f"an installed package ({other.origin})"
+                )
+                found.append(f"{path} hides the module {name!r} of {where}: rename that file.")
+    return found
+
+
+def _codes(traceback: TracebackType | None) -> Iterable[CodeType]:
+    while traceback is not None:
+        yield traceback.tb_frame.f_code
+        traceback = traceback.tb_next
+
+
+def _modules_in(directory: str) -> Iterable[tuple[str, str]]:
+    try:
+        entries = sorted(os.listdir(directory))
+    except OSError:
+        return
+    for entry in entries:
+        path = os.path.join(directory, entry)
+        inside = os.path.join(path, "__init__.py")
+        if entry.endswith(".py"):
+            yield entry.removesuffix(".py"), path
+        elif os.path.isfile(inside):
+            yield entry, inside

@@ -1,0 +1,90 @@
+"""What a user reads when an import fails: the whole text."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import rlzmq
+
+FROM_THE_TOP = "Public names come from the top level: from rlzmq import"
+ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: PPO."
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        (
+            "from rlzmq import DQNConfig",
+            "cannot import name 'DQNConfig' from 'rlzmq': " + ONLY_PPO.format("DQN"),
+        ),
+        (
+            "from rlzmq import PPOconfig",
+            "cannot import name 'PPOconfig' from 'rlzmq'. Did you mean 'PPOConfig'?",
+        ),
+        ("from rlzmq import PPO, SAC", "cannot import name 'SAC' from 'rlzmq': " + ONLY_PPO.format("SAC")),
+        ("import rlzmq.algorithms.dqn", "No module named 'rlzmq.algorithms.dqn': " + ONLY_PPO.format("DQN")),
+        ("from rlzmq.env import MultiAgentEnv", f"No module named 'rlzmq.env'. {FROM_THE_TOP} …"),
+        (
+            "from rlzmq.env.multi_agent_env import MultiAgentEnv",
+            f"No module named 'rlzmq.env.multi_agent_env'. {FROM_THE_TOP} MultiAgentEnv, make_multi_agent",
+        ),
+        (
+            "import rlzmq.core.rl_module.default_model_config",
+            f"No module named 'rlzmq.core.rl_module.default_model_config'. {FROM_THE_TOP} DefaultModelConfig",
+        ),
+        (
+            "from rlzmq.utils.metrics.metrics_logger import MetricsLogger",
+            f"No module named 'rlzmq.utils.metrics.metrics_logger'. {FROM_THE_TOP} MetricsLogger",
+        ),
+    ],
+)
+def test_a_name_that_is_not_there_is_told_where_it_lives(statement: str, text: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(statement, {})
+    assert str(caught.value) == text
+
+
+def test_looking_for_a_name_without_importing_it_is_answered_as_everywhere() -> None:
+    assert not hasattr(rlzmq, "DQNConfig")
+    assert importlib.util.find_spec("rlzmq.env") is None
+    with pytest.raises(AttributeError) as caught:
+        _ = rlzmq.PPOconfig
+    assert str(caught.value) == "module 'rlzmq' has no name 'PPOconfig'. Did you mean 'PPOConfig'?"
+
+
+HIDING = {
+    "queue.py": (
+        "waiting = []\n",
+        "AttributeError: module 'queue' has no attribute 'SimpleQueue'",
+        "DIR/queue.py hides the module 'queue' of Python: rename that file.",
+    ),
+    "gymnasium.py": (
+        "raise ValueError('something of my own')\n",
+        "ValueError: something of my own",
+        "DIR/gymnasium.py hides the module 'gymnasium' of an installed package (SITE/gymnasium/__init__.py): "
+        "rename that file.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_a_file_beside_the_script_that_hides_a_module_is_named(name: str, tmp_path: Path) -> None:
+    content, error, hint = HIDING[name]
+    (tmp_path / name).write_text(content)
+    (tmp_path / "script.py").write_text("from rlzmq import PPOConfig\n")
+    ends = {
+        "script.py": f"\nImportError: rlzmq.PPOConfig could not be loaded: {error}\n{hint}\n",
+        "-m rlzmq train ppo": f"\n{error}\n{hint}\n",
+    }
+    for arguments, end in ends.items():
+        command = [sys.executable, *arguments.split()]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        said = run.stderr.replace(str(tmp_path), "DIR").replace(sysconfig.get_path("purelib"), "SITE")
+        assert said.endswith(end), said
+        assert run.returncode != 0
