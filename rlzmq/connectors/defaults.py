@@ -19,7 +19,7 @@ from rlzmq.connectors.plans import flat_pieces
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = [
-    "add_gae_pieces",
+    "add_estimator",
     "add_next_observations",
     "build_env_to_module",
     "build_learner",
@@ -100,7 +100,7 @@ def build_learner(
 ) -> LearnerConnectorPipeline:
     """The learner pipeline: the user's pieces, then the default ones.
 
-    Algorithms add their own pieces to it: see `add_gae_pieces` and `add_next_observations`.
+    Algorithms add their own pieces to it: see `add_estimator` and `add_next_observations`.
 
     Args:
         config: AlgorithmConfig, or anything with its attributes.
@@ -133,10 +133,10 @@ def build_learner(
     return pipeline
 
 
-def add_gae_pieces(pipeline: LearnerConnectorPipeline, *, gamma: float, lambda_: float) -> None:
-    """Makes a learner pipeline PPO's: one extra step per chunk first of all, advantages last of all."""
+def add_estimator(pipeline: LearnerConnectorPipeline, estimator: learner.WholeBatchEstimator) -> None:
+    """Add what an estimator needs: one extra step per chunk first of all, the estimator itself last of all."""
     pipeline.prepend(learner.AddOneTsToEpisodesAndTruncate())
-    pipeline.append(learner.GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_))
+    pipeline.append(estimator)
 
 
 def add_next_observations(pipeline: LearnerConnectorPipeline) -> None:

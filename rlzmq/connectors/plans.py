@@ -21,7 +21,7 @@ from rlzmq.episodes.columns import Columns
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlzmq.connectors.learner import GeneralAdvantageEstimation
+    from rlzmq.connectors.learner.whole_batch_estimator import WholeBatchEstimator
     from rlzmq.connectors.module_to_env import NormalizeAndClipActions
     from rlzmq.episodes.episode_batch import EpisodeBatch
 
@@ -87,7 +87,7 @@ class LearnerPlan:
         add_one_ts: Every chunk gets one more, masked step (AddOneTsToEpisodesAndTruncate).
         next_observations: The batch has ``Columns.NEXT_OBS``.
         infos: The batch has ``Columns.INFOS``.
-        gae: The last piece, or None.
+        estimator: The last piece, which computes with the weights (advantages), or None.
         required_lookback: Steps that the chunks should have before their start.
         multi_agent: Whether the default pieces are the multi-agent ones.
         device: NumpyToTensor's device; None: CPU.
@@ -98,7 +98,7 @@ class LearnerPlan:
     add_one_ts: bool
     next_observations: bool
     infos: bool
-    gae: GeneralAdvantageEstimation | None
+    estimator: WholeBatchEstimator | None
     required_lookback: int
     multi_agent: bool
     device: Any
@@ -207,9 +207,9 @@ def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
     flat = flat_pieces(pieces)
     add_one_ts = bool(flat) and type(flat[0]) is m.AddOneTsToEpisodesAndTruncate
     rest = flat[int(add_one_ts) :]
-    gae = None
-    if rest and type(rest[-1]) is m.GeneralAdvantageEstimation:
-        gae = rest.pop()
+    estimator = None
+    if rest and isinstance(rest[-1], m.WholeBatchEstimator) and rest[-1].is_columnar:
+        estimator = rest.pop()
     if _changes_observations_after(m.AddNextObservationsFromEpisodesToTrainBatch, rest):
         return None
     optional = (m.AddNextObservationsFromEpisodesToTrainBatch, m.AddInfosFromEpisodesToTrainBatch)
@@ -238,7 +238,7 @@ def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
         add_one_ts=add_one_ts,
         next_observations=m.AddNextObservationsFromEpisodesToTrainBatch in added,
         infos=m.AddInfosFromEpisodesToTrainBatch in added,
-        gae=gae,  # type: ignore[arg-type]
+        estimator=estimator,  # type: ignore[arg-type]
         required_lookback=max((piece.required_lookback for piece in user), default=0),
         multi_agent=multi_agent,
         device=rest[-1].device,  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """The learner connector's default pieces as one pass over whole columns of an EpisodeBatch.
 
-Gives what the per-episode protocol gives, to the last bit, at the cost of one gather per column. With GAE
-every chunk has one extra, masked row here too, which holds the value to bootstrap from;
+Gives what the per-episode protocol gives, to the last bit, at the cost of one gather per column. With
+an estimator (GAE, V-trace) every chunk has one extra, masked row here too, to bootstrap from;
 `rlzmq.learners.train_batch` drops such rows.
 """
 
@@ -25,12 +25,13 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
 if TYPE_CHECKING:
+    from rlzmq.connectors.learner.whole_batch_estimator import WholeBatchEstimator
     from rlzmq.connectors.plans import LearnerPlan
 
 __all__ = ["fused_columns"]
 
-# On a GPU, values for GAE are computed on so many bytes of observations at a time, not on all at once.
-_VALUE_BLOCK_BYTES = 256 * 2**20
+# On a GPU an estimator's forward pass takes so many bytes of observations at a time, not all at once.
+_BLOCK_BYTES = 256 * 2**20
 
 _NOT_GATHERED = (Columns.OBS, Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
 
@@ -111,9 +112,9 @@ def _module_columns(
         name: column if name == Columns.INFOS else tree_map(to_tensor, column)
         for name, column in columns.items()
     }
-    if plan.gae is not None and hasattr(module, "compute_values"):
-        values = _values(module, tensors, device)
-        plan.gae.add_advantages(tensors, values, rows.lengths, module_id)
+    if plan.estimator is not None and hasattr(module, "compute_values"):
+        outputs = _evaluate(plan.estimator, module, tensors, device)
+        plan.estimator.add_estimates(tensors, outputs, rows.lengths, module_id)
     return tensors
 
 
@@ -224,8 +225,10 @@ def _states(episodes: EpisodeBatch, module: Any, rows: _Rows, longest: int) -> A
     return tree_map(rows_of, episodes.columns[Columns.STATE_OUT], stored)
 
 
-def _values(module: Any, columns: dict[str, Any], device: torch.device) -> Tensor:
-    """The module's values of all rows, on the CPU."""
+def _evaluate(
+    estimator: WholeBatchEstimator, module: Any, columns: dict[str, Any], device: torch.device
+) -> dict[str, Tensor]:
+    """What the estimator needs of the module on all rows, on the CPU."""
     num_rows = int(tree_leaves(columns[Columns.OBS])[0].shape[0])
     if device.type == "cpu":
         per_block = num_rows
@@ -233,7 +236,7 @@ def _values(module: Any, columns: dict[str, Any], device: torch.device) -> Tenso
         bytes_per_row = sum(
             leaf[0].numel() * leaf.element_size() for leaf in tree_leaves(columns[Columns.OBS])
         )
-        per_block = max(1, _VALUE_BLOCK_BYTES // max(1, bytes_per_row))
+        per_block = max(1, _BLOCK_BYTES // max(1, bytes_per_row))
     parts = []
     with torch.no_grad():
         for begin in range(0, num_rows, per_block):
@@ -242,5 +245,7 @@ def _values(module: Any, columns: dict[str, Any], device: torch.device) -> Tenso
                 for name, column in columns.items()
                 if name != Columns.INFOS
             }
-            parts.append(module.compute_values(block).cpu())
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+            parts.append({name: out.cpu() for name, out in estimator.evaluate(module, block).items()})
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlzmq.connectors.defaults import add_gae_pieces
+from rlzmq.connectors.defaults import add_estimator
+from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.ppo_loss import PPOSettings, ppo_policy_terms, ppo_value_loss
@@ -48,7 +49,7 @@ class PPOLearner(Learner):
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
             lambda_ = self.config.lambda_ if self._setting("use_gae", True) else 1.0
-            add_gae_pieces(pipeline, gamma=self.config.gamma, lambda_=lambda_)
+            add_estimator(pipeline, GeneralAdvantageEstimation(gamma=self.config.gamma, lambda_=lambda_))
         return pipeline
 
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:

@@ -12,7 +12,7 @@ from connector_fakes import ACTION_SPACE, OBS_SPACE, call, make_episode
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.defaults import (
-    add_gae_pieces,
+    add_estimator,
     add_next_observations,
     build_env_to_module,
     build_learner,
@@ -24,6 +24,7 @@ from rlzmq.connectors.learner import (
     AddNextObservationsFromEpisodesToTrainBatch,
     ComputeReturnsToGo,
     FrameStackingLearner,
+    GeneralAdvantageEstimation,
 )
 from rlzmq.core.errors import ConfigurationError
 
@@ -86,7 +87,7 @@ def test_module_to_env_pieces_are_in_rllibs_order() -> None:
 
 def test_learner_pieces_are_in_rllibs_order() -> None:
     pipeline = build_learner(config(learner_connector=lambda obs, act: UserPiece()), OBS_SPACE, ACTION_SPACE)
-    add_gae_pieces(pipeline, gamma=0.9, lambda_=0.95)
+    add_estimator(pipeline, GeneralAdvantageEstimation(gamma=0.9, lambda_=0.95))
     expected = ["AddOneTsToEpisodesAndTruncate", "UserPiece", *LEARNER, "GeneralAdvantageEstimation"]
     assert pipeline.piece_names == expected
     names = build_learner(multi()).piece_names
@@ -193,14 +194,14 @@ def test_learner_plans_know_their_algorithms_pieces() -> None:
     pieces = [ComputeReturnsToGo(gamma=0.5), FrameStackingLearner(num_frames=2)]
     pipeline = build_learner(config(learner_connector=lambda: pieces), OBS_SPACE, ACTION_SPACE)
     add_next_observations(pipeline)
-    add_gae_pieces(pipeline, gamma=0.9, lambda_=0.95)
+    add_estimator(pipeline, GeneralAdvantageEstimation(gamma=0.9, lambda_=0.95))
     pipeline.insert_after("AddColumnsFromEpisodesToTrainBatch", AddInfosFromEpisodesToTrainBatch())
     plan = pipeline.columnar_plan()
     assert plan is not None
     assert (plan.add_one_ts, plan.next_observations, plan.infos) == (True, True, True)
     assert plan.column_pieces == (pieces[0],)
     assert plan.observation_pieces == (pieces[1],)
-    assert plan.gae is pipeline[-1]
+    assert plan.estimator is pipeline[-1]
 
 
 def test_next_observations_before_pieces_that_rewrite_observations_have_no_plan() -> None:

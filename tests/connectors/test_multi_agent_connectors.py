@@ -13,12 +13,13 @@ from connector_fakes import StatefulModule, ValueModule, call
 
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, AgentToModuleMapping
 from rlzmq.connectors.connector_v2 import ConnectorV2
-from rlzmq.connectors.defaults import add_gae_pieces, build_env_to_module, build_learner, build_module_to_env
+from rlzmq.connectors.defaults import add_estimator, build_env_to_module, build_learner, build_module_to_env
 from rlzmq.connectors.env_to_module import (
     FlattenObservations,
     MultiAgentObservationPreprocessor,
     PrevActionsPrevRewards,
 )
+from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.modules.distributions import TorchCategorical
@@ -133,7 +134,7 @@ def test_learners_keep_the_data_of_agents_that_are_done() -> None:
         extra_model_outputs={"a": {"action_logp": 0.5}, "c": {"action_logp": 0.25}},
     )
     pipeline = build_learner(config(), OBS_SPACES, ACTION_SPACES)
-    add_gae_pieces(pipeline, gamma=0.9, lambda_=0.5)
+    add_estimator(pipeline, GeneralAdvantageEstimation(gamma=0.9, lambda_=0.5))
     modules = {"m1": ValueModule(), "m2": ValueModule()}
     batch = pipeline(rl_module=modules, episodes=[episode.to_numpy(), episode])
     assert sorted(batch) == ["m1", "m2"]

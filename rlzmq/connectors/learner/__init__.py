@@ -7,6 +7,8 @@ from rlzmq.connectors.learner.add_one_ts import AddOneTsToEpisodesAndTruncate
 from rlzmq.connectors.learner.frame_stacking import FrameStackingLearner
 from rlzmq.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from rlzmq.connectors.learner.returns_to_go import ComputeReturnsToGo
+from rlzmq.connectors.learner.vtrace import VTrace
+from rlzmq.connectors.learner.whole_batch_estimator import WholeBatchEstimator
 
 __all__ = [
     "AddColumnsFromEpisodesToTrainBatch",
@@ -16,4 +18,6 @@ __all__ = [
     "ComputeReturnsToGo",
     "FrameStackingLearner",
     "GeneralAdvantageEstimation",
+    "VTrace",
+    "WholeBatchEstimator",
 ]

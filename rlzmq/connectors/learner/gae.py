@@ -65,9 +65,9 @@ def compute_gae(
 
 
 def discounted_suffix_sums(
-    terms_N: NDArray[np.float64], ends: NDArray[Any], discount: float
+    terms_N: NDArray[np.float64], ends: NDArray[Any], discount: float | NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """``y[t] = terms[t] + discount * y[t + 1]`` within each chunk, for all chunks at once.
+    """``y[t] = terms[t] + discount[t] * y[t + 1]`` within each chunk, for all chunks at once.
 
     Pass k extends every row's sum from 2^k to 2^(k+1) terms, so the longest chunk's length L costs log2(L)
     vectorised passes instead of L Python steps.
@@ -75,14 +75,15 @@ def discounted_suffix_sums(
     Args:
         terms_N: What is summed, [N].
         ends: Index of each chunk's last row, rising; the last one is N - 1.
-        discount: In [0, 1].
+        discount: In [0, 1]; one number, or one for each row, [N].
     """
     sums = terms_N.copy()
     if sums.size == 0:
         return sums
     # weight[t]: what a sum that starts at t multiplies the sum right after it with; 0 once it reaches the
     # chunk's end
-    weights = np.full_like(sums, discount)
+    weights = np.empty_like(sums)
+    weights[:] = discount
     weights[ends] = 0.0
     longest = int(np.diff(ends, prepend=-1).max())
     reach = 1

@@ -1,0 +1,188 @@
+"""WholeBatchEstimator: what learner pieces share that compute with the weights, on the whole batch at once."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.connectors.common.add_time_dim import split_and_zero_pad
+from rlzmq.connectors.common.numpy_to_tensor import to_tensor
+from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
+from rlzmq.connectors.rl_modules import as_numpy, is_multi_rl_module
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ChunkRows", "WholeBatchEstimator"]
+
+
+@dataclass(frozen=True)
+class ChunkRows:
+    """One module's rows, chunk after chunk, each chunk's extra row last; padding is gone.
+
+    Attributes:
+        columns: ``rewards``, the estimator's `reads`, and what its `evaluate` gave: float64 arrays [N].
+        terminated_N, truncated_N: Whether the episode ended with this row's step.
+        lengths_C: Rows of each chunk, the extra one included.
+    """
+
+    columns: dict[str, npt.NDArray[np.float64]]
+    terminated_N: npt.NDArray[np.bool_]
+    truncated_N: npt.NDArray[np.bool_]
+    lengths_C: npt.NDArray[np.int64]
+
+    @property
+    def extra_C(self) -> npt.NDArray[np.int64]:
+        """The index of each chunk's extra row."""
+        return np.cumsum(self.lengths_C) - 1
+
+    @property
+    def real_N(self) -> npt.NDArray[np.bool_]:
+        """Which rows are steps, not extra rows."""
+        real = np.ones(len(self.terminated_N), np.bool_)
+        real[self.extra_C] = False
+        return real
+
+    def bootstrap_C(self, values_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The value after each chunk's last step: of its extra row, 0 where the episode terminated."""
+        bootstrap: npt.NDArray[np.float64] = np.where(
+            self.terminated_N[self.extra_C - 1], 0.0, values_N[self.extra_C]
+        )
+        return bootstrap
+
+
+class WholeBatchEstimator(ConnectorV2):
+    """The last piece of a learner pipeline, which adds columns that follow from the current weights.
+
+    The pipeline begins with AddOneTsToEpisodesAndTruncate: every chunk's extra row holds the observation to
+    bootstrap from. One batched forward pass per module gives what `evaluate` asks of the module, on all rows,
+    without gradients; `estimate` turns it into columns. Modules without `compute_values` are skipped.
+    Subclasses give both, and list in `reads` which further float columns of the batch they need.
+    """
+
+    reads: tuple[str, ...] = ()
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether `evaluate` and `estimate` are all there is: no subclass overrides the per-episode call."""
+        return type(self).__call__ is WholeBatchEstimator.__call__
+
+    @abc.abstractmethod
+    def evaluate(self, module: Any, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """What is needed of the module on every row; called without gradients.
+
+        Args:
+            module: The RLModule.
+            columns: Column -> tensor ``[B, ...]``, or ``[B, T, ...]`` if stateful.
+
+        Returns:
+            Name -> tensor ``[B]`` or ``[B, T]``.
+        """
+
+    @abc.abstractmethod
+    def estimate(self, rows: ChunkRows) -> dict[str, npt.NDArray[np.float32]]:
+        """The columns to add: name -> float32 array [N], 0 in extra rows."""
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2; the batch is ``{module_id: {column: tensor}}`` (or one module's columns).
+
+        Raises:
+            ValueError: The batch's rows are not the episodes' steps, or a chunk has no extra row.
+        """
+        import torch
+
+        lengths: dict[Any, dict[Any, list[int]]] = {}
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            if len(episode):
+                # Rows lie in the order in which keys came first.
+                module_id = DEFAULT_MODULE_ID if episode.module_id is None else episode.module_id
+                lengths.setdefault(module_id, {}).setdefault(batch_key(episode), []).append(len(episode))
+        modules = rl_module if is_multi_rl_module(rl_module) else {DEFAULT_MODULE_ID: rl_module}
+        for module_id, by_key in lengths.items():
+            columns = batch if modules is not rl_module and module_id not in batch else batch.get(module_id)
+            if columns is None or module_id not in modules:
+                continue
+            module = modules[module_id]
+            if hasattr(module, "compute_values"):
+                chunk_lengths = np.array([n for of_key in by_key.values() for n in of_key], np.int64)
+                with torch.no_grad():
+                    outputs = self.evaluate(module, columns)
+                self.add_estimates(columns, outputs, chunk_lengths, module_id)
+        return batch
+
+    def add_estimates(
+        self,
+        columns: dict[str, Any],
+        outputs: dict[str, torch.Tensor],
+        lengths: npt.NDArray[np.int64],
+        module_id: Any,
+    ) -> None:
+        """Adds the columns to one module's batch; learners' fused path calls it with outputs of its own.
+
+        Args:
+            columns: The module's columns, ``[B, ...]`` or, with ``seq_lens``, ``[B, T, ...]``.
+            outputs: What `evaluate` gave, ``[B]`` or ``[B, T]`` each.
+            lengths: int64[C], rows of each chunk in the order of the rows, extra ones included.
+            module_id: For error texts.
+
+        Raises:
+            ValueError: As of calling the piece.
+        """
+        seq_lens = columns.get(Columns.SEQ_LENS)
+        shape = tuple(next(iter(outputs.values())).shape)
+        real = None
+        if len(shape) == 2:
+            if seq_lens is None:
+                raise ValueError(
+                    f"module {module_id!r}: compute_values returned shape {shape}; expected [B], or [B, T] "
+                    f"for a batch with {Columns.SEQ_LENS!r}."
+                )
+            real = np.arange(shape[1]) < as_numpy(seq_lens)[:, None]
+
+        def rows(tensor: Any) -> npt.NDArray[Any]:
+            array: npt.NDArray[Any] = as_numpy(tensor)
+            return array if real is None else array[real]
+
+        given = {name: columns[name] for name in (Columns.REWARDS, *self.reads)} | outputs
+        flat = ChunkRows(
+            {name: rows(tensor).astype(np.float64) for name, tensor in given.items()},
+            rows(columns[Columns.TERMINATEDS]).astype(np.bool_),
+            rows(columns[Columns.TRUNCATEDS]).astype(np.bool_),
+            lengths,
+        )
+        _check(flat, next(iter(outputs)), module_id)
+        device = getattr(next(iter(outputs.values())), "device", None)
+        for name, result in self.estimate(flat).items():
+            padded = result if real is None else split_and_zero_pad(result, lengths, shape[1])
+            columns[name] = to_tensor(padded, device)
+
+
+def _check(rows: ChunkRows, output: str, module_id: Any) -> None:
+    num_rows = len(rows.columns[output])
+    if num_rows != rows.lengths_C.sum():
+        raise ValueError(
+            f"module {module_id!r}: expected one row per step of its episodes, {int(rows.lengths_C.sum())} "
+            f"(extra steps included), got {num_rows}. Do all pieces add as many items as steps?"
+        )
+    done_N = rows.terminated_N | rows.truncated_N
+    if rows.lengths_C.min() < 2 or not done_N[rows.extra_C - 1].all():
+        raise ValueError(
+            f"module {module_id!r}: every chunk needs an extra step after its last one, to bootstrap from: "
+            "put AddOneTsToEpisodesAndTruncate first in the pipeline."
+        )
