@@ -1,4 +1,4 @@
-"""Mutates valid messages and decodes what comes out; prints crashes, peak memory and worst decode time.
+"""Mutates valid messages and opens them as their receivers do; prints crashes, peak memory and worst decode time.
 
 python scripts/fuzz_codec.py --mutations 1000000 --seed 1
 """

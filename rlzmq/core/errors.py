@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 __all__ = [
     "AuthenticationError",
     "CheckpointError",
@@ -17,7 +21,11 @@ __all__ = [
     "StepFailedRecreateEnvError",
     "UnsupportedSpaceError",
     "first_error",
+    "refuses_as",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def first_error(error: BaseException) -> BaseException:
@@ -105,3 +113,34 @@ class RemoteError(RlzmqError):
         self.pid = pid
         self.role = role
         self.traceback_text = traceback_text
+
+
+def refuses_as(
+    kind: type[ProtocolError], *, passes: type[ProtocolError] = ProtocolError
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator for decoders of bytes from a peer: whatever they raise is a refusal.
+
+    Each decoder checks what it reads; but a case that it overlooked must not stop its caller, who would wait for
+    this message for ever. Only MemoryError passes: this process cannot go on, whatever the bytes were.
+
+    Args:
+        kind: What is raised in place of any other error, which is its cause.
+        passes: The refusals that are raised as they are.
+    """
+
+    def decorate(decoder: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(decoder)
+        def decode(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return decoder(*args, **kwargs)
+            except (passes, MemoryError):
+                raise
+            except ProtocolError as error:
+                raise kind(str(error)) from error
+            except Exception as error:
+                # Its text may repeat bytes of the wire: long, binary or hostile.
+                raise kind(f"the bytes cannot be decoded ({type(error).__name__})") from error
+
+        return decode
+
+    return decorate

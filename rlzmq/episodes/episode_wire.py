@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
+import optree
 
-from rlzmq.core.errors import ProtocolError
+from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.plain import checked_dtype, from_plain, to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_state import plain_infos
@@ -164,6 +165,7 @@ def _spec(tree: Any, frames: list[np.ndarray], slots: slice, depth: int) -> Any:
 # -- in -----------------------------------------------------------------------------------------------
 
 
+@refuses_as(ProtocolError)
 def from_wire(
     header: Any,
     frames: Sequence[Any],
@@ -200,6 +202,8 @@ def from_wire(
     state = fields["initial_state"]
     initial_state = None if state is None else reader.tree(state, num_chunks, "initial_state")
     reader.finish()
+    if initial_state is not None and Columns.STATE_OUT in columns:
+        _check_same_form(initial_state, columns[Columns.STATE_OUT])
     return EpisodeBatch(
         columns,
         start=table[0],
@@ -216,6 +220,16 @@ def from_wire(
         meta=_meta(fields["meta"]),
         **text,
     )
+
+
+def _check_same_form(initial_state: Any, state_out: Any) -> None:
+    """A chunk that is cut in two begins with the state that came out of the step before the cut."""
+    forms = [
+        [(path, leaf.shape[1:]) for path, leaf in zip(*optree.tree_flatten_with_path(tree)[:2], strict=True)]
+        for tree in (initial_state, state_out)
+    ]
+    if forms[0] != forms[1]:
+        raise ProtocolError("initial_state: expected the form of the column 'state_out', got another one.")
 
 
 def _check_table(table: np.ndarray, num_slots: int) -> None:

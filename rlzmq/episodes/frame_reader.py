@@ -60,7 +60,7 @@ class FrameReader:
         self._num_read += 1
         try:
             view = memoryview(frame)
-            return view if view.nbytes == 0 else view.cast("B")
+            return view.cast("B") if view.nbytes else memoryview(b"")  # an empty one cannot be cast
         except (TypeError, ValueError) as error:
             raise ProtocolError(
                 f"{where}: expected contiguous bytes, got {type(frame).__name__}: {error}."

@@ -25,7 +25,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.errors import ProtocolError
+from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.agent_rows import AgentRows
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -86,6 +86,7 @@ def _plain_track(track: Mapping[str, Any]) -> Any:
 # -- in -----------------------------------------------------------------------------------------------
 
 
+@refuses_as(ProtocolError)
 def from_wire(
     header: Any, frames: Sequence[Any], *, observation_space: Any = None, action_space: Any = None
 ) -> MultiAgentEpisodeBatch:

@@ -28,6 +28,7 @@ from rlzmq.protocol.errors import (
     MalformedFrameError,
     UnknownVersionError,
     UnsupportedDtypeError,
+    wire_decoder,
 )
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "decode_spec",
     "encode",
     "encode_opaque",
+    "kind_of",
     "pack_header",
     "unpack_header",
 ]
@@ -159,6 +161,7 @@ def encode_opaque(kind: int, header: Mapping[str, Any], frames: Sequence[Buffer]
     return [_first_frame(kind, header, None), *frames]
 
 
+@wire_decoder
 def decode(frames: Sequence[Buffer]) -> Message:
     """Decodes and checks a whole message.
 
@@ -197,6 +200,16 @@ def decode_head(frames: Sequence[Buffer]) -> Head:
         raise ArrayMismatchError(f"{len(raw_specs)} arrays declared, {len(frames) - 1} frames came with them")
     specs = tuple(decode_spec(spec, position) for position, spec in enumerate(raw_specs))
     return Head(view[1], header, specs)
+
+
+@wire_decoder
+def kind_of(frames: Sequence[Buffer]) -> int:
+    """The kind of a message of which nothing else is looked at.
+
+    Raises:
+        WireError: It has none.
+    """
+    return _byte_view(frames[0])[1]
 
 
 def decode_arrays(

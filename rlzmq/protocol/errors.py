@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlzmq.core.errors import ProtocolError
+from rlzmq.core.errors import ProtocolError, refuses_as
 
 __all__ = [
     "ArrayMismatchError",
@@ -14,6 +14,7 @@ __all__ = [
     "UnknownVersionError",
     "UnsupportedDtypeError",
     "WireError",
+    "wire_decoder",
 ]
 
 
@@ -61,3 +62,7 @@ class SchemaError(WireError):
     """A header with an unknown, missing or wrongly typed field, or of an unknown kind."""
 
     reason = "schema"
+
+
+# Decorates what decodes bytes from a peer: whatever it raises is a WireError.
+wire_decoder = refuses_as(MalformedFrameError, passes=WireError)

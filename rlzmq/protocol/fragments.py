@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.protocol.codec import Buffer, decode, encode
-from rlzmq.protocol.errors import ArrayMismatchError, MalformedFrameError, SchemaError
+from rlzmq.protocol.errors import ArrayMismatchError, MalformedFrameError, SchemaError, wire_decoder
 from rlzmq.protocol.messages import Fragment, Kind
 from rlzmq.protocol.ranges import pack_blobs, unpack_blobs
 from rlzmq.protocol.schema import from_header, to_header
@@ -30,6 +30,7 @@ def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta
     return encode(Kind.FRAGMENT, to_header(fragment), [*arrays, blob])
 
 
+@wire_decoder
 def decode_fragment(
     frames: Sequence[Buffer],
 ) -> tuple[Fragment, list[npt.NDArray[Any]], npt.NDArray[np.uint8]]:
@@ -55,6 +56,7 @@ def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:
     return b"".join([_FILE_MAGIC, len(frames).to_bytes(4, "little"), lengths, body])
 
 
+@wire_decoder
 def fragment_from_bytes(content: bytes) -> list[memoryview]:
     """The frames from `fragment_to_bytes`, for `decode_fragment`.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlzmq.protocol.codec import Buffer, Head, decode_head, encode_opaque
-from rlzmq.protocol.errors import ArrayMismatchError, SchemaError
+from rlzmq.protocol.errors import ArrayMismatchError, SchemaError, wire_decoder
 from rlzmq.protocol.kinds import Kind, Spans, WireMessage, first_number
 from rlzmq.protocol.messages_driver import (
     Config,
@@ -123,6 +123,7 @@ def encode_message(message: WireMessage, payload: Sequence[Buffer] = ()) -> list
     return encode_opaque(message.kind, to_header(message), payload)
 
 
+@wire_decoder
 def decode_message(frames: Sequence[Buffer]) -> tuple[WireMessage, tuple[Buffer, ...]]:
     """The message and its payload frames; array specs, if any, are checked but arrays not made.
 

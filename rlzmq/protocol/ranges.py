@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.errors import ArrayMismatchError, BoundExceededError, MalformedFrameError
+from rlzmq.protocol.errors import ArrayMismatchError, BoundExceededError, MalformedFrameError, wire_decoder
 from rlzmq.protocol.schema import FragmentId
 
 __all__ = ["FragmentRange", "pack_blobs", "pack_ranges", "to_spans", "unpack_blobs", "unpack_ranges"]
@@ -39,6 +39,7 @@ def pack_ranges(ranges: Iterable[FragmentRange]) -> list[Buffer]:
     return ["\n".join(runners).encode(), table.tobytes()]
 
 
+@wire_decoder
 def unpack_ranges(frames: Sequence[Buffer]) -> list[FragmentRange]:
     """The ranges from `pack_ranges`' two frames.
 
@@ -73,6 +74,7 @@ def pack_blobs(blobs: Iterable[Buffer]) -> list[Buffer]:
     return [np.array([len(part) for part in parts], dtype="<i8").tobytes(), b"".join(parts)]
 
 
+@wire_decoder
 def unpack_blobs(frames: Sequence[Buffer]) -> list[memoryview]:
     """The blobs from `pack_blobs`' two frames, as views.
 

@@ -30,7 +30,13 @@ from rlzmq.protocol.codec import (
     pack_header,
     unpack_header,
 )
-from rlzmq.protocol.errors import ArrayMismatchError, BoundExceededError, MalformedFrameError, WireError
+from rlzmq.protocol.errors import (
+    ArrayMismatchError,
+    BoundExceededError,
+    MalformedFrameError,
+    WireError,
+    wire_decoder,
+)
 from rlzmq.protocol.value_spaces import SPACE_NAMES, pack_space, unpack_space
 
 __all__ = ["pack_blob", "pack_value", "unpack_blob", "unpack_value"]
@@ -75,6 +81,7 @@ def pack_value(value: Any) -> list[npt.NDArray[Any]]:
     return packer.finish(tree)
 
 
+@wire_decoder
 def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
     """The value from what `pack_value` made; arrays in it are views on the given ones.
 
@@ -101,6 +108,7 @@ def pack_blob(value: Any) -> bytes:
     return b"".join([lengths.tobytes(), *frames])
 
 
+@wire_decoder
 def unpack_blob(blob: Buffer) -> Any:
     """The value from what `pack_blob` made.
 

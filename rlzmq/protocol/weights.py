@@ -28,6 +28,7 @@ from rlzmq.protocol.errors import (
     BoundExceededError,
     MalformedFrameError,
     UnknownVersionError,
+    wire_decoder,
 )
 from rlzmq.protocol.messages import Kind
 from rlzmq.protocol.schema import from_header, to_header
@@ -109,6 +110,7 @@ def notice_of(header: Publication, location: str = "") -> bytes:
     return _prefix(replace(header, has_body=False, location=location))
 
 
+@wire_decoder
 def open_publication(frame: Buffer) -> tuple[Publication, memoryview]:
     """Header and body of a publication frame; the digest is not checked here (`WeightsReceiver` does).
 

@@ -25,7 +25,6 @@ from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.protocol.events import Report
 from rlzmq.protocol.messages import Notice, OpenUpdate
-from rlzmq.protocol.values import unpack_blob
 from rlzmq.runtime.broker_keeper import BrokerKeeper
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.driver_link import DriverLink
@@ -283,11 +282,10 @@ class BrokerPipeline:
                 fragments=[[str(fragment), num_steps] for fragment, num_steps, _ in fragments],
                 accounting=self.accounting.to_dict(),
             )
-        results = [unpack_blob(blob) for blob in report.results]
         return UpdateReport(
             update_id=update_id,
             weights_version=update_id + 1,
-            learner_results=results,
+            learner_results=self._reader.open_results(report.results),
             fragments=metas,
             num_env_steps_trained=report.report.num_env_steps if report.report.trained else 0,
             timers={

@@ -1,11 +1,14 @@
-"""Episodes out of a runner: the same few steps in the driver's process and in a runner's own."""
+"""Episodes out of a runner, and into a learner: the same few steps in the driver's process and in others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["sample_with_metrics", "take_fragment"]
+from rlzmq.protocol.fragments import decode_fragment
+from rlzmq.runtime.batch_check import BatchCheck
+
+__all__ = ["open_fragment", "sample_with_metrics", "take_fragment"]
 
 
 def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None) -> Any:
@@ -39,3 +42,21 @@ def _take_metrics(runner: Any, batch: Any) -> None:
     custom = runner.metrics.reduce(compile=False) if len(runner.metrics) else None
     if custom:
         batch.meta["custom_metrics"] = custom
+
+
+def open_fragment(frames: Sequence[Any], check: BatchCheck, *, is_multi_agent: bool) -> Any:
+    """The batch in a runner's FRAGMENT message, of which nothing is believed.
+
+    Raises:
+        ProtocolError: It cannot be decoded.
+        ValueError: It does not pass the check.
+    """
+    header, arrays, _ = decode_fragment(frames)
+    batch_class: Any
+    if is_multi_agent:
+        from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch as batch_class
+    else:
+        from rlzmq.episodes.episode_batch import EpisodeBatch as batch_class
+    batch = batch_class.from_wire(header.batch, arrays)
+    check.check(batch)
+    return batch

@@ -26,6 +26,7 @@ from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.codec import kind_of
 from rlzmq.protocol.errors import UnknownVersionError, WireError
 from rlzmq.protocol.messages import Hello, Refused, decode_message
 from rlzmq.protocol.messages import encode_message as encode_refusal
@@ -191,7 +192,7 @@ class LearnerDoor:
         link = self._links.get(routing)
         try:
             if link is not None:
-                if memoryview(frames[1])[1] < 128:
+                if kind_of(frames[1:]) < 128:
                     return  # a HELLO that crossed our first call
                 link.on_message(*decode_answer(frames[1:]))
                 return
@@ -200,6 +201,7 @@ class LearnerDoor:
             _log.warning("the learner door refused a message: %s", error)
             if isinstance(error, UnknownVersionError):  # it reads at least the version of this
                 self.send(routing, encode_refusal(Refused("version", str(error)[:1000])))
+            self._lost(routing)  # whoever waits for what it said would wait for ever
             return
         if isinstance(message, Hello) and message.role == "learner":
             ours = package_version()

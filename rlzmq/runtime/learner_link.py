@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,6 @@ from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
-from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.distributed import DesynchronizedError
 from rlzmq.protocol.events import (
     DecodeShard,
@@ -31,14 +31,16 @@ from rlzmq.protocol.events import (
     ShardFailed,
     UpdateTrained,
 )
-from rlzmq.protocol.fragments import decode_fragment
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.values import pack_blob
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
 from rlzmq.runtime.batch_check import BatchCheck
+from rlzmq.runtime.fragments import open_fragment
 from rlzmq.runtime.peer_link import Curve, PeerLink, new_peer_id
 
 __all__ = ["LearnerLink"]
+
+_log = logging.getLogger("rlzmq.runtime")
 
 
 class LearnerLink(PeerLink):
@@ -134,27 +136,19 @@ class LearnerLink(PeerLink):
 
     def _decode(self, shard: DecodeShard) -> None:
         try:
-            batch = self._batch_of(shard)
-        except (ProtocolError, ValueError) as error:
-            reason = getattr(error, "reason", "unusable")
-            self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), str(error)))
+            batch = open_fragment(shard.frames, self._check, is_multi_agent=self._is_multi_agent)
+            batch = _steps_of(batch, shard)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever it is, whoever sent it: a shard is decoded or refused
+            reason, detail = getattr(error, "reason", "unusable"), str(error)
+            if not isinstance(error, (ProtocolError, ValueError)):
+                _log.error("fragment %s made its check fail:", shard.fragment, exc_info=error)
+                detail = f"{type(error).__name__}: {detail}"
+            self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), detail))
             return
         self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch
         self.handle(ShardDecoded(shard.update_id, shard.attempt, shard.index))
-
-    def _batch_of(self, shard: DecodeShard) -> Any:
-        header, arrays, _ = decode_fragment(shard.frames)
-        batch_class: Any = EpisodeBatch
-        if self._is_multi_agent:
-            from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch as batch_class
-        batch = batch_class.from_wire(header.batch, arrays)
-        self._check.check(batch)
-        last = shard.first + shard.num_steps
-        if last > batch.num_env_steps:
-            raise ValueError(f"steps {shard.first}…{last} are wanted of a fragment of {batch.num_env_steps}")
-        if (shard.first, last) != (0, batch.num_env_steps):
-            batch = batch.slice_steps(shard.first, last)
-        return batch
 
     def _train(self, update: RunUpdate) -> None:
         if self.core.is_forming:
@@ -247,3 +241,10 @@ class LearnerLink(PeerLink):
         if not self.core.is_stopped:
             self.handle(Leave())
         await self.close()
+
+
+def _steps_of(batch: Any, shard: DecodeShard) -> Any:
+    last = shard.first + shard.num_steps
+    if last > batch.num_env_steps:
+        raise ValueError(f"steps {shard.first}…{last} are wanted of a fragment of {batch.num_env_steps}")
+    return batch if (shard.first, last) == (0, batch.num_env_steps) else batch.slice_steps(shard.first, last)

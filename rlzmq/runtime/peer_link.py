@@ -109,8 +109,13 @@ class PeerLink(abc.ABC):
         return self._loop.time()
 
     def handle(self, event: Any) -> None:
-        """Give an event to the core and do what it says."""
-        self.do(self.core.handle(event, self.now()))
+        """Give an event to the core and do what it says; a payload that it cannot read is refused."""
+        try:
+            instructions = self.core.handle(event, self.now())
+        except WireError as error:
+            self._refuse(error)
+            return
+        self.do(instructions)
 
     def do(self, instructions: list[Instruction]) -> None:
         """Carry out a core's instructions, in order."""
@@ -133,12 +138,15 @@ class PeerLink(abc.ABC):
         try:
             message, _ = decode_message(frames)
         except WireError as error:
-            self.num_refused[error.reason] += 1
-            _log.warning("%s refused a message: %s", self.core.name, error)
+            self._refuse(error)
             return
         if faults.is_armed:
             faults.at(f"{self.role}.{type(message).__name__}")
         self.handle(Received(b"", message, tuple(frames)))
+
+    def _refuse(self, error: WireError) -> None:
+        self.num_refused[error.reason] += 1
+        _log.warning("%s refused a message: %s", self.core.name, error)
 
     def _tick(self) -> None:
         self.handle(Tick())

@@ -23,6 +23,7 @@ from rlzmq.net.events import SocketEvent
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.codec import kind_of
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.messages import Hello, Refused
 from rlzmq.protocol.messages import decode_message as decode_hello
@@ -134,7 +135,7 @@ class RemoteLearner:
 
     def _on_message(self, frames: list[Any]) -> None:
         try:
-            if memoryview(frames[0])[1] < 128:  # not a call: the driver turns this learner away
+            if kind_of(frames) < 128:  # not a call: the driver turns this learner away
                 refusal, _ = decode_hello(frames)
                 if isinstance(refusal, Refused):
                     self.end(PeerLostError(f"the driver refuses this learner: {refusal.detail}"))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import Report
 from rlzmq.protocol.ledger import RunnerRecord
 from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.values import unpack_blob
 from rlzmq.runtime.fragment_meta import MetaCheck
 from rlzmq.runtime.reports import Accounting
 
@@ -79,6 +81,18 @@ class ReportReader:
             if place is not None:
                 self._blame(place, f"an unusable meta: {error}")
             return {}
+
+    def open_results(self, blobs: Sequence[Any]) -> list[dict[str, Any]]:
+        """What the ranks say of an update; of one that cannot be read, nothing."""
+        results = []
+        for rank, blob in enumerate(blobs):
+            try:
+                result = unpack_blob(blob)
+                results.append(result if isinstance(result, dict) else {})
+            except WireError as error:
+                _log.warning("the results of rank %d are unusable: %s", rank, error)
+                results.append({})
+        return results
 
     def account(self, report: Report, sampled: int, accounting: Accounting) -> None:
         """Bring the run's account up to the broker's.

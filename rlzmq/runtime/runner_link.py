@@ -113,8 +113,8 @@ class RunnerLink(PeerLink):
                 lambda: runner.set_weights(body, version=header.version, generation=header.generation)
             )
         elif isinstance(instruction, ApplyConnectorState):
-            state = unpack_blob(instruction.blob)
-            self._submit(lambda: runner.set_connector_state(state))
+            blob = instruction.blob
+            self._submit(lambda: runner.set_connector_state(unpack_blob(blob)))
         elif isinstance(instruction, StartLease):
             self._sample(instruction)
 

@@ -129,7 +129,7 @@ def test_agents_have_spaces_of_their_own() -> None:
             check.check(wrong)
 
 
-async def test_a_learner_refuses_what_it_cannot_decode_and_what_is_outside_of_its_spaces() -> None:
+def link_of_learner(events: list[Any]) -> LearnerLink:
     learner = SimpleNamespace(module={"default_policy": SimpleNamespace(action_space=gym.spaces.Discrete(2))})
     observations = space_to_plain(gym.spaces.Discrete(4))
     run_id, name, address = "run", "learner-0", "ipc:///nowhere"
@@ -137,13 +137,41 @@ async def test_a_learner_refuses_what_it_cannot_decode_and_what_is_outside_of_it
         learner, print, run_id=run_id, name=name, data_address=address, observation_space=observations
     )
     link.change_layout(None)
-    events: list[Any] = []
     link.handle = events.append  # type: ignore[method-assign]
+    return link
+
+
+def shard_of(header: Any, arrays: Any) -> DecodeShard:
+    fragment = Fragment("uuid", 1, 5, 9, 1, 0, 3, -1, header)
+    frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, arrays)]
+    return DecodeShard(0, 0, 0, fragment.fragment_id, 0, 1, frames)
+
+
+async def test_a_learner_refuses_what_it_cannot_decode_and_what_is_outside_of_its_spaces() -> None:
+    events: list[Any] = []
+    link = link_of_learner(events)
     header, arrays = EpisodeBatch.from_episodes([episode_of([0, 4], [1])]).to_wire()
     for batch in (header, {**header, "num_slots": -1}):
-        fragment = Fragment("uuid", 1, 5, 9, 1, 0, 3, -1, batch)
-        frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, arrays)]
-        link.act(DecodeShard(0, 0, 0, fragment.fragment_id, 0, 1, frames))
+        link.act(shard_of(batch, arrays))
     assert [type(event) for event in events] == [ShardFailed, ShardFailed]
     assert "'obs': expected values of Discrete(4), got 4" in events[0].detail
     assert "num_slots" in events[1].detail
+
+
+async def test_a_shard_is_refused_whatever_its_bytes_make_the_decoder_or_the_check_raise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events: list[Any] = []
+    link = link_of_learner(events)
+    header, arrays = EpisodeBatch.from_episodes([episode_of([0, 1], [1])]).to_wire()
+    link.act(shard_of(header, [arrays[0], np.zeros(0, np.float32), *arrays[2:]]))  # in place of the text
+
+    def overlooks(batch: Any) -> None:
+        raise IndexError("a case that nobody thought of")
+
+    link._check.check = overlooks  # type: ignore[method-assign]
+    link.act(shard_of(header, arrays))
+    assert [type(event) for event in events] == [ShardFailed, ShardFailed]
+    assert events[0].detail.startswith("text: expected msgpack, got 0 bytes that are none: ")
+    assert events[1].detail == "IndexError: a case that nobody thought of"
+    assert "fragment uuid/1/5 made its check fail" in caplog.text

@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rlzmq.protocol.events import Report
 from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.values import pack_blob
 from rlzmq.runtime.report_reader import ReportReader
 from rlzmq.runtime.reports import Accounting
 
@@ -92,3 +95,10 @@ def test_a_batch_that_all_ranks_skipped_is_dropped_and_not_trained() -> None:
     reader.account(_report(num_env_steps=40, trained=False, dropped={"skipped": 40}), 40, accounting)
     assert accounting.to_dict() == {"sampled": 40, "trained": 0, "dropped": {"skipped": 40}, "pending": 0}
     assert reader.num_env_steps_without_report == 0
+
+
+def test_the_results_of_a_rank_that_cannot_be_read_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    reader = _reader()
+    good = {"default_policy": {"total_loss": 1.0}}
+    assert reader.open_results([pack_blob(good), b"junk", pack_blob(3)]) == [good, {}, {}]
+    assert "the results of rank 1 are unusable: not a packed value: 4 bytes" in caplog.text
