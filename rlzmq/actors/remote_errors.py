@@ -11,12 +11,18 @@ from typing import Any, cast
 
 from rlzmq.core import errors
 from rlzmq.core.errors import RemoteError
+from rlzmq.core.printable import cut, printable
 
 __all__ = ["RemoteOrigin", "pack_error", "unpack_error"]
 
-_MAX_TRACEBACK_CHARS = 24_000
-_MAX_TEXT_CHARS = 4_000
+# Together within a message's header (64 KiB), whatever the alphabet.
+_MAX_TEXT_BYTES = 16 * 1024
+_MAX_ARGS_BYTES = 8 * 1024
+_MAX_TRACEBACK_BYTES = 24 * 1024
 _MAX_ARGS = 8
+# Of an exception's text within a traceback: the whole text is beside it.
+_MAX_REPEATED_CHARS = 1000
+_LINES = "\n\t"
 
 # Neither can be raised out of an awaited call: both mean something else there.
 _NOT_RAISABLE = {"StopIteration", "StopAsyncIteration"}
@@ -64,16 +70,17 @@ def pack_error(error: BaseException, role: str) -> dict[str, Any]:
     if isinstance(error, OSError) and error.filename is not None and len(arguments) == 2:
         arguments.append(error.filename)  # args leave it out
     is_plain = len(arguments) <= _MAX_ARGS and all(_is_plain(argument) for argument in arguments)
+    is_plain = is_plain and sum(_num_bytes(a) for a in arguments if type(a) is str) <= _MAX_ARGS_BYTES
     return {
         "type": kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
         "known_as": kind.__name__ if is_known else _known_base(kind),
         "is_known": is_known,
-        "text": text[:_MAX_TEXT_CHARS],
+        "text": _within(cut(text), _MAX_TEXT_BYTES),
         "args": arguments if is_plain else None,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "role": role,
-        "traceback": _format(error)[-_MAX_TRACEBACK_CHARS:],
+        "traceback": _end_of(_format(error), _MAX_TRACEBACK_BYTES),
     }
 
 
@@ -84,13 +91,16 @@ def unpack_error(packed: dict[str, Any]) -> Exception:
     of that type, so ``except ValueError`` catches a remote subclass of ValueError.
     """
     origin = RemoteOrigin(
-        str(packed["host"]), int(packed["pid"]), str(packed["role"]), str(packed["traceback"])
+        printable(str(packed["host"])),
+        int(packed["pid"]),
+        printable(str(packed["role"])),
+        printable(str(packed["traceback"]), keep=_LINES),
     )
-    text = str(packed["text"])
+    text = printable(str(packed["text"]), keep=_LINES)
     known = _KNOWN.get(str(packed["known_as"]))
     error = _rebuild(known, packed["args"], text) if packed["is_known"] and known is not None else None
     if error is None:
-        name = str(packed["type"])
+        name = printable(str(packed["type"]))
         message = f"{name}: {text}" if text else name
         facts = {
             "remote_type": name,
@@ -111,7 +121,9 @@ def unpack_error(packed: dict[str, Any]) -> Exception:
 
 def _rebuild(kind: type[Exception], arguments: Any, text: str) -> Exception | None:
     try:
-        return kind(*arguments) if isinstance(arguments, list) else kind(text)
+        if not isinstance(arguments, list):
+            return kind(text)
+        return kind(*(printable(a, keep=_LINES) if isinstance(a, str) else a for a in arguments))
     except Exception:  # a constructor of its own: the RemoteError that comes instead has all facts
         return None
 
@@ -140,9 +152,19 @@ def _known_base(kind: type[BaseException]) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    if type(value) is str:
-        return len(value) <= _MAX_TEXT_CHARS
-    return value is None or (type(value) in (bool, float)) or (type(value) is int and abs(value) < 2**63)
+    return value is None or type(value) in (bool, float, str) or (type(value) is int and abs(value) < 2**63)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
+def _within(text: str, max_bytes: int) -> str:
+    return text.encode(errors="replace")[:max_bytes].decode(errors="ignore")
+
+
+def _end_of(text: str, max_bytes: int) -> str:
+    return text.encode(errors="replace")[-max_bytes:].decode(errors="ignore")
 
 
 def _format(error: BaseException) -> str:
@@ -154,4 +176,10 @@ def _format(error: BaseException) -> str:
         and trace.tb_frame.f_globals.get("__package__") in ("rlzmq.actors", "concurrent.futures")
     ):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    parts = traceback.TracebackException(type(error), error, trace).format()
+    return "".join(_short(part) for part in parts).rstrip()
+
+
+def _short(part: str) -> str:
+    """A part of a traceback: a frame, or an exception's text."""
+    return part if len(part) <= _MAX_REPEATED_CHARS else cut(part, _MAX_REPEATED_CHARS) + "\n"

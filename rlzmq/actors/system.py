@@ -19,6 +19,7 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.links import LocalLink, ProcessLink
 from rlzmq.actors.messages import decode_message
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
+from rlzmq.core.files import make_directories
 from rlzmq.net.context import Context
 from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
@@ -94,7 +95,7 @@ class ActorSystem:
             return self
         self._loop = asyncio.get_running_loop()
         if self._log_dir is not None:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
+            make_directories(self._log_dir)
         server = get_fork_server()
         self._context = Context()
         self._directory = RunDirectory()

@@ -15,6 +15,7 @@ from rlzmq.algorithms.stored_modules import with_stored_modules
 from rlzmq.core.checkpoint import find_inside, local_path, read_checkpoint, read_manifest, write_checkpoint
 from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.printable import printable
 from rlzmq.modules.class_names import class_name
 from rlzmq.modules.saving import read_module_states
 
@@ -77,7 +78,7 @@ def latest_checkpoint(path: str | Path) -> Path | None:
     """
     found = find_checkpoint(path)
     for skipped, why in found.skipped:
-        _log.warning("skipped the checkpoint %s: %s", skipped, why)
+        _log.warning("skipped the checkpoint %s: %s", skipped, printable(why))
     return found.path
 
 

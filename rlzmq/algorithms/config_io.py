@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from rlzmq.algorithms.config_json import to_json
 from rlzmq.algorithms.config_plain import load_named, plain_setting, revive_setting
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import write_text
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["ConfigIO", "load_named"]
@@ -104,7 +105,7 @@ class ConfigIO:
             tables.setdefault(table, []).append(f"{_UNSET} = {_toml(names)}")
         text = "\n".join(f"[{table}]\n" + "\n".join(lines) + "\n" for table, lines in tables.items())
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_text(Path(path), text)
         return text
 
     @classmethod

@@ -17,6 +17,7 @@ def show_checkpoints(place: Path) -> int:
     from rlzmq.core.checkpoint import read_checkpoint, read_manifest
     from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint
     from rlzmq.core.errors import CheckpointError
+    from rlzmq.core.printable import printable
 
     found = find_checkpoint(place)
     paths = [*CheckpointSeries(place / "checkpoints").paths(), *CheckpointSeries(place).paths()]
@@ -25,16 +26,16 @@ def show_checkpoints(place: Path) -> int:
             read_checkpoint(path)
             manifest = read_manifest(path)
         except CheckpointError as error:
-            print(f"{path.name:<12} NOT USABLE  {error}")
+            print(f"{path.name:<12} NOT USABLE  {printable(str(error))}")
             continue
         about, files = manifest["about"], manifest["files"]
-        facts = [f"{sum(int(file['bytes']) for file in files.values())} bytes in {len(files)} files"]
+        facts = [f"{sum(file['bytes'] for file in files.values())} bytes in {len(files)} files"]
         names = {"score": "return", "num_env_steps_trained_lifetime": "steps", "written": "written"}
         facts += [f"{label} {about[name]}" for name, label in names.items() if about.get(name) is not None]
-        print(f"{path.name:<12} whole       {about.get('algorithm', '?')}  {'  '.join(facts)}")
+        print(printable(f"{path.name:<12} whole       {about.get('algorithm', '?')}  {'  '.join(facts)}"))
         if len(paths) < 2:
             for name in sorted({str(Path(name).parent) for name in files}):
-                print(f"             {name}")
+                print(f"             {printable(name)}")
     if found.path is None:
         print("nothing here to resume")
         return EXIT_CONFIG

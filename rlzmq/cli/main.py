@@ -18,6 +18,7 @@ __all__ = [
     "main",
 ]
 
+_LINES = "\n\t"  # an error's text may have several
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69
 EXIT_INTERNAL = 70
@@ -87,6 +88,7 @@ def find_modules_here() -> None:
 def _guarded(module: str, arguments: list[str]) -> int:
     """Run a command; what goes wrong becomes one clear text and an exit code."""
     from rlzmq.core.errors import AuthenticationError, CheckpointError, ConfigurationError, PeerLostError
+    from rlzmq.core.printable import printable
 
     try:
         return int(importlib.import_module(module).run(arguments))
@@ -94,7 +96,7 @@ def _guarded(module: str, arguments: list[str]) -> int:
         print("rlzmq: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (ConfigurationError, CheckpointError) as error:
-        print(f"rlzmq: {error}", file=sys.stderr)
+        print(f"rlzmq: {printable(str(error), keep=_LINES)}", file=sys.stderr)
         return EXIT_CONFIG
     except (PeerLostError, AuthenticationError) as error:
         _print_with_notes(error)
@@ -113,9 +115,10 @@ def _guarded(module: str, arguments: list[str]) -> int:
 
 
 def _print_with_notes(error: BaseException) -> None:
-    print(f"rlzmq: {error}", file=sys.stderr)
-    for note in getattr(error, "__notes__", ()):
-        print(note, file=sys.stderr)
+    from rlzmq.core.printable import printable
+
+    for text in (f"rlzmq: {error}", *getattr(error, "__notes__", ())):
+        print(printable(text, keep=_LINES), file=sys.stderr)
 
 
 def _usage() -> str:

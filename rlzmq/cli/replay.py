@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from rlzmq.core.printable import printable
+
 __all__ = ["ReplayOptions", "describe", "run"]
 
 _MAX_BYTES = 1 << 30
@@ -42,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     import_first(options.import_)
     if (reason := _reason(options.fragment.with_suffix(".json"))) is not None:
-        print(f"quarantined: {reason}")
+        print(f"quarantined: {printable(str(reason))}")
     batch = _read(options.fragment)
     print("\n".join(describe(batch)), flush=True)
     if options.run_dir is not None:
@@ -63,7 +65,7 @@ def _reason(path: Path) -> Any:
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))["reason"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} does not say why: {error!r}. Without this file the fragment can be looked at."
         ) from error
@@ -109,7 +111,7 @@ def describe(batch: Any) -> list[str]:
                 slots = np.argwhere(~np.isfinite(array))
                 bad = f"  NOT FINITE at {len(slots)} places, first at slot {slots[0].tolist()}"
             lines.append(f"{name + where:<28}{array.dtype.str:<6}{list(array.shape)}{bad}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _leaves(tree: Any, where: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlzmq.core.printable import printable
+
 __all__ = ["Rates", "TopOptions", "find_broker", "lines_of", "run"]
 
 
@@ -153,7 +155,7 @@ def lines_of(status: Mapping[str, Any], rates: Mapping[str, float], address: str
         lines.append(
             f"{learner['name'][:33]:<34}rank {learner['rank']}  update {learner['next_update']}  lag {lag}"
         )
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _pairs(counts: Mapping[str, int]) -> str:

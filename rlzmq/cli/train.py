@@ -16,6 +16,8 @@ from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
 from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.files import make_directories, opener
+from rlzmq.core.printable import printable
 
 __all__ = ["TrainOptions", "run"]
 
@@ -211,7 +213,7 @@ def _places(name: str, options: Any, config: Any) -> tuple[Path, Path | None]:
         return path, None
     found = find_checkpoint(place)
     for skipped, reason in found.skipped:
-        print(f"skipped     {skipped}: {reason}", flush=True)
+        print(f"skipped     {skipped}: {printable(reason)}", flush=True)
     if found.path is not None:
         print(f"resumed     {found.path}", flush=True)
     elif options.resume != "auto":
@@ -233,8 +235,8 @@ def _made(path: Path) -> Iterator[None]:
     """
     try:
         new = [place for place in (path, *path.parents) if not place.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        with (path / "metrics.jsonl").open("a", encoding="utf-8"):
+        make_directories(path)
+        with open(path / "metrics.jsonl", "a", encoding="utf-8", opener=opener):
             pass
     except OSError as error:
         raise ConfigurationError(f"cannot write to the run directory {path}: {error.strerror}") from error

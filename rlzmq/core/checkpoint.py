@@ -21,6 +21,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ import numpy as np
 
 from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError
+from rlzmq.core.files import make_directories, opener
 
 __all__ = [
     "FORMAT_VERSION",
@@ -46,6 +48,8 @@ FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _FORMAT = "rlzmq-checkpoint"
 _KEYS = {"format", "version", "about", "files", "sha256"}
+# A manifest names files, some hundred bytes each; the decoded tree takes many times that of memory.
+_MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # Path("s3://bucket") has one slash only
@@ -91,7 +95,7 @@ def write_checkpoint(
     target = local_path(path)
     scratch = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
-        scratch.mkdir(parents=True)
+        make_directories(scratch)
         faults.at("checkpoint.boundary")
         files: dict[str, dict[str, Any]] = {}
         for name, state in components.items():
@@ -145,12 +149,13 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     """
     folder = _present(local_path(path))
     try:
-        manifest = json.loads((folder / _MANIFEST).read_bytes())
+        manifest = json.loads(_bytes_of(folder / _MANIFEST, _MAX_MANIFEST_BYTES))
+        digest = _digest_of(manifest) if isinstance(manifest, dict) else ""
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} is no checkpoint: it holds no {_MANIFEST}. Expected a directory that save_to_path() wrote."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"The manifest of the checkpoint {folder} is torn: {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise CheckpointError(f"{folder / _MANIFEST} is no manifest of an rlzmq checkpoint.")
@@ -160,13 +165,19 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
             f"version {FORMAT_VERSION}. Use the release that wrote it."
         )
     # Checkpoints of the first releases have no digest of their own; everything else does.
-    if set(manifest) - _KEYS or ("sha256" in manifest and manifest["sha256"] != _digest_of(manifest)):
+    if set(manifest) - _KEYS or ("sha256" in manifest and manifest["sha256"] != digest):
         raise CheckpointError(
             f"The manifest of the checkpoint {folder} was altered: it differs from its SHA-256."
         )
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(_is_inside(name) for name in files):
         raise CheckpointError(f"The manifest of the checkpoint {folder} lists no files, or files outside it.")
+    if not all(_is_file_entry(facts) for facts in files.values()):
+        raise CheckpointError(
+            f"The manifest of the checkpoint {folder} lists a file without its size and SHA-256."
+        )
+    if not isinstance(manifest.get("about"), dict):
+        raise CheckpointError(f"The manifest of the checkpoint {folder} has no facts about it.")
     return manifest
 
 
@@ -202,7 +213,7 @@ def _write_component(root: Path, name: str, state: Any, files: dict[str, dict[st
         raise ValueError(f"component name {name!r}: expected relative names joined by slashes.")
     arrays: dict[str, np.ndarray] = {}
     tree = _encode(state, name, arrays)
-    (root / name).mkdir(parents=True, exist_ok=True)
+    make_directories(root / name)
     parts = {"state.json": json.dumps(tree).encode()}
     if arrays:
         parts["state.safetensors"] = save(arrays)
@@ -219,22 +230,22 @@ def _read_component(folder: Path, name: str, contents: Mapping[str, bytes]) -> A
         packed = contents.get(f"{name}/state.safetensors")
         arrays = load(packed) if packed is not None else {}
         return _decode(json.loads(contents[f"{name}/state.json"]), arrays)
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(
             f"Component {name!r} of the checkpoint {folder} cannot be read: {error!r}."
         ) from None
 
 
-def _checked_bytes(folder: Path, name: str, facts: Any) -> bytes:
+def _checked_bytes(folder: Path, name: str, facts: dict[str, Any]) -> bytes:
     try:
-        data = (folder / name).read_bytes()
-    except OSError as error:
+        data = _bytes_of(folder / name, facts["bytes"])
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"The checkpoint {folder} is torn: {name} cannot be read ({error}).") from None
-    if len(data) != facts.get("bytes"):
+    if len(data) != facts["bytes"]:
         raise CheckpointError(
-            f"The checkpoint {folder} is torn: {name} holds {len(data)} bytes, the manifest says {facts.get('bytes')}."
+            f"The checkpoint {folder} is torn: {name} holds {len(data)} bytes, the manifest says {facts['bytes']}."
         )
-    if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
+    if hashlib.sha256(data).hexdigest() != facts["sha256"]:
         raise CheckpointError(f"The checkpoint {folder} was altered: {name} differs from its SHA-256.")
     return data
 
@@ -307,8 +318,33 @@ def _is_inside(name: Any) -> bool:
     return isinstance(name, str) and bool(name) and not name.startswith("/") and ".." not in Path(name).parts
 
 
+def _is_file_entry(facts: Any) -> bool:
+    return (
+        isinstance(facts, dict)
+        and type(facts.get("bytes")) is int
+        and facts["bytes"] >= 0
+        and isinstance(facts.get("sha256"), str)
+    )
+
+
+def _bytes_of(path: Path, max_bytes: int) -> bytes:
+    """What a plain file holds. A pipe or a device, which may never end, is not read.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no plain file, or larger than `max_bytes`.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no plain file")
+        if status.st_size > max_bytes:
+            raise ValueError(f"it holds {status.st_size} bytes, at most {max_bytes} are expected")
+        return file.read()
+
+
 def _write_file(path: Path, data: bytes) -> None:
-    with path.open("wb", buffering=0) as file:
+    with open(path, "wb", buffering=0, opener=opener) as file:
         faults.at("checkpoint.boundary")
         half = len(data) // 2 if faults.is_armed else 0  # so that a fault finds a torn file
         for part in (data[:half], data[half:]):

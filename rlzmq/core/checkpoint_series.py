@@ -20,6 +20,7 @@ from typing import Any
 from rlzmq.core import faults
 from rlzmq.core.checkpoint import local_path, read_checkpoint, read_manifest, write_checkpoint
 from rlzmq.core.errors import CheckpointError
+from rlzmq.core.files import make_directories
 
 __all__ = ["CheckpointSeries", "Found", "find_checkpoint"]
 
@@ -98,7 +99,7 @@ class CheckpointSeries:
         """
         target = self.path / f"{iteration:06d}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directories(self.path)
             if not self._is_tidy:
                 self._tidy(iteration)
             needed = num_bytes_of(components) + _SPARE_BYTES
@@ -151,7 +152,7 @@ class CheckpointSeries:
 def _score(path: Path) -> float:
     try:
         score = read_manifest(path)["about"].get("score")
-    except (CheckpointError, AttributeError):
+    except CheckpointError:
         return -math.inf
     return float(score) if isinstance(score, int | float) and math.isfinite(score) else -math.inf
 

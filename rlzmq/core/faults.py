@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rlzmq.core.files import make_directories
+
 __all__ = ["FAULT_ACTIONS", "arm", "at", "is_armed", "is_recording", "parse_faults", "record"]
 
 FAULT_ACTIONS = ("kill", "stop", "exit", "hang", "enospc", "eio")
@@ -123,7 +125,7 @@ def _hang() -> NoReturn:
 
 class _History:
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         # Unbuffered: what was written outlives a SIGKILL.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlzmq.core.printable import printable
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.errors import ArrayMismatchError, BoundExceededError, MalformedFrameError, wire_decoder
 from rlzmq.protocol.schema import FragmentId
@@ -56,7 +57,7 @@ def unpack_ranges(frames: Sequence[Buffer]) -> list[FragmentRange]:
     if not len(raw):
         return []
     try:
-        runners = bytes(names).decode().split("\n")
+        runners = [printable(name) for name in bytes(names).decode().split("\n")]
     except UnicodeDecodeError:
         raise MalformedFrameError("runner names are UTF-8") from None
     table = np.frombuffer(raw, dtype="<i8").reshape(-1, 5)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from rlzmq.core.printable import printable
 from rlzmq.protocol.errors import SchemaError
 
 __all__ = ["FragmentId", "from_header", "to_header"]
@@ -86,7 +87,7 @@ def _float(value: Any) -> float:
 
 def _str(value: Any) -> str:
     if type(value) is str and len(value) <= _MAX_TEXT_CHARS:
-        return value
+        return printable(value)  # names and details end in logs and on terminals
     raise TypeError
 
 

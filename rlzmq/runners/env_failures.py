@@ -13,6 +13,7 @@ import numpy as np
 
 from rlzmq.core.errors import EnvironmentError_, StepFailedRecreateEnvError
 from rlzmq.core.memory_limit import end_if_out_of_memory
+from rlzmq.core.printable import cut
 from rlzmq.core.tree import tree_map, tree_unstack
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class EnvFailures:
         runner = self._runner
         which = "An environment" if env_index is None else f"Environment {env_index}"
         try:
-            said = str(error)
+            said = cut(str(error))
         except Exception:  # the user's __str__ is broken, too
             said = "(its text cannot be made)"
         how = "How it came there is not known." if way is None else str(way)

@@ -38,6 +38,7 @@ from typing import Any
 
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, ProtocolError
+from rlzmq.core.files import make_directories, opener, write_text
 from rlzmq.net.keys import CurveServer
 from rlzmq.net.run_directory import RunDirectory
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
@@ -380,8 +381,9 @@ def _write(directory: Path, item: Quarantine) -> None:
     """``NAME.fragment`` (the message, see `fragments.fragment_to_bytes`) and ``NAME.json`` (why)."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(item.fragment).replace("/", "-"))
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (directory / f"{name}.fragment").write_bytes(fragment_to_bytes(item.frames))
-        (directory / f"{name}.json").write_text(json.dumps({"id": str(item.fragment), "reason": item.reason}))
+        make_directories(directory, mode=0o700)
+        with open(directory / f"{name}.fragment", "wb", opener=opener) as file:
+            file.write(fragment_to_bytes(item.frames))
+        write_text(directory / f"{name}.json", json.dumps({"id": str(item.fragment), "reason": item.reason}))
     except OSError as error:
         _log.error("fragment %s could not be written to %s: %s", item.fragment, directory, error)

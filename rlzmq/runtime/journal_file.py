@@ -26,6 +26,7 @@ from typing import BinaryIO
 
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import make_directories
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import JournalAppend, JournalRemove
 
@@ -72,7 +73,7 @@ class JournalFile:
         self._segment = -1
         self._has_failed = False
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directories(self._directory, mode=0o700)
             self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigurationError(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.core.printable import cut, printable
 from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import Report
 from rlzmq.protocol.ledger import RunnerRecord
@@ -77,9 +78,10 @@ class ReportReader:
         try:
             return self._metas.open(blob, is_trusted=place is not None)
         except ValueError as error:
-            _log.warning("the meta of fragment %s is unusable: %s", fragment, error)
+            detail = cut(printable(str(error)))  # it may repeat what the runner sent
+            _log.warning("the meta of fragment %s is unusable: %s", fragment, detail)
             if place is not None:
-                self._blame(place, f"an unusable meta: {error}")
+                self._blame(place, f"an unusable meta: {detail}")
             return {}
 
     def open_results(self, blobs: Sequence[Any]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.printable import printable
 
 __all__ = ["RunLock"]
 
@@ -39,16 +40,17 @@ class RunLock:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
-        text = os.pread(fd, 512, 0).decode(errors="replace").split()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            text = _words(fd)
             os.close(fd)
             who = f"process {text[1]} on {text[2]}" if len(text) == 3 else "another process"
             raise ConfigurationError(
                 f"{who} is the broker of this run already ({path} is locked): end it first, or choose another "
                 "--join-file for a run of its own"
             ) from None
+        text = _words(fd)  # under the lock: another broker may have come and gone since the file was opened
         before = int(text[0]) if text and text[0].isdigit() else 0
         incarnation = max(before + 1, int(time.time() * 1000))
         os.ftruncate(fd, 0)
@@ -61,3 +63,8 @@ class RunLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _words(fd: int) -> list[str]:
+    """Epoch, pid and host of the newest broker, as it wrote them."""
+    return printable(os.pread(fd, 512, 0).decode(errors="replace"), keep=" \n").split()

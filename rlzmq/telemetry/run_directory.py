@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import make_directories, opener, write_text
 
 __all__ = ["RunDirectory"]
 
@@ -33,7 +34,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        file = path / "metrics.jsonl"
+        self._metrics = open(file, "a", encoding="utf-8", opener=opener)  # noqa: SIM115 (see close)
 
     @classmethod
     def create(cls, path: Path, config: Any, train: Sequence[str] = ()) -> Self:
@@ -44,13 +46,13 @@ class RunDirectory:
             config: The run's.
             train: The arguments of ``rlzmq train``, for `rlzmq attach`; () where a script runs.
         """
-        path.mkdir(parents=True, exist_ok=True)
+        make_directories(path)
         try:
             text = config.to_toml()
         except ConfigurationError as error:
             text = f"# {error}\n"
-        (path / "config.toml").write_text(text, encoding="utf-8")
-        (path / "run.json").write_text(json.dumps(_facts(config, train), indent=1), encoding="utf-8")
+        write_text(path / "config.toml", text)
+        write_text(path / "run.json", json.dumps(_facts(config, train), indent=1))
         return cls(path)
 
     @staticmethod

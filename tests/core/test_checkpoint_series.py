@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 from collections import namedtuple
@@ -122,3 +124,76 @@ def test_a_fault_at_any_place_of_a_write_leaves_something_to_load(
         after.write(3, state(3), {})
         assert names(after) == ["000003"]
     assert num_faults > 20
+
+
+def _crafted(path: Path, text: bytes) -> None:
+    path.mkdir()
+    (path / "manifest.json").write_bytes(text)
+
+
+def _signed(**changes: object) -> bytes:
+    manifest = {"format": "rlzmq-checkpoint", "version": 1, "about": {}, "files": {}, **changes}
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**manifest, "sha256": digest}).encode()
+
+
+_ENTRY = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"[" * 200_000,
+        b'{"format": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b"\xff\xfe",
+        b"7",
+        b'{"format": "rlzmq-checkpoint", "version": 1' + b"0" * 5000 + b"}",
+        b" " * (17 << 20),
+        _signed(about=[1]),
+        _signed(files=[["a", 1]]),
+        _signed(files={"a/state.json": 7}),
+        _signed(files={"a/state.json": {"bytes": "2", "sha256": "x"}}),
+        _signed(files={"a/state.json": {"bytes": -1, "sha256": "x"}}),
+        _signed(files={"a/state.json": {"bytes": 2, "sha256": None}}),
+        _signed(files={"../state.json": _ENTRY}),
+        _signed(files={"a\0/state.json": _ENTRY}),
+        _signed(files={"a\ud800/state.json": _ENTRY}),
+        _signed(files={"pipe": _ENTRY}),
+        _signed(files={"zero": {"bytes": 1 << 40, "sha256": "x"}}),
+        _signed(files={"deep/state.json": {"bytes": 400_000, "sha256": "0"}}),
+    ],
+)
+def test_a_crafted_manifest_is_skipped_with_a_reason(tmp_path: Path, manifest: bytes) -> None:
+    """Deep, huge, of odd types, or naming what never ends: the older checkpoint is taken."""
+    series = series_of(tmp_path, 5.0)
+    crafted = series.path / "000002"
+    _crafted(crafted, manifest)
+    os.mkfifo(crafted / "pipe")
+    os.symlink("/dev/zero", crafted / "zero")
+    found = find_checkpoint(tmp_path)
+    assert found.path == series.path / "000001"
+    assert [path for path, why in found.skipped if why] == [crafted]
+    CheckpointSeries(series.path).write(1, state(1), {})  # tidying up reads none of it
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"__array__": ["list"]}',
+        b'{"__tuple__": 3}',
+        b'{"__items__": [[[1], 2]]}',
+        b'{"__items__": 5}',
+        b'{"__float__": {}}',
+        b'{"__bytes__": 3}',
+    ],
+)
+def test_a_crafted_state_is_skipped_with_a_reason(tmp_path: Path, text: bytes) -> None:
+    series = series_of(tmp_path, 5.0)
+    entry = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    _crafted(series.path / "000002", _signed(files={"a/state.json": entry}))
+    (series.path / "000002" / "a").mkdir()
+    (series.path / "000002" / "a" / "state.json").write_bytes(text)
+    found = find_checkpoint(tmp_path)
+    assert found.path == series.path / "000001"
+    assert len(found.skipped) == 1

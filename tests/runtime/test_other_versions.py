@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import socket
@@ -84,6 +85,26 @@ def test_a_run_has_one_broker_and_its_epoch_rises_whatever_the_clock_says(
     second = RunLock.take(join)
     assert second.incarnation == first.incarnation + 1
     second.release()
+
+
+def test_the_epoch_is_read_when_the_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another broker takes the lock, counts up and ends, between our opening of the file and our lock."""
+    join = tmp_path / "join.toml"
+    lock_now = fcntl.flock
+    others: list[int] = []
+
+    def another_was_faster(fd: int, how: int) -> None:
+        monkeypatch.setattr("fcntl.flock", lock_now)
+        other = RunLock.take(join)
+        others.append(other.incarnation)
+        other.release()
+        lock_now(fd, how)
+
+    monkeypatch.setattr("fcntl.flock", another_was_faster)
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    ours = RunLock.take(join)
+    assert ours.incarnation == others[0] + 1
+    ours.release()
 
 
 @pytest.mark.slow

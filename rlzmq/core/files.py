@@ -1,0 +1,31 @@
+"""Files and directories that nobody but their owner (and, if the umask lets it, the group) may write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["make_directories", "opener", "write_text"]
+
+# What the umask takes away is taken away; a umask of 0 gives the world nothing.
+_FILE_MODE = 0o664
+_DIRECTORY_MODE = 0o775
+
+
+def opener(path: str, flags: int) -> int:
+    """For ``open(..., opener=opener)``."""
+    return os.open(path, flags, _FILE_MODE)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small UTF-8 file."""
+    with open(path, "w", encoding="utf-8", opener=opener) as file:
+        file.write(text)
+
+
+def make_directories(path: Path, *, mode: int = _DIRECTORY_MODE) -> None:
+    """Make a directory, of this mode, and its parents, where they are missing."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=mode if place == path else _DIRECTORY_MODE, exist_ok=True)
+    path.mkdir(exist_ok=True)  # where it is a file this raises
