@@ -24,6 +24,23 @@ _EXPORTS: dict[str, str] = {
             "StepFailedRecreateEnvError UnsupportedSpaceError"
         ),
         "core.metrics": "MetricsLogger StatsBase",
+        "core.names": (
+            "ALL_MODULES COMPONENT_ENV_RUNNER COMPONENT_ENV_TO_MODULE_CONNECTOR COMPONENT_LEARNER "
+            "COMPONENT_LEARNER_GROUP COMPONENT_MODULE_TO_ENV_CONNECTOR COMPONENT_OPTIMIZER "
+            "COMPONENT_RL_MODULE DIFF_NUM_GRAD_UPDATES_VS_SAMPLER_POLICY ENV_RESET_TIMER "
+            "ENV_RUNNER_RESULTS ENV_RUNNER_SAMPLING_TIMER ENV_STEP_TIMER ENV_TO_MODULE_CONNECTOR "
+            "EPISODE_DURATION_SEC_MEAN EPISODE_LEN_MAX EPISODE_LEN_MEAN EPISODE_LEN_MIN "
+            "EPISODE_RETURN_MAX EPISODE_RETURN_MEAN EPISODE_RETURN_MIN EVALUATION_RESULTS "
+            "FAULT_TOLERANCE_STATS LEARNER_CONNECTOR LEARNER_RESULTS LEARNER_UPDATE_TIMER "
+            "MODULE_TO_ENV_CONNECTOR MODULE_TRAIN_BATCH_SIZE_MEAN NUM_AGENT_STEPS_SAMPLED "
+            "NUM_AGENT_STEPS_SAMPLED_LIFETIME NUM_ENV_STEPS_SAMPLED NUM_ENV_STEPS_SAMPLED_LIFETIME "
+            "NUM_ENV_STEPS_TRAINED NUM_ENV_STEPS_TRAINED_LIFETIME NUM_EPISODES NUM_EPISODES_LIFETIME "
+            "NUM_MODULE_STEPS_SAMPLED NUM_MODULE_STEPS_SAMPLED_LIFETIME NUM_MODULE_STEPS_TRAINED "
+            "NUM_MODULE_STEPS_TRAINED_LIFETIME NUM_TRAINABLE_PARAMETERS RLMODULE_INFERENCE_TIMER "
+            "SYNCH_WORKER_WEIGHTS_TIMER TIMERS TRAINING_ITERATION_TIMER TRAINING_STEP_TIMER "
+            "WEIGHTS_SEQ_NO"
+        ),
+        "core.override": "override",
         "core.seeding": "derive_seed",
         "episodes.columns": "Columns DEFAULT_AGENT_ID DEFAULT_MODULE_ID",
         "episodes.lookback_buffer": "InfiniteLookbackBuffer",
@@ -39,7 +56,7 @@ _EXPORTS: dict[str, str] = {
         ),
         "connectors.common": (
             "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad "
-            "AgentToModuleMapping BatchIndividualItems NumpyToTensor"
+            "AgentToModuleMapping BatchIndividualItems FrameStacking NumpyToTensor"
         ),
         "connectors.env_to_module": (
             "FlattenObservations FrameStackingEnvToModule MeanStdFilter MultiAgentObservationPreprocessor "
@@ -58,20 +75,22 @@ _EXPORTS: dict[str, str] = {
         "modules.multi_rl_module": "MultiRLModule MultiRLModuleSpec",
         "modules.spec": "RLModuleSpec",
         "modules.model_config": "DefaultModelConfig",
+        "modules.default_models": "DefaultPPOTorchRLModule",
         "modules.apis": ("InferenceOnlyAPI QNetAPI SelfSupervisedLossAPI TargetNetworkAPI ValueFunctionAPI"),
         "modules.distributions": (
-            "TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
+            "Distribution TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
             "TorchMultiDistribution TorchSquashedGaussian"
         ),
         "runners.env_runner": "EnvRunner",
         "runners.single_agent_env_runner": "SingleAgentEnvRunner",
         "runners.multi_agent_env_runner": "MultiAgentEnvRunner",
         "learners.learner": "Learner TorchLearner",
-        "learners.ppo_learner": "PPOLearner",
+        "learners.ppo_learner": "PPOLearner PPOTorchLearner",
         "actors.system": "ActorHandle ActorSystem",
         "runtime.env_runner_group": "EnvRunnerGroup",
         "runtime.learner_group": "LearnerGroup",
         "algorithms.algorithm_config": "AlgorithmConfig",
+        "algorithms.settings": "NotProvided",
         "core.callbacks": "Callback RLlibCallback",
         "algorithms.algorithm": "Algorithm",
         "algorithms.async_algorithm": "AsyncAlgorithm",

@@ -108,7 +108,19 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
+class _DeclaresSettings(type):
+    """What a subclass's ``__init__`` assigns are its settings and their defaults, as in RLlib.
+
+    Once it has run, the names are fixed.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        config = super().__call__(*args, **kwargs)
+        object.__setattr__(config, "_is_declared", True)
+        return config
+
+
+class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, metaclass=_DeclaresSettings):
     """The settings of a run: set fluently, checked at once, frozen when an Algorithm is built.
 
     Every setter returns the config itself. An unknown key, a value of the wrong type or out of
@@ -128,6 +140,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
     _fields: ClassVar[dict[str, Field]] = {}
 
     def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
+        object.__setattr__(self, "_is_declared", False)
         object.__setattr__(self, "_values", copy_module.deepcopy(_DEFAULTS))
         object.__setattr__(self, "_frozen", False)
         object.__setattr__(self, "_algo_class", algo_class)
@@ -148,7 +161,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
         raise AttributeError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, values)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._values:
+        if name not in self._values and self._is_declared:
             raise AttributeError(
                 f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, self._values)}"
             )
@@ -161,7 +174,8 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
         value = value if field is None else field.check(value)
         check_fixed(name, value)
         self._values[name] = value
-        self._given.add(name)
+        if self._is_declared:
+            self._given.add(name)
 
     def _default(self, **values: Any) -> None:
         """Set defaults of a subclass (unchecked, and not counted as given by the user)."""
@@ -353,7 +367,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
         Args:
             num_learners: Learner processes (DDP ranks); 0 learns in the driver's own process.
             num_gpus_per_learner: GPUs of each learner; more than 0 means CUDA and NCCL.
-            num_cpus_per_learner: Only "auto"; see torch_num_threads.
+            num_cpus_per_learner: Only "auto", 0 or 1, all the same; see torch_num_threads.
             num_aggregator_actors_per_learner: Only 0: each learner runs its own pipeline.
             max_requests_in_flight_per_learner: Only 3, without a meaning here: updates follow each other.
             local_gpu_idx: Which GPU a learner in the driver's process takes.
@@ -378,6 +392,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
         num_epochs: PositiveInt = NotProvided,
         minibatch_size: PositiveInt | None = NotProvided,
         shuffle_batch_per_epoch: bool = NotProvided,
+        learner_class: type | None = NotProvided,
         learner_connector: Connector = NotProvided,
     ) -> Self:
         """How to learn (each algorithm adds its own settings here).
@@ -392,7 +407,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
             num_epochs: Passes over each train batch.
             minibatch_size: Rows of one gradient step; None: the whole batch.
             shuffle_batch_per_epoch: Whether rows are shuffled anew for each epoch.
-            learner_connector: As in `learners()`.
+            learner_class, learner_connector: As in `learners()`.
         """
         return self
 
@@ -628,7 +643,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
         self,
         *,
         seed: NonNegativeInt | None = NotProvided,
-        log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = NotProvided,
+        log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = NotProvided,
         log_sys_usage: bool = NotProvided,
     ) -> Self:
         """Seed and logging.
@@ -683,6 +698,21 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO):
     def total_train_batch_size(self) -> int:
         """Env steps of one update over all learners."""
         return int(self.train_batch_size_per_learner * max(self.num_learners, 1))
+
+    @property
+    def framework_str(self) -> str:
+        """ "torch": the same as `framework`, which is also the name of a setter."""
+        return str(self._values["framework"])
+
+    @property
+    def is_online(self) -> bool:
+        """Whether runners sample what is trained; True, since there are no offline algorithms."""
+        return True
+
+    @property
+    def is_offline(self) -> bool:
+        """The opposite of `is_online`."""
+        return not self.is_online
 
     @property
     def is_multi_agent(self) -> bool:

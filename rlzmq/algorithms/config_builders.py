@@ -147,6 +147,12 @@ class ConfigBuilders:
         return RLModuleSpec()
 
     @property
+    def rl_module_spec(self) -> Any:
+        """The spec that was set, or the algorithm's own."""
+        given = self._values["rl_module_spec"]
+        return self.get_default_rl_module_spec() if given is None else given
+
+    @property
     def _default_model_config(self) -> dict[str, Any]:
         """The algorithm's own model settings, under the user's. Algorithms override this."""
         return {}
@@ -211,14 +217,14 @@ class ConfigBuilders:
         return TorchLearner
 
     @property
-    def resolved_learner_class(self) -> Any:
-        """`learner_class`, or the algorithm's own."""
-        return self.learner_class or self.get_default_learner_class()
+    def learner_class(self) -> Any:
+        """The Learner class: the one that was set, or the algorithm's own."""
+        return self._values["learner_class"] or self.get_default_learner_class()
 
     def build_learner(self, *, env: Any = None, spaces: Mapping[str, Any] | None = None) -> Any:
         """A built Learner, for use on its own."""
         module_spec = self.get_multi_rl_module_spec(env=env, spaces=spaces)
-        learner = self.resolved_learner_class(config=self, module_spec=module_spec)
+        learner = self.learner_class(config=self, module_spec=module_spec)
         learner.build()
         return learner
 

@@ -40,7 +40,7 @@ FIXED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "compress_observations": ((False,), "observations travel as they are, without a copy."),
     "episodes_to_numpy": ((True,), "sampled episodes are numpy columns from the start."),
     "max_policy_lag": ((None,), "PPO trains only on data of the current weights."),
-    "num_cpus_per_learner": (("auto",), "set learners(torch_num_threads=…)."),
+    "num_cpus_per_learner": (("auto", 0, 1), "set learners(torch_num_threads=…)."),
     "num_aggregator_actors_per_learner": ((0,), "each learner runs its own pipeline."),
     "max_requests_in_flight_per_learner": ((3,), "an update begins when the one before is committed."),
     "keep_per_episode_custom_metrics": (
@@ -53,7 +53,7 @@ FIXED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "log_sys_usage": ((False,), "use the system's own tools."),
     "num_cpus_for_main_process": (
-        (1,),
+        (0, 1),
         "processes are not bound to CPUs; see learners(torch_num_threads=…).",
     ),
     "num_gpus": ((0,), "set learners(num_gpus_per_learner=…)."),

@@ -34,7 +34,7 @@ class RaySettings:
         """Kept for RLlib's sake: what learners and runners take is set in `learners()` and `env_runners()`.
 
         Args:
-            num_cpus_for_main_process: Only 1: processes are not bound to CPUs.
+            num_cpus_for_main_process: Only 0 or 1: processes are not bound to CPUs.
             num_gpus: Only 0: see num_gpus_per_learner.
             placement_strategy: Only "PACK": a cluster file says what runs on which machine.
         """

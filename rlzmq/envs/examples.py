@@ -13,11 +13,19 @@ from rlzmq.envs.multi_agent_env import make_multi_agent
 from rlzmq.envs.random_states import set_space_random_state, space_random_state
 from rlzmq.envs.registry import EnvContext
 
-__all__ = ["MultiAgentCartPole", "RandomEnv", "StatelessCartPole"]
+__all__ = ["MultiAgentCartPole", "MultiAgentPendulum", "RandomEnv", "StatelessCartPole"]
 
 
 class MultiAgentCartPole(make_multi_agent("CartPole-v1")):  # type: ignore[misc]
     """n agents (0 … n-1), each with a CartPole-v1 of its own; the episode ends when the last one is done.
+
+    Args:
+        config: ``{"num_agents": 2}``; the default is 1 agent.
+    """
+
+
+class MultiAgentPendulum(make_multi_agent("Pendulum-v1")):  # type: ignore[misc]
+    """n agents (0 … n-1), each with a Pendulum-v1 of its own.
 
     Args:
         config: ``{"num_agents": 2}``; the default is 1 agent.

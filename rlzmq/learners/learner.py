@@ -47,7 +47,7 @@ class Learner(LearnerHooks):
     Subclasses give `compute_loss_for_module`, and override other hooks where they need to.
 
     Example:
-        >>> learner = PPOLearner(config=config, module_spec=config.get_multi_rl_module_spec(env=env))
+        >>> learner = PPOTorchLearner(config=config, module_spec=config.get_multi_rl_module_spec(env=env))
         >>> learner.build()
         >>> learner.update(episodes=env_runner.sample(num_episodes=3))["default_policy"]["policy_loss"]
 
@@ -353,4 +353,5 @@ class Learner(LearnerHooks):
         )
 
 
-TorchLearner = Learner
+class TorchLearner(Learner):
+    """The same as `Learner`, a class of its own so that mix-ins of `Learner` may follow it among the bases."""

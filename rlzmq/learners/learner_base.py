@@ -37,8 +37,10 @@ _COMPONENTS = (
 class LearnerBase:
     """The part of a Learner that owns things; see `rlzmq.learners.learner.Learner` for how it uses them."""
 
-    #: What every trained module must offer (classes of `rlzmq.modules.apis`).
-    rl_module_required_apis: tuple[type, ...] = ()
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """What every trained module must offer: classes of `rlzmq.modules.apis`."""
+        return []
 
     def __init__(
         self, *, config: Any, module_spec: Any = None, module: Any = None, rank: int = 0, num_ranks: int = 1
@@ -104,7 +106,7 @@ class LearnerBase:
     def _prepare_module(self, module_id: str) -> None:
         module = self.module[module_id].unwrapped()
         if not isinstance(module, SelfSupervisedLossAPI) and self._has_parameters(module_id):
-            missing = [api.__name__ for api in self.rl_module_required_apis if not isinstance(module, api)]
+            missing = [api.__name__ for api in self.rl_module_required_apis() if not isinstance(module, api)]
             if missing:
                 raise TypeError(
                     f"{type(self).__name__} needs module {module_id!r} ({type(module).__name__}) to be a "
@@ -368,6 +370,11 @@ class LearnerBase:
         return names
 
     # -- small things ------------------------------------------------------------------------------
+
+    @property
+    def _module(self) -> Any:
+        """The same as `module`: losses written for RLlib say ``self._module[module_id]``."""
+        return self.module
 
     def _setting(self, name: str, default: Any) -> Any:
         return getattr(self.config, name, default)

@@ -12,15 +12,15 @@ from torch import Tensor
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.learner import Learner
+from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.ppo_loss import PPOSettings, ppo_policy_terms, ppo_value_loss
 from rlzmq.learners.schedule import Schedule
 from rlzmq.modules.apis import ValueFunctionAPI
 
-__all__ = ["PPOLearner"]
+__all__ = ["PPOLearner", "PPOTorchLearner"]
 
 
-class PPOLearner(Learner):
+class PPOLearner(TorchLearner):
     """Trains actor-critic modules with PPO (arXiv:1707.06347).
 
     Needs the columns ``actions``, ``action_logp``, ``action_dist_inputs``, ``advantages`` and
@@ -31,7 +31,10 @@ class PPOLearner(Learner):
     the mean over all of them.
     """
 
-    rl_module_required_apis = (ValueFunctionAPI,)
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """`ValueFunctionAPI`."""
+        return [ValueFunctionAPI]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -185,3 +188,7 @@ class PPOLearner(Learner):
         for module_id, coefficient in state["entropy_coeffs"].items():
             if module_id in self.entropy_coeff_schedulers_per_module:
                 self.entropy_coeff_schedulers_per_module[module_id].current = float(coefficient)
+
+
+class PPOTorchLearner(PPOLearner):
+    """The same as `PPOLearner`: RLlib's name for PPO's default learner."""

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.apis import InferenceOnlyAPI
 from rlzmq.modules.distributions import Distribution, action_dist_cls_for
@@ -48,12 +49,16 @@ class RLModule:
         learner_only: The module is not built on env runners.
         model_config: Settings for ``setup()``, a dict or a DefaultModelConfig;
             ``self.model_config`` is the dict given.
+        catalog_class: Only None: there are no catalogs.
 
     Attributes:
+        action_dist_cls: The distribution class of ``action_dist_inputs``, to be set in ``setup()``; None: by
+            action space.
         module_id: Its id in the MultiRLModule that holds it, for error texts; "" if none does.
     """
 
     framework = "torch"
+    action_dist_cls: type[Distribution] | None = None
 
     def __init__(
         self,
@@ -63,7 +68,13 @@ class RLModule:
         inference_only: bool | None = None,
         learner_only: bool = False,
         model_config: Any = None,
+        catalog_class: Any = None,
     ) -> None:
+        if catalog_class is not None:
+            raise ConfigurationError(
+                f"{type(self).__name__}(catalog_class={catalog_class!r}): there are no catalogs here. Make the "
+                "networks in setup(), from model_config"
+            )
         if inference_only and learner_only:
             raise ValueError("a module cannot be both inference_only and learner_only")
         self.observation_space = observation_space
@@ -108,7 +119,7 @@ class RLModule:
         return self._forward(batch, **kwargs)
 
     def get_inference_action_dist_cls(self) -> type[Distribution]:
-        """The distribution class of ``action_dist_inputs`` in greedy acting; by default by action space."""
+        """The distribution class of ``action_dist_inputs`` in greedy acting; by default `action_dist_cls`."""
         return self._default_action_dist_cls()
 
     def get_exploration_action_dist_cls(self) -> type[Distribution]:
@@ -212,6 +223,8 @@ class RLModule:
         return stateful
 
     def _default_action_dist_cls(self) -> type[Distribution]:
+        if self.action_dist_cls is not None:
+            return self.action_dist_cls
         cached: type[Distribution] | None = self.__dict__.get("_action_dist_cls")
         if cached is None:
             cached = action_dist_cls_for(self.action_space, where=self.describe())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlzmq.connectors.module_to_env.get_actions import draw_actions
+from rlzmq.connectors.module_to_env.get_actions import draw_actions, given_actions_logp
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.dense_chain import dense_chain, run_chain
@@ -125,6 +125,7 @@ class ModuleStep:
             outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
             if type(outputs) is not dict or Columns.ACTION_DIST_INPUTS not in outputs:
                 outputs = self._checked(outputs)
+            outputs = self._with_logp(outputs)
             columns = {
                 name: value.numpy() if type(value) is torch.Tensor else tree_map(to_numpy, value)
                 for name, value in outputs.items()
@@ -143,7 +144,7 @@ class ModuleStep:
     def _act_stateful(self, inputs: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
         batch = {Columns.OBS: tree_map(_add_time, inputs), Columns.STATE_IN: state}
         outputs = self._inner_forward(batch, t=t) if self._explore else self._inner_forward(batch)
-        outputs = dict(self._checked(outputs))
+        outputs = dict(self._with_logp(self._checked(outputs)))
         if Columns.ACTIONS not in outputs:
             actions, logp = self._sample(
                 outputs[Columns.ACTION_DIST_INPUTS], Columns.ACTION_LOGP not in outputs
@@ -158,8 +159,23 @@ class ModuleStep:
         }
         return columns, state_out
 
+    def _with_logp(self, outputs: Any) -> Any:
+        """The outputs; if the module chose actions itself while exploring, with their log-probabilities."""
+        if Columns.ACTIONS not in outputs or not self._explore:
+            return outputs
+        inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
+        if inputs is None or Columns.ACTION_LOGP in outputs:
+            return outputs
+        return {**outputs, **given_actions_logp(self._distribution(inputs), outputs[Columns.ACTIONS])}
+
     def _sample(self, inputs: torch.Tensor, wants_logp: bool = True) -> tuple[Any, Any]:
         """Actions and their log-probabilities (or None), as GetActions draws them."""
+        result: tuple[Any, Any] = draw_actions(
+            self._distribution(inputs), self._explore, self._generator, wants_logp=wants_logp
+        )
+        return result
+
+    def _distribution(self, inputs: torch.Tensor) -> Any:
         if self._dist_cls is None:
             module = self.module
             self._dist_cls = (
@@ -167,11 +183,7 @@ class ModuleStep:
                 if self._explore
                 else module.get_inference_action_dist_cls()
             )
-        distribution = self._dist_cls.from_logits(inputs)
-        result: tuple[Any, Any] = draw_actions(
-            distribution, self._explore, self._generator, wants_logp=wants_logp
-        )
-        return result
+        return self._dist_cls.from_logits(inputs)
 
     def _checked(self, outputs: Any) -> Any:
         method = "_forward_exploration" if self._explore else "_forward_inference"

@@ -13,7 +13,7 @@ from rlzmq.runtime.env_runner_group import asyncio_gather
 from rlzmq.runtime.learner import LearnerRole, make_learner
 from rlzmq.runtime.learner_modules import one_less, one_more, weights_to_load
 from rlzmq.runtime.learner_supervision import LearnerSupervisor
-from rlzmq.runtime.sharding import shard_episodes
+from rlzmq.runtime.sharding import shard_batch, shard_episodes
 
 __all__ = ["AsyncLearnerGroup"]
 
@@ -124,11 +124,17 @@ class AsyncLearnerGroup:
     # -- updates --------------------------------------------------------------------------------
 
     async def update(
-        self, *, episodes: Sequence[Any], timesteps: Mapping[str, int] | None = None, **options: Any
+        self,
+        *,
+        batch: Mapping[str, Any] | None = None,
+        episodes: Sequence[Any] | None = None,
+        timesteps: Mapping[str, int] | None = None,
+        **options: Any,
     ) -> list[dict[str, Any]]:
-        """One update on these episodes, shared equally by all ranks.
+        """One update on these episodes, or this train batch, shared equally by all ranks.
 
         Args:
+            batch: A ready train batch (see `Learner.update`); every rank trains the same number of its rows.
             episodes: Episodes, or an EpisodeBatch; they are cut so that every rank trains the same
                 number of env steps (at most num_learners - 1 steps are left out, and counted).
             timesteps: Lifetime counters that drive schedules.
@@ -138,20 +144,25 @@ class AsyncLearnerGroup:
             ``{module id: {metric: value}}`` of each rank.
 
         Raises:
-            ValueError: There are fewer env steps than ranks.
+            ValueError: Not exactly one source was given, or there are fewer env steps than ranks.
         """
+        if (batch is None) == (episodes is None):
+            raise ValueError(
+                "LearnerGroup.update: expected either batch or episodes, got "
+                f"{'none' if batch is None else 'both'}."
+            )
         self.num_changes += 1
-        counts = dict(timesteps) if timesteps else None
+        options["timesteps"] = dict(timesteps) if timesteps else None
         if self.local_learner is not None:
-            results = [self.local_learner.update(episodes=episodes, timesteps=counts, **options)]
-            num_steps = _num_env_steps(episodes)
+            results = [self.local_learner.update(batch=batch, episodes=episodes, **options)]
+            num_steps = _num_steps_of(batch=batch, episodes=episodes)
         else:
-            results, num_steps = await self._update_ranks(episodes, {"timesteps": counts, **options})
+            results, num_steps = await self._update_ranks(batch, episodes, options)
         self._results.append((results, num_steps))
         return results
 
     async def _update_ranks(
-        self, episodes: Any, options: Mapping[str, Any]
+        self, batch: Any, episodes: Any, options: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], int]:
         """An update of all ranks; if one dies, the others go on, each with a larger share."""
         assert self.supervisor is not None
@@ -161,12 +172,12 @@ class AsyncLearnerGroup:
         async def attempt(handles: Sequence[Any]) -> tuple[list[dict[str, Any]], int]:
             version = await handles[0].ping()
             start.append(version)
-            shards, num_steps = shard_episodes(episodes, len(handles))
+            name, shards, num_steps = _shards(batch, episodes, len(handles))
             if version > start[0]:
                 return [], num_steps  # committed before a rank died, which has its results
             results = await asyncio.gather(
                 *(
-                    handle.update(episodes=shard, **options)
+                    handle.update(**{name: shard}, **options)
                     for handle, shard in zip(handles, shards, strict=True)
                 ),
                 return_exceptions=True,
@@ -385,6 +396,27 @@ class AsyncLearnerGroup:
             await self.supervisor.stop()
         handles, self.handles = self.handles, []
         await asyncio_gather(handles, lambda handle: handle.stop())
+
+
+def _shards(batch: Any, episodes: Any, num_ranks: int) -> tuple[str, list[Any], int]:
+    """(Which argument of `Learner.update` they are, a shard per rank, steps over all of them)."""
+    if batch is None:
+        of_episodes, num_steps = shard_episodes(episodes, num_ranks)
+        return "episodes", of_episodes, num_steps
+    shards = shard_batch(batch, num_ranks)
+    return "batch", shards, sum(_num_steps_of(batch=shard) for shard in shards)
+
+
+def _num_steps_of(*, batch: Any = None, episodes: Any = None) -> int:
+    if batch is not None:
+        return max((_num_rows(value) for value in batch.values()), default=0)
+    return _num_env_steps(episodes)
+
+
+def _num_rows(value: Any) -> int:
+    while isinstance(value, Mapping):
+        value = next(iter(value.values()), ())
+    return len(value)
 
 
 def _num_env_steps(episodes: Any) -> int:

@@ -113,7 +113,7 @@ def pack_config(config: Any) -> bytes:
     """
     plain = config.copy(copy_frozen=False)
     spaces = {name: space_to_plain(config.get(name)) for name in _SPACES if config.get(name) is not None}
-    spec = config.rl_module_spec
+    spec = config.to_dict()["rl_module_spec"]
     for name in (*spaces, *(("rl_module_spec",) if spec is not None else ())):
         setattr(plain, name, None)
     try:

@@ -27,9 +27,7 @@ _FORMING_TIMEOUT_S = 10.0
 
 def make_learner(config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
     """A built Learner of the class that a config asks for, in this process."""
-    learner = config.resolved_learner_class(
-        config=config, module_spec=module_spec, rank=rank, num_ranks=num_ranks
-    )
+    learner = config.learner_class(config=config, module_spec=module_spec, rank=rank, num_ranks=num_ranks)
     learner.build()
     return learner
 

@@ -1,11 +1,11 @@
-"""Equal shards of a list of episodes: every rank trains exactly the same number of env steps."""
+"""Equal shards of episodes or of a train batch: every rank trains exactly the same number of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["shard_episodes"]
+__all__ = ["shard_batch", "shard_episodes"]
 
 
 def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]:
@@ -43,6 +43,32 @@ def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]
             if room == 0:
                 rank, room = rank + 1, per_rank
     return shards, per_rank * num_ranks
+
+
+def shard_batch(batch: Mapping[str, Any], num_ranks: int) -> list[dict[str, Any]]:
+    """Cut a train batch into `num_ranks` batches of equally many rows, in order; what is left over is left out.
+
+    Args:
+        batch: Module id → column → array or tensor ``[rows, ...]`` (or just column → …).
+        num_ranks: ≥ 1.
+
+    Raises:
+        ValueError: A module has fewer rows than there are ranks.
+    """
+
+    def part(value: Any, rank: int) -> Any:
+        if isinstance(value, Mapping):
+            return {name: part(item, rank) for name, item in value.items()}
+        if isinstance(value, tuple):
+            return tuple(part(item, rank) for item in value)
+        per_rank = len(value) // num_ranks
+        if per_rank == 0:
+            raise ValueError(
+                f"{len(value)} rows cannot be shared by {num_ranks} learners: give at least {num_ranks} rows."
+            )
+        return value[rank * per_rank : (rank + 1) * per_rank]
+
+    return [part(batch, rank) for rank in range(num_ranks)]
 
 
 def _flat(episodes: Any) -> list[Any]:

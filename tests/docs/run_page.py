@@ -1,4 +1,5 @@
 """Runs the Python blocks of pages on small settings: each page in order, in one namespace, as a script ``__main__``.
+A page may also be a script itself.
 
 Usage: ``python run_page.py MODULE…``; the modules are for the fork server. One page a line comes by stdin, as a JSON
 list of its path and the directory to run it in; for each one a line goes to stdout: a JSON text, empty or what was
@@ -51,6 +52,9 @@ def _run(page: str) -> None:
     script = sys.modules["__main__"] = types.ModuleType("__main__")
     _SCRIPTS.append(script)
     text = Path(page).read_text(encoding="utf-8")
+    if page.endswith(".py"):
+        exec(compile(text, page, "exec", dont_inherit=True), script.__dict__)
+        return
     for match in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         line = text[: match.start()].count("\n") + 1
         tree = ast.parse("\n" * line + match[1], page)
@@ -65,12 +69,13 @@ _SCRIPTS: list[types.ModuleType] = []  # classes of a page live as long as the p
 
 
 def _main() -> None:
-    from rlzmq.actors import forkserver
-
-    forkserver.prestart(sys.argv[1:])
-    _make_small()
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what a page prints is no answer
+        os.dup2(2, 1)  # what a page prints is no answer, nor what the fork server's children print
+
+        from rlzmq.actors import forkserver
+
+        forkserver.prestart(sys.argv[1:])
+        _make_small()
         for order in sys.stdin:
             page, directory = json.loads(order)
             os.chdir(directory)

@@ -1,4 +1,7 @@
-"""Every Python block of README.md and docs/*.md runs, each page in a namespace of its own, as a script."""
+"""Every Python block of README.md and docs/*.md runs, each page in a namespace of its own, as a script.
+
+So do the scripts in ``concepts``: what RLlib's concept pages do, with only the imports changed.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from tests.support.warm import WARM
 ROOT = Path(__file__).parents[2]
 RUN_PAGE = Path(__file__).with_name("run_page.py")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONCEPTS = sorted(Path(__file__).with_name("concepts").glob("*.py"))
 ELSEWHERE = {"connectors.md"}  # tests/connectors/test_connectors_page.py runs it and looks at what it did
 
 
@@ -78,6 +82,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
     "page", [page for page in PAGES if has_code(page) and page.name not in ELSEWHERE], ids=lambda p: p.name
 )
 def test_the_pages_code_runs(page: Path, tmp_path: Path, pages: Pages) -> None:
+    pages.run(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", CONCEPTS, ids=lambda p: p.stem)
+def test_a_concept_pages_code_runs_with_only_its_imports_changed(
+    page: Path, tmp_path: Path, pages: Pages
+) -> None:
     pages.run(page, tmp_path)
 
 

@@ -79,10 +79,17 @@ class PPOConfig(AlgorithmConfig):
         return PPO
 
     def get_default_learner_class(self) -> Any:
-        """PPOLearner."""
-        from rlzmq.learners.ppo_learner import PPOLearner
+        """PPOTorchLearner."""
+        from rlzmq.learners.ppo_learner import PPOTorchLearner
 
-        return PPOLearner
+        return PPOTorchLearner
+
+    def get_default_rl_module_spec(self) -> Any:
+        """A spec of DefaultPPOTorchRLModule."""
+        from rlzmq.modules.default_models.actor_critic import DefaultPPOTorchRLModule
+        from rlzmq.modules.spec import RLModuleSpec
+
+        return RLModuleSpec(module_class=DefaultPPOTorchRLModule)
 
     @property
     def _default_model_config(self) -> dict[str, Any]:

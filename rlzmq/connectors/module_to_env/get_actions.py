@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlzmq.connectors.common.numpy_to_tensor import to_tensor
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.rl_modules import is_multi_rl_module
+from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 
-__all__ = ["GetActions", "draw_actions"]
+__all__ = ["GetActions", "draw_actions", "given_actions_logp"]
 
 
 class GetActions(ConnectorV2):
@@ -18,6 +20,9 @@ class GetActions(ConnectorV2):
     With ``explore=True`` actions are sampled from the module's exploration distribution, else they are the
     most likely ones of its inference distribution. Random numbers come from the torch.Generator in
     ``shared_data["generator"]``; without one, from torch's global stream. Rows are drawn in order.
+
+    Actions that the module gave itself are used as they are; with ``action_dist_inputs`` beside them they get their
+    ``action_logp``, while exploring.
     """
 
     def __call__(
@@ -48,9 +53,12 @@ class GetActions(ConnectorV2):
 def _add_actions(
     outputs: dict[str, Any], module: Any, explore: bool | None, generator: Any, where: str
 ) -> None:
-    if Columns.ACTIONS in outputs:
-        return
     inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
+    if Columns.ACTIONS in outputs:
+        if explore and inputs is not None and Columns.ACTION_LOGP not in outputs:
+            distribution = module.get_exploration_action_dist_cls().from_logits(inputs)
+            outputs |= given_actions_logp(distribution, outputs[Columns.ACTIONS])
+        return
     if inputs is None:
         raise ValueError(
             f"{where}: expected the outputs to have {Columns.ACTIONS!r} or {Columns.ACTION_DIST_INPUTS!r}, "
@@ -65,6 +73,21 @@ def _add_actions(
     outputs[Columns.ACTIONS] = actions
     if logp is not None:
         outputs[Columns.ACTION_LOGP] = logp
+
+
+def given_actions_logp(distribution: Any, actions: Any) -> dict[str, Any]:
+    """The column ``action_logp`` of actions that a module chose itself.
+
+    Args:
+        distribution: Of the ``action_dist_inputs`` that it returned beside them.
+        actions: Tree of tensors (or arrays) ``[B, ...]``.
+
+    Returns:
+        ``{"action_logp": float tensor [B]}``; ``{}`` where a deterministic distribution has none.
+    """
+    if not getattr(distribution, "has_logp", True):
+        return {}
+    return {Columns.ACTION_LOGP: distribution.logp(tree_map(to_tensor, actions))}
 
 
 def draw_actions(

@@ -1,6 +1,6 @@
 """Default models: encoders for every common space, and the modules made of them."""
 
-from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule
+from rlzmq.modules.default_models.actor_critic import DefaultActorCriticModule, DefaultPPOTorchRLModule
 from rlzmq.modules.default_models.cnn import ImageEncoder
 from rlzmq.modules.default_models.heads import PolicyHead
 from rlzmq.modules.default_models.mlp import MLP
@@ -10,6 +10,7 @@ from rlzmq.modules.default_models.streams import MultiStreamEncoder, build_encod
 __all__ = [
     "MLP",
     "DefaultActorCriticModule",
+    "DefaultPPOTorchRLModule",
     "ImageEncoder",
     "MultiStreamEncoder",
     "PolicyHead",

@@ -17,7 +17,7 @@ from rlzmq.modules.default_models.streams import build_encoder, mismatch
 from rlzmq.modules.model_config import DefaultModelConfig
 from rlzmq.modules.rl_module import TorchRLModule
 
-__all__ = ["DefaultActorCriticModule"]
+__all__ = ["DefaultActorCriticModule", "DefaultPPOTorchRLModule"]
 
 
 class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI):
@@ -188,3 +188,7 @@ def _check_previous(space: gym.Space[Any], config: DefaultModelConfig, where: st
                 f"space is {space}. Add the piece: config.env_runners(env_to_module_connector=lambda env, "
                 "spaces, device: PrevActionsPrevRewards())"
             )
+
+
+#: RLlib's name for it.
+DefaultPPOTorchRLModule = DefaultActorCriticModule

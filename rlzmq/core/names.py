@@ -1,0 +1,118 @@
+"""Names in states and results, as RLlib spells them: components of a checkpoint, keys of what `train` returns.
+
+What the keys mean is in docs/metrics.md; a key is here if results have it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ALL_MODULES",
+    "COMPONENT_ENV_RUNNER",
+    "COMPONENT_ENV_TO_MODULE_CONNECTOR",
+    "COMPONENT_LEARNER",
+    "COMPONENT_LEARNER_GROUP",
+    "COMPONENT_MODULE_TO_ENV_CONNECTOR",
+    "COMPONENT_OPTIMIZER",
+    "COMPONENT_RL_MODULE",
+    "DIFF_NUM_GRAD_UPDATES_VS_SAMPLER_POLICY",
+    "ENV_RESET_TIMER",
+    "ENV_RUNNER_RESULTS",
+    "ENV_RUNNER_SAMPLING_TIMER",
+    "ENV_STEP_TIMER",
+    "ENV_TO_MODULE_CONNECTOR",
+    "EPISODE_DURATION_SEC_MEAN",
+    "EPISODE_LEN_MAX",
+    "EPISODE_LEN_MEAN",
+    "EPISODE_LEN_MIN",
+    "EPISODE_RETURN_MAX",
+    "EPISODE_RETURN_MEAN",
+    "EPISODE_RETURN_MIN",
+    "EVALUATION_RESULTS",
+    "FAULT_TOLERANCE_STATS",
+    "LEARNER_CONNECTOR",
+    "LEARNER_RESULTS",
+    "LEARNER_UPDATE_TIMER",
+    "MODULE_TO_ENV_CONNECTOR",
+    "MODULE_TRAIN_BATCH_SIZE_MEAN",
+    "NUM_AGENT_STEPS_SAMPLED",
+    "NUM_AGENT_STEPS_SAMPLED_LIFETIME",
+    "NUM_ENV_STEPS_SAMPLED",
+    "NUM_ENV_STEPS_SAMPLED_LIFETIME",
+    "NUM_ENV_STEPS_TRAINED",
+    "NUM_ENV_STEPS_TRAINED_LIFETIME",
+    "NUM_EPISODES",
+    "NUM_EPISODES_LIFETIME",
+    "NUM_MODULE_STEPS_SAMPLED",
+    "NUM_MODULE_STEPS_SAMPLED_LIFETIME",
+    "NUM_MODULE_STEPS_TRAINED",
+    "NUM_MODULE_STEPS_TRAINED_LIFETIME",
+    "NUM_TRAINABLE_PARAMETERS",
+    "RLMODULE_INFERENCE_TIMER",
+    "SYNCH_WORKER_WEIGHTS_TIMER",
+    "TIMERS",
+    "TRAINING_ITERATION_TIMER",
+    "TRAINING_STEP_TIMER",
+    "WEIGHTS_SEQ_NO",
+]
+
+# -- components of a checkpoint -----------------------------------------------------------------
+
+COMPONENT_ENV_RUNNER = "env_runner"
+COMPONENT_ENV_TO_MODULE_CONNECTOR = "env_to_module_connector"
+COMPONENT_LEARNER = "learner"
+COMPONENT_LEARNER_GROUP = "learner_group"
+COMPONENT_MODULE_TO_ENV_CONNECTOR = "module_to_env_connector"
+COMPONENT_OPTIMIZER = "optimizer"
+COMPONENT_RL_MODULE = "rl_module"
+
+# -- parts of a result --------------------------------------------------------------------------
+
+ALL_MODULES = "__all_modules__"
+ENV_RUNNER_RESULTS = "env_runners"
+EVALUATION_RESULTS = "evaluation"
+FAULT_TOLERANCE_STATS = "fault_tolerance"
+LEARNER_RESULTS = "learners"
+TIMERS = "timers"
+
+# -- episodes -----------------------------------------------------------------------------------
+
+EPISODE_DURATION_SEC_MEAN = "episode_duration_sec_mean"
+EPISODE_LEN_MAX = "episode_len_max"
+EPISODE_LEN_MEAN = "episode_len_mean"
+EPISODE_LEN_MIN = "episode_len_min"
+EPISODE_RETURN_MAX = "episode_return_max"
+EPISODE_RETURN_MEAN = "episode_return_mean"
+EPISODE_RETURN_MIN = "episode_return_min"
+NUM_EPISODES = "num_episodes"
+NUM_EPISODES_LIFETIME = "num_episodes_lifetime"
+
+# -- counters -----------------------------------------------------------------------------------
+
+DIFF_NUM_GRAD_UPDATES_VS_SAMPLER_POLICY = "diff_num_grad_updates_vs_sampler_policy"
+MODULE_TRAIN_BATCH_SIZE_MEAN = "module_train_batch_size_mean"
+NUM_AGENT_STEPS_SAMPLED = "num_agent_steps_sampled"
+NUM_AGENT_STEPS_SAMPLED_LIFETIME = "num_agent_steps_sampled_lifetime"
+NUM_ENV_STEPS_SAMPLED = "num_env_steps_sampled"
+NUM_ENV_STEPS_SAMPLED_LIFETIME = "num_env_steps_sampled_lifetime"
+NUM_ENV_STEPS_TRAINED = "num_env_steps_trained"
+NUM_ENV_STEPS_TRAINED_LIFETIME = "num_env_steps_trained_lifetime"
+NUM_MODULE_STEPS_SAMPLED = "num_module_steps_sampled"
+NUM_MODULE_STEPS_SAMPLED_LIFETIME = "num_module_steps_sampled_lifetime"
+NUM_MODULE_STEPS_TRAINED = "num_module_steps_trained"
+NUM_MODULE_STEPS_TRAINED_LIFETIME = "num_module_steps_trained_lifetime"
+NUM_TRAINABLE_PARAMETERS = "num_trainable_parameters"
+WEIGHTS_SEQ_NO = "weights_seq_no"
+
+# -- timers -------------------------------------------------------------------------------------
+
+ENV_RESET_TIMER = "env_reset_timer"
+ENV_RUNNER_SAMPLING_TIMER = "env_runner_sampling_timer"
+ENV_STEP_TIMER = "env_step_timer"
+ENV_TO_MODULE_CONNECTOR = "env_to_module_connector"
+LEARNER_CONNECTOR = "learner_connector"
+LEARNER_UPDATE_TIMER = "learner_update_timer"
+MODULE_TO_ENV_CONNECTOR = "module_to_env_connector"
+RLMODULE_INFERENCE_TIMER = "rlmodule_inference_timer"
+SYNCH_WORKER_WEIGHTS_TIMER = "synch_weights"
+TRAINING_ITERATION_TIMER = "training_iteration"
+TRAINING_STEP_TIMER = "training_step"

@@ -1,0 +1,229 @@
+"""RL modules: default networks and their settings, specs, modules of one's own, checkpoints of modules."""
+
+import tempfile
+
+import gymnasium as gym
+import torch
+
+from rlzmq import (
+    AlgorithmConfig,
+    Columns,
+    DefaultModelConfig,
+    DefaultPPOTorchRLModule,
+    FlattenObservations,
+    MultiRLModule,
+    MultiRLModuleSpec,
+    PPOConfig,
+    RLModule,
+    RLModuleSpec,
+    TorchCategorical,
+    TorchRLModule,
+    ValueFunctionAPI,
+)
+from rlzmq.envs.examples import MultiAgentCartPole
+
+AlgorithmConfig().api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
+
+config = (
+    PPOConfig()
+    .environment("FrozenLake-v1")
+    .env_runners(num_env_runners=0, env_to_module_connector=lambda env: FlattenObservations())
+)
+test = config.build()
+test.train()
+test.stop()
+
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32, 32], fcnet_activation="relu"))
+)
+config.env_runners(num_env_runners=0)
+config.learners(num_learners=0)
+config.training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
+test = config.build()
+test.train()
+test.stop()
+
+env = gym.make("CartPole-v1")
+rl_module = DefaultPPOTorchRLModule(
+    observation_space=env.observation_space,
+    action_space=env.action_space,
+    model_config={"fcnet_hiddens": [64]},
+)
+spec = RLModuleSpec(
+    module_class=DefaultPPOTorchRLModule,
+    observation_space=env.observation_space,
+    action_space=env.action_space,
+    model_config={"fcnet_hiddens": [64]},
+)
+rl_module = spec.build()
+spec = MultiRLModuleSpec(
+    rl_module_specs={
+        "module_1": RLModuleSpec(
+            module_class=DefaultPPOTorchRLModule,
+            observation_space=gym.spaces.Box(low=-1, high=1, shape=(10,)),
+            action_space=gym.spaces.Discrete(2),
+            model_config={"fcnet_hiddens": [32]},
+        ),
+        "module_2": RLModuleSpec(
+            module_class=DefaultPPOTorchRLModule,
+            observation_space=gym.spaces.Box(low=-1, high=1, shape=(5,)),
+            action_space=gym.spaces.Discrete(2),
+            model_config={"fcnet_hiddens": [16]},
+        ),
+    },
+)
+multi_rl_module = spec.build()
+assert set(multi_rl_module.keys()) == {"module_1", "module_2"}
+
+
+class MyTorchPolicy(TorchRLModule, ValueFunctionAPI):
+    def setup(self):
+        super().setup()
+        input_dim = self.observation_space.shape[0]
+        hidden_dim = self.model_config["fcnet_hiddens"][0]
+        output_dim = self.action_space.n
+        assert self.inference_only in (True, False)
+        self.action_dist_cls = TorchCategorical
+        self._pi_head = torch.nn.Sequential(
+            torch.nn.Linear(input_dim, hidden_dim), torch.nn.ReLU(), torch.nn.Linear(hidden_dim, output_dim)
+        )
+        self._values = torch.nn.Linear(input_dim, 1)
+
+    def _forward_inference(self, batch, **kwargs):
+        with torch.no_grad():
+            return {Columns.ACTIONS: torch.argmax(self._pi_head(batch[Columns.OBS]), dim=-1)}
+
+    def _forward_exploration(self, batch, **kwargs):
+        logits = self._pi_head(batch[Columns.OBS])
+        actions = TorchCategorical.from_logits(logits).sample()
+        return {Columns.ACTIONS: actions, Columns.ACTION_DIST_INPUTS: logits}
+
+    def _forward_train(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self._pi_head(batch[Columns.OBS])}
+
+    def compute_values(self, batch, embeddings=None):
+        return self._values(batch[Columns.OBS]).squeeze(-1)
+
+
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=0)
+    .rl_module(rl_module_spec=RLModuleSpec(module_class=MyTorchPolicy, model_config={"fcnet_hiddens": [16]}))
+    .evaluation(evaluation_interval=1, evaluation_duration=1)
+)
+ppo = config.build()
+assert isinstance(ppo.get_module(), MyTorchPolicy)
+ppo.train()
+ppo.stop()
+
+shared = (
+    PPOConfig()
+    .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    .env_runners(num_env_runners=0)
+    .multi_agent(policies={"p0"}, policy_mapping_fn=lambda agent_id, episode, **kw: "p0")
+    .rl_module(
+        rl_module_spec=MultiRLModuleSpec(
+            rl_module_specs={
+                "p0": RLModuleSpec(module_class=MyTorchPolicy, model_config={"fcnet_hiddens": [8]})
+            }
+        )
+    )
+)
+separate = (
+    PPOConfig()
+    .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    .env_runners(num_env_runners=0)
+    .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent_id, episode, **kw: f"p{agent_id}")
+    .rl_module(
+        rl_module_spec=MultiRLModuleSpec(
+            rl_module_specs={
+                "p0": RLModuleSpec(module_class=MyTorchPolicy, model_config={"fcnet_hiddens": [32, 32]}),
+                "p1": RLModuleSpec(module_class=MyTorchPolicy, model_config={"fcnet_hiddens": [128, 128]}),
+            }
+        )
+    )
+)
+for config in (shared, separate):
+    ppo = config.build()
+    assert isinstance(ppo.get_module("p0"), MyTorchPolicy)
+    ppo.train()
+    ppo.stop()
+
+assert ValueFunctionAPI in PPOConfig().get_default_learner_class().rl_module_required_apis()
+
+
+# a MultiRLModule of one's own: two heads on one encoder
+class Encoder(TorchRLModule):
+    def setup(self):
+        self.net = torch.nn.Linear(self.observation_space.shape[0], self.model_config["embedding_dim"])
+
+    def _forward(self, batch, **kwargs):
+        return {"encoder_embeddings": self.net(batch[Columns.OBS])}
+
+
+class Head(TorchRLModule):
+    def setup(self):
+        self.net = torch.nn.Linear(self.model_config["embedding_dim"], self.action_space.n)
+
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.net(batch["encoder_embeddings"])}
+
+
+class SharedEncoder(MultiRLModule):
+    def setup(self):
+        super().setup()
+        self.encoder = self._rl_modules["encoder"]
+
+    def _forward(self, batch, forward_type="", **kwargs):
+        outputs = {}
+        for policy_id, policy_batch in batch.items():
+            policy_batch = dict(policy_batch)
+            policy_batch.update(self.encoder._forward(policy_batch))
+            outputs[policy_id] = self._rl_modules[policy_id]._forward(policy_batch)
+        return outputs
+
+    def _forward_inference(self, batch, **kwargs):
+        return self._forward(batch, "_forward_inference", **kwargs)
+
+    def _forward_exploration(self, batch, **kwargs):
+        return self._forward(batch, "_forward_exploration", **kwargs)
+
+    def _forward_train(self, batch, **kwargs):
+        return self._forward(batch, "_forward_train", **kwargs)
+
+
+space = {"observation_space": env.observation_space, "action_space": env.action_space}
+spec = MultiRLModuleSpec(
+    multi_rl_module_class=SharedEncoder,
+    rl_module_specs={
+        "encoder": RLModuleSpec(module_class=Encoder, model_config={"embedding_dim": 8}, **space),
+        "p0": RLModuleSpec(module_class=Head, model_config={"embedding_dim": 8}, **space),
+        "p1": RLModuleSpec(module_class=Head, model_config={"embedding_dim": 8}, **space),
+    },
+)
+multi = spec.build()
+outputs = multi.forward_train({"p0": {"obs": torch.zeros(3, 4)}, "p1": {"obs": torch.zeros(2, 4)}})
+assert outputs["p1"]["action_dist_inputs"].shape == (2, 2)
+
+rl_module = DefaultPPOTorchRLModule(
+    observation_space=env.observation_space,
+    action_space=env.action_space,
+    model_config=DefaultModelConfig(fcnet_hiddens=[32]),
+)
+module_ckpt_path = tempfile.mkdtemp()
+rl_module.save_to_path(module_ckpt_path)
+new_module = RLModule.from_checkpoint(module_ckpt_path)
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=0)
+    .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32]))
+)
+ppo = config.build()
+ppo.restore_from_path(module_ckpt_path, component="learner_group/learner/rl_module/default_policy")
+for name, array in ppo.get_module().get_state().items():
+    assert (array == new_module.get_state()[name]).all(), name
+ppo.stop()
