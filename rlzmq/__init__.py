@@ -8,9 +8,124 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.import_errors import MissingNameFinder, import_failure
+
+if TYPE_CHECKING:  # what type checkers and editors know the names by
+    from rlzmq.actors.system import ActorHandle as ActorHandle, ActorSystem as ActorSystem
+    from rlzmq.algorithms.algorithm import Algorithm as Algorithm
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
+    from rlzmq.algorithms.async_algorithm import AsyncAlgorithm as AsyncAlgorithm
+    from rlzmq.algorithms.checkpoints import latest_checkpoint as latest_checkpoint
+    from rlzmq.algorithms.policy import Policy as Policy
+    from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
+    from rlzmq.connectors.common import (
+        AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
+        AddStatesFromEpisodesToBatch as AddStatesFromEpisodesToBatch,
+        AddTimeDimToBatchAndZeroPad as AddTimeDimToBatchAndZeroPad,
+        AgentToModuleMapping as AgentToModuleMapping,
+        BatchIndividualItems as BatchIndividualItems,
+        NumpyToTensor as NumpyToTensor,
+    )
+    from rlzmq.connectors.connector_v2 import ConnectorV2 as ConnectorV2
+    from rlzmq.connectors.env_to_module import (
+        FlattenObservations as FlattenObservations,
+        FrameStackingEnvToModule as FrameStackingEnvToModule,
+        MeanStdFilter as MeanStdFilter,
+        MultiAgentObservationPreprocessor as MultiAgentObservationPreprocessor,
+        PrevActionsPrevRewards as PrevActionsPrevRewards,
+        SingleAgentObservationPreprocessor as SingleAgentObservationPreprocessor,
+        WriteObservationsToEpisodes as WriteObservationsToEpisodes,
+    )
+    from rlzmq.connectors.learner import (
+        AddColumnsFromEpisodesToTrainBatch as AddColumnsFromEpisodesToTrainBatch,
+        AddInfosFromEpisodesToTrainBatch as AddInfosFromEpisodesToTrainBatch,
+        AddNextObservationsFromEpisodesToTrainBatch as AddNextObservationsFromEpisodesToTrainBatch,
+        AddOneTsToEpisodesAndTruncate as AddOneTsToEpisodesAndTruncate,
+        ComputeReturnsToGo as ComputeReturnsToGo,
+        FrameStackingLearner as FrameStackingLearner,
+        GeneralAdvantageEstimation as GeneralAdvantageEstimation,
+    )
+    from rlzmq.connectors.module_to_env import (
+        GetActions as GetActions,
+        ListifyDataForVectorEnv as ListifyDataForVectorEnv,
+        ModuleToAgentUnmapping as ModuleToAgentUnmapping,
+        NormalizeAndClipActions as NormalizeAndClipActions,
+        RemoveSingleTsTimeRankFromBatch as RemoveSingleTsTimeRankFromBatch,
+        TensorToNumpy as TensorToNumpy,
+        UnBatchToIndividualItems as UnBatchToIndividualItems,
+    )
+    from rlzmq.connectors.pipelines import (
+        ConnectorPipelineV2 as ConnectorPipelineV2,
+        EnvToModulePipeline as EnvToModulePipeline,
+        LearnerConnectorPipeline as LearnerConnectorPipeline,
+        ModuleToEnvPipeline as ModuleToEnvPipeline,
+    )
+    from rlzmq.core.callbacks import Callback as Callback, RLlibCallback as RLlibCallback
+    from rlzmq.core.errors import (
+        AuthenticationError as AuthenticationError,
+        CheckpointError as CheckpointError,
+        ClosedError as ClosedError,
+        ConfigurationError as ConfigurationError,
+        DeadlineError as DeadlineError,
+        MultiAgentEnvError as MultiAgentEnvError,
+        PeerLostError as PeerLostError,
+        ProtocolError as ProtocolError,
+        RemoteError as RemoteError,
+        RlzmqError as RlzmqError,
+        StepFailedRecreateEnvError as StepFailedRecreateEnvError,
+        UnsupportedSpaceError as UnsupportedSpaceError,
+    )
+    from rlzmq.core.metrics import MetricsLogger as MetricsLogger, StatsBase as StatsBase
+    from rlzmq.core.seeding import derive_seed as derive_seed
+    from rlzmq.envs.multi_agent_env import (
+        MultiAgentEnv as MultiAgentEnv,
+        make_multi_agent as make_multi_agent,
+    )
+    from rlzmq.envs.pettingzoo_env import (
+        ParallelPettingZooEnv as ParallelPettingZooEnv,
+        PettingZooEnv as PettingZooEnv,
+    )
+    from rlzmq.envs.registry import EnvContext as EnvContext, register_env as register_env
+    from rlzmq.episodes.columns import (
+        DEFAULT_AGENT_ID as DEFAULT_AGENT_ID,
+        DEFAULT_MODULE_ID as DEFAULT_MODULE_ID,
+        Columns as Columns,
+    )
+    from rlzmq.episodes.episode_batch import EpisodeBatch as EpisodeBatch
+    from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer as InfiniteLookbackBuffer
+    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
+    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
+    from rlzmq.learners.learner import Learner as Learner, TorchLearner as TorchLearner
+    from rlzmq.learners.ppo_learner import PPOLearner as PPOLearner
+    from rlzmq.modules.apis import (
+        InferenceOnlyAPI as InferenceOnlyAPI,
+        QNetAPI as QNetAPI,
+        SelfSupervisedLossAPI as SelfSupervisedLossAPI,
+        TargetNetworkAPI as TargetNetworkAPI,
+        ValueFunctionAPI as ValueFunctionAPI,
+    )
+    from rlzmq.modules.distributions import (
+        TorchCategorical as TorchCategorical,
+        TorchDeterministic as TorchDeterministic,
+        TorchDiagGaussian as TorchDiagGaussian,
+        TorchMultiCategorical as TorchMultiCategorical,
+        TorchMultiDistribution as TorchMultiDistribution,
+        TorchSquashedGaussian as TorchSquashedGaussian,
+    )
+    from rlzmq.modules.model_config import DefaultModelConfig as DefaultModelConfig
+    from rlzmq.modules.multi_rl_module import (
+        MultiRLModule as MultiRLModule,
+        MultiRLModuleSpec as MultiRLModuleSpec,
+    )
+    from rlzmq.modules.rl_module import RLModule as RLModule, TorchRLModule as TorchRLModule
+    from rlzmq.modules.spec import RLModuleSpec as RLModuleSpec
+    from rlzmq.runners.env_runner import EnvRunner as EnvRunner
+    from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
+    from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
+    from rlzmq.runtime.env_runner_group import EnvRunnerGroup as EnvRunnerGroup
+    from rlzmq.runtime.learner_group import LearnerGroup as LearnerGroup
 
 __version__ = "0.1.0"
 
@@ -109,7 +224,7 @@ if not any(isinstance(finder, MissingNameFinder) for finder in sys.meta_path):
     sys.meta_path.append(_missing)
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     module = _EXPORTS.get(name)
     if module is None:
         raise AttributeError(f"module 'rlzmq' has no name {name!r}{_missing.hint(name)}")
@@ -121,6 +236,10 @@ def __getattr__(name: str) -> Any:
         raise
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # a name that is not there is an error to a type checker, too
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

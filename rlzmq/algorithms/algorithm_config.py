@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy as copy_module
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 from rlzmq.algorithms.config_builders import ConfigBuilders
 from rlzmq.algorithms.config_copies import copy_value
@@ -24,6 +24,7 @@ from rlzmq.algorithms.settings import (
     collect_fields,
     setter,
 )
+from rlzmq.core.callbacks import HOOKS, Hooks
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics_stats import check_stats_cls_lookup
 from rlzmq.core.suggest import did_you_mean
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AlgorithmConfig"]
 
-Connector = Callable[..., Any] | None
-Hook = Callable[..., Any] | list[Callable[..., Any]] | None
+Connector = Callable[[Any, Any, Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any] | None
+"""What makes connector pieces. The forms with their arguments counted tell type checkers what a lambda is given."""
 
 _DEFAULTS: dict[str, Any] = {
     # environment
@@ -514,15 +515,13 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
         """
         return self
 
-    def callbacks(self, callbacks_class: Any = NotProvided, **hooks: Any) -> Self:
+    def callbacks(self, callbacks_class: Any = NotProvided, **hooks: Unpack[Hooks]) -> Self:
         """Your code at the run's events.
 
         Args:
             callbacks_class: A `Callback` subclass, or a list of them; called before the functions.
             hooks: ``on_train_result=fn`` (or a list of functions) for any hook of `Callback`.
         """
-        from rlzmq.core.callbacks import HOOKS
-
         for name, functions in hooks.items():
             if name not in HOOKS:
                 raise TypeError(f"callbacks() has no hook {name!r}.{did_you_mean(name, HOOKS)}")

@@ -175,11 +175,13 @@ def _spell(annotation: Any) -> str:
         ]
         return f"{_spell(base)} {' and '.join(bounds)}".strip()
     if _is_union(annotation):
-        return " or ".join(_spell(option) for option in typing.get_args(annotation))
+        return " or ".join(dict.fromkeys(_spell(option) for option in typing.get_args(annotation)))
     if origin is typing.Literal:
         return "one of " + ", ".join(repr(option) for option in typing.get_args(annotation))
     if annotation is type(None):
         return "None"
+    if origin is Callable:
+        return "a callable"
     if origin is None and isinstance(annotation, type):
         return annotation.__name__
     return str(annotation).replace("typing.", "")

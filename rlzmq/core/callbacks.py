@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypedDict
 
-__all__ = ["HOOKS", "Callback", "CallbackList", "RLlibCallback"]
+__all__ = ["HOOKS", "Callback", "CallbackList", "Hooks", "RLlibCallback"]
 
 
 class Callback:
@@ -108,6 +109,25 @@ class Callback:
 RLlibCallback = Callback
 
 HOOKS: tuple[str, ...] = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+Functions = Callable[..., Any] | list[Callable[..., Any]]
+
+
+class Hooks(TypedDict, total=False):
+    """The keyword arguments of `AlgorithmConfig.callbacks`, by which editors and type checkers know the hooks."""
+
+    on_algorithm_init: Functions
+    on_train_result: Functions
+    on_evaluate_start: Functions
+    on_evaluate_end: Functions
+    on_env_runners_recreated: Functions
+    on_checkpoint_loaded: Functions
+    on_environment_created: Functions
+    on_episode_created: Functions
+    on_episode_start: Functions
+    on_episode_step: Functions
+    on_episode_end: Functions
+    on_sample_end: Functions
 
 
 class CallbackList:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-from rlzmq.algorithms.settings import Fraction, NonNegative, NotProvided, Schedule, setter
+from rlzmq.algorithms.algorithm_config import AlgorithmConfig, Connector
+from rlzmq.algorithms.settings import Fraction, NonNegative, NotProvided, PositiveInt, Schedule, setter
 from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -55,9 +55,20 @@ class PPOConfig(AlgorithmConfig):
         entropy_coeff: Schedule = NotProvided,
         clip_param: NonNegative = NotProvided,
         vf_clip_param: NonNegative | None = NotProvided,
-        **kwargs: Any,
+        gamma: Fraction = NotProvided,
+        lr: Schedule = NotProvided,
+        grad_clip: NonNegative | None = NotProvided,
+        grad_clip_by: Literal["value", "norm", "global_norm"] = NotProvided,
+        train_batch_size: PositiveInt = NotProvided,
+        train_batch_size_per_learner: PositiveInt | None = NotProvided,
+        num_epochs: PositiveInt = NotProvided,
+        minibatch_size: PositiveInt | None = NotProvided,
+        shuffle_batch_per_epoch: bool = NotProvided,
+        learner_connector: Connector = NotProvided,
     ) -> Self:
         """PPO's own settings, and those of `AlgorithmConfig.training`.
+
+        The inherited ones are named here again, so that editors and type checkers know them.
 
         Args:
             use_critic: Train a value function and use it as baseline.

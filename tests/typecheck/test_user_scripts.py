@@ -1,0 +1,70 @@
+"""What type checkers and editors know of the package. mypy checks the two scripts of this folder together with the
+package (pyproject.toml); pyright does here."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlzmq
+from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
+from rlzmq.core.callbacks import HOOKS, Hooks
+from tests.typecheck import right_script
+
+HERE = Path(__file__).parent
+
+
+def test_pyright_finds_the_wrong_lines_and_no_others() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pyright",
+        "--outputjson",
+        "--pythonpath",
+        sys.executable,
+        "-p",
+        str(HERE),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    report = json.loads(done.stdout)
+    assert report["generalDiagnostics"] == []
+    assert report["summary"]["filesAnalyzed"] == 2
+
+
+def test_the_right_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    right_script.main()
+    assert capsys.readouterr().out.startswith("1 -")
+
+
+def test_type_checkers_know_the_names_that_are_loaded_when_they_are_used() -> None:
+    tree = ast.parse(Path(rlzmq.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    told = {
+        alias.asname: str(node.module).removeprefix("rlzmq.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert told == rlzmq._EXPORTS
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_training_has_the_inherited_settings_by_name(name: str) -> None:
+    config_class = get_config_class(name)
+    own = inspect.signature(config_class.training).parameters
+    inherited = inspect.signature(rlzmq.AlgorithmConfig.training).parameters
+    assert {name: own.get(name) for name in inherited} == dict(inherited)
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+
+
+def test_the_hooks_are_known_by_name() -> None:
+    assert tuple(Hooks.__annotations__) == HOOKS
