@@ -3,7 +3,6 @@ package (pyproject.toml); pyright does here."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import subprocess
@@ -43,18 +42,6 @@ def test_the_right_script_runs(
     monkeypatch.chdir(tmp_path)
     right_script.main()
     assert capsys.readouterr().out.startswith("1 -")
-
-
-def test_type_checkers_know_the_names_that_are_loaded_when_they_are_used() -> None:
-    tree = ast.parse(Path(rlzmq.__file__).read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    told = {
-        alias.asname: str(node.module).removeprefix("rlzmq.")
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert told == rlzmq._EXPORTS
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
