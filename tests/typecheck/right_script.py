@@ -29,18 +29,19 @@ class Corridor(gym.Env[Observation, np.int64]):
         self.length = int(config.get("length", 5))
         self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
-        self.position = 0
+        self.position = self.num_steps = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
-        self.position = 0
+        self.position = self.num_steps = 0
         return self.observe(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         self.position = max(0, self.position + (1 if action else -1))
-        return self.observe(), -0.1, self.position >= self.length, False, {}
+        self.num_steps += 1
+        return self.observe(), -0.1, self.position >= self.length, self.num_steps >= 50, {}
 
     def observe(self) -> Observation:
         return np.array([self.position / self.length], np.float32)
