@@ -64,6 +64,7 @@ class PPOConfig(AlgorithmConfig):
         num_epochs: PositiveInt = NotProvided,
         minibatch_size: PositiveInt | None = NotProvided,
         shuffle_batch_per_epoch: bool = NotProvided,
+        learner_class: type | None = NotProvided,
         learner_connector: Connector = NotProvided,
     ) -> Self:
         """PPO's own settings, and those of `AlgorithmConfig.training`.
