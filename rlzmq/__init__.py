@@ -20,12 +20,14 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.checkpoints import latest_checkpoint as latest_checkpoint
     from rlzmq.algorithms.policy import Policy as Policy
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
+    from rlzmq.algorithms.settings import NotProvided as NotProvided
     from rlzmq.connectors.common import (
         AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
         AddStatesFromEpisodesToBatch as AddStatesFromEpisodesToBatch,
         AddTimeDimToBatchAndZeroPad as AddTimeDimToBatchAndZeroPad,
         AgentToModuleMapping as AgentToModuleMapping,
         BatchIndividualItems as BatchIndividualItems,
+        FrameStacking as FrameStacking,
         NumpyToTensor as NumpyToTensor,
     )
     from rlzmq.connectors.connector_v2 import ConnectorV2 as ConnectorV2
@@ -78,6 +80,56 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         UnsupportedSpaceError as UnsupportedSpaceError,
     )
     from rlzmq.core.metrics import MetricsLogger as MetricsLogger, StatsBase as StatsBase
+    from rlzmq.core.names import (
+        ALL_MODULES as ALL_MODULES,
+        COMPONENT_ENV_RUNNER as COMPONENT_ENV_RUNNER,
+        COMPONENT_ENV_TO_MODULE_CONNECTOR as COMPONENT_ENV_TO_MODULE_CONNECTOR,
+        COMPONENT_LEARNER as COMPONENT_LEARNER,
+        COMPONENT_LEARNER_GROUP as COMPONENT_LEARNER_GROUP,
+        COMPONENT_MODULE_TO_ENV_CONNECTOR as COMPONENT_MODULE_TO_ENV_CONNECTOR,
+        COMPONENT_OPTIMIZER as COMPONENT_OPTIMIZER,
+        COMPONENT_RL_MODULE as COMPONENT_RL_MODULE,
+        DIFF_NUM_GRAD_UPDATES_VS_SAMPLER_POLICY as DIFF_NUM_GRAD_UPDATES_VS_SAMPLER_POLICY,
+        ENV_RESET_TIMER as ENV_RESET_TIMER,
+        ENV_RUNNER_RESULTS as ENV_RUNNER_RESULTS,
+        ENV_RUNNER_SAMPLING_TIMER as ENV_RUNNER_SAMPLING_TIMER,
+        ENV_STEP_TIMER as ENV_STEP_TIMER,
+        ENV_TO_MODULE_CONNECTOR as ENV_TO_MODULE_CONNECTOR,
+        EPISODE_DURATION_SEC_MEAN as EPISODE_DURATION_SEC_MEAN,
+        EPISODE_LEN_MAX as EPISODE_LEN_MAX,
+        EPISODE_LEN_MEAN as EPISODE_LEN_MEAN,
+        EPISODE_LEN_MIN as EPISODE_LEN_MIN,
+        EPISODE_RETURN_MAX as EPISODE_RETURN_MAX,
+        EPISODE_RETURN_MEAN as EPISODE_RETURN_MEAN,
+        EPISODE_RETURN_MIN as EPISODE_RETURN_MIN,
+        EVALUATION_RESULTS as EVALUATION_RESULTS,
+        FAULT_TOLERANCE_STATS as FAULT_TOLERANCE_STATS,
+        LEARNER_CONNECTOR as LEARNER_CONNECTOR,
+        LEARNER_RESULTS as LEARNER_RESULTS,
+        LEARNER_UPDATE_TIMER as LEARNER_UPDATE_TIMER,
+        MODULE_TO_ENV_CONNECTOR as MODULE_TO_ENV_CONNECTOR,
+        MODULE_TRAIN_BATCH_SIZE_MEAN as MODULE_TRAIN_BATCH_SIZE_MEAN,
+        NUM_AGENT_STEPS_SAMPLED as NUM_AGENT_STEPS_SAMPLED,
+        NUM_AGENT_STEPS_SAMPLED_LIFETIME as NUM_AGENT_STEPS_SAMPLED_LIFETIME,
+        NUM_ENV_STEPS_SAMPLED as NUM_ENV_STEPS_SAMPLED,
+        NUM_ENV_STEPS_SAMPLED_LIFETIME as NUM_ENV_STEPS_SAMPLED_LIFETIME,
+        NUM_ENV_STEPS_TRAINED as NUM_ENV_STEPS_TRAINED,
+        NUM_ENV_STEPS_TRAINED_LIFETIME as NUM_ENV_STEPS_TRAINED_LIFETIME,
+        NUM_EPISODES as NUM_EPISODES,
+        NUM_EPISODES_LIFETIME as NUM_EPISODES_LIFETIME,
+        NUM_MODULE_STEPS_SAMPLED as NUM_MODULE_STEPS_SAMPLED,
+        NUM_MODULE_STEPS_SAMPLED_LIFETIME as NUM_MODULE_STEPS_SAMPLED_LIFETIME,
+        NUM_MODULE_STEPS_TRAINED as NUM_MODULE_STEPS_TRAINED,
+        NUM_MODULE_STEPS_TRAINED_LIFETIME as NUM_MODULE_STEPS_TRAINED_LIFETIME,
+        NUM_TRAINABLE_PARAMETERS as NUM_TRAINABLE_PARAMETERS,
+        RLMODULE_INFERENCE_TIMER as RLMODULE_INFERENCE_TIMER,
+        SYNCH_WORKER_WEIGHTS_TIMER as SYNCH_WORKER_WEIGHTS_TIMER,
+        TIMERS as TIMERS,
+        TRAINING_ITERATION_TIMER as TRAINING_ITERATION_TIMER,
+        TRAINING_STEP_TIMER as TRAINING_STEP_TIMER,
+        WEIGHTS_SEQ_NO as WEIGHTS_SEQ_NO,
+    )
+    from rlzmq.core.override import override as override
     from rlzmq.core.seeding import derive_seed as derive_seed
     from rlzmq.envs.multi_agent_env import (
         MultiAgentEnv as MultiAgentEnv,
@@ -89,16 +141,16 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     )
     from rlzmq.envs.registry import EnvContext as EnvContext, register_env as register_env
     from rlzmq.episodes.columns import (
+        Columns as Columns,
         DEFAULT_AGENT_ID as DEFAULT_AGENT_ID,
         DEFAULT_MODULE_ID as DEFAULT_MODULE_ID,
-        Columns as Columns,
     )
     from rlzmq.episodes.episode_batch import EpisodeBatch as EpisodeBatch
     from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer as InfiniteLookbackBuffer
     from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from rlzmq.learners.learner import Learner as Learner, TorchLearner as TorchLearner
-    from rlzmq.learners.ppo_learner import PPOLearner as PPOLearner
+    from rlzmq.learners.ppo_learner import PPOLearner as PPOLearner, PPOTorchLearner as PPOTorchLearner
     from rlzmq.modules.apis import (
         InferenceOnlyAPI as InferenceOnlyAPI,
         QNetAPI as QNetAPI,
@@ -106,7 +158,9 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         TargetNetworkAPI as TargetNetworkAPI,
         ValueFunctionAPI as ValueFunctionAPI,
     )
+    from rlzmq.modules.default_models import DefaultPPOTorchRLModule as DefaultPPOTorchRLModule
     from rlzmq.modules.distributions import (
+        Distribution as Distribution,
         TorchCategorical as TorchCategorical,
         TorchDeterministic as TorchDeterministic,
         TorchDiagGaussian as TorchDiagGaussian,
