@@ -115,10 +115,12 @@ class _DeclaresSettings(type):
     Once it has run, the names are fixed.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        config = super().__call__(*args, **kwargs)
-        object.__setattr__(config, "_is_declared", True)
-        return config
+    if not TYPE_CHECKING:  # to a type checker, calling a class gives an instance of that class
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            config = super().__call__(*args, **kwargs)
+            object.__setattr__(config, "_is_declared", True)
+            return config
 
 
 class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, metaclass=_DeclaresSettings):
