@@ -235,7 +235,6 @@ def get_fork_server(preload: Sequence[str] = PRELOAD) -> ForkServer:
     with _server_lock:
         if _server is None or not _server.is_usable:
             if _server is None:
-                atexit.register(shutdown)
                 _preload = tuple(preload)
             else:
                 _server.close()
@@ -259,3 +258,8 @@ def shutdown() -> None:
         server, _server = _server, None
     if server is not None:
         server.close()
+
+
+# Registered with the import, and so before all that uses the server: what supervises processes has ended by then
+# (`rlzmq.actors.loop_thread`) and does not mourn them.
+atexit.register(shutdown)

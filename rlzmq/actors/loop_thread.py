@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
+from rlzmq.actors import forkserver  # noqa: F401  (so that it ends last: see the end of this file)
 from rlzmq.actors.event_loop import new_event_loop
 from rlzmq.core.errors import ClosedError
 
@@ -175,8 +176,6 @@ def get_loop_thread() -> LoopThread:
     global _thread, _owner_pid
     with _lock:
         if _thread is None or _owner_pid != os.getpid() or not _thread._thread.is_alive():
-            if _thread is None:
-                atexit.register(_close)
             _thread, _owner_pid = LoopThread(), os.getpid()
         return _thread
 
@@ -184,3 +183,8 @@ def get_loop_thread() -> LoopThread:
 def _close() -> None:
     if _thread is not None and _owner_pid == os.getpid():
         _thread.close()
+
+
+# At the end of a process that stopped nothing: first this, with all supervision on the loop, then the fork server,
+# which is imported above and therefore ends last.
+atexit.register(_close)

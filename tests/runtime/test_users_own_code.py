@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,30 +82,33 @@ def report(result):
     print("trained", result["accounting"]["trained"], result["seen"], result["env_runners"]["ended"] > 0)
 """
 
-SYNC = """
-with config.build() as algo:
-    report(algo.train())
+NEVER_STOPPED = """
+algo = config.build()
+report(algo.train())
 """
 
-IN_A_RUNNING_LOOP = """
+ENDS_WITH_AN_ERROR = """
 import asyncio
 
 
 async def cell():
-    with config.build() as algo:
-        report(algo.train())
+    algo = config.build()
+    report(algo.train())
+    raise ValueError("my own")
 
 
 asyncio.run(cell())
 """
 
-ASYNC = """
+EXITS_IN_A_COROUTINE = """
 import asyncio
 
 
 async def main():
-    async with config.build_async() as algo:
-        report(await algo.train())
+    algo = config.build_async()
+    await algo.start()
+    report(await algo.train())
+    raise SystemExit("my last words")
 
 
 asyncio.run(main())
@@ -112,20 +116,30 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    ("how", "ending"),
-    [("file", SYNC), ("-c", IN_A_RUNNING_LOOP), ("stdin", ASYNC)],
-    ids=["a script without a guard", "python -c, inside a running loop", "stdin, async"],
+    ("how", "ending", "code", "last_words"),
+    [
+        ("file", NEVER_STOPPED, 0, ""),
+        ("-c", ENDS_WITH_AN_ERROR, 1, "ValueError: my own\n"),
+        ("stdin", EXITS_IN_A_COROUTINE, 1, "my last words\n"),
+    ],
+    ids=[
+        "a script without a guard that stops nothing",
+        "python -c, inside a running loop, with an error",
+        "stdin, async, exit",
+    ],
 )
-def test_a_script_needs_no_guard_and_no_module_of_its_own(how: str, ending: str, tmp_path: Path) -> None:
-    code = DEFINITIONS + ending
+def test_a_script_needs_no_guard_no_module_of_its_own_and_no_stop(
+    how: str, ending: str, code: int, last_words: str, tmp_path: Path
+) -> None:
+    source = DEFINITIONS + ending
     if how != "file":
-        code = code.replace("num_learners=1", "num_learners=0")  # fewer processes; one case has them all
+        source = source.replace("num_learners=1", "num_learners=0")  # fewer processes; one case has them all
     script = tmp_path / "script.py"
-    script.write_text(code)
-    arguments = {"file": [str(script)], "-c": ["-c", code], "stdin": ["-"]}[how]
+    script.write_text(source)
+    arguments = {"file": [str(script)], "-c": ["-c", source], "stdin": ["-"]}[how]
     done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        input=code if how == "stdin" else "",
+        [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", *arguments],
+        input=source if how == "stdin" else "",
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
         capture_output=True,
@@ -133,7 +147,8 @@ def test_a_script_needs_no_guard_and_no_module_of_its_own(how: str, ending: str,
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    # Nothing of ours comes with or after the user's own words: no process is mourned that the end took along.
+    said = re.sub(r"Traceback \(most recent call last\):\n(  .*\n)+(?=ValueError)", "", done.stderr)
+    assert (done.returncode, said) == (code, last_words), done.stderr
     assert done.stdout == "trained 80 10 True\n"
-    assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name != "script.py"] == []
