@@ -18,6 +18,7 @@ __all__ = [
     "has_discrete",
     "is_nested",
     "num_items",
+    "object_array",
     "one_hot",
     "space_filler",
     "tree_flatten",
@@ -80,7 +81,9 @@ def check_same_structure(expected: Any, actual: Any) -> None:
 
 
 def value_kind(dtype: np.dtype[Any]) -> str:
-    """``"number"``, ``"string"``, or numpy's letter of another kind; values of two kinds share no column."""
+    """``"number"``, ``"string"``, ``"Python object"``, or numpy's letter; values of two kinds share no column."""
+    if dtype.hasobject:
+        return "Python object"
     return "number" if dtype.kind in "biufc" else "string" if dtype.kind in "SUT" else dtype.kind
 
 
@@ -104,22 +107,33 @@ def num_items(batch: Any) -> int:
     return sizes[0]
 
 
-def tree_stack(items: Sequence[Any]) -> Any:
+def object_array(items: Sequence[Any]) -> np.ndarray:
+    """Items of any kind as they are, in an array ``[len(items)]`` of dtype object."""
+    array = np.empty(len(items), object)
+    for position, item in enumerate(items):
+        array[position] = item
+    return array
+
+
+def tree_stack(items: Sequence[Any], *, objects: bool = False) -> Any:
     """Stack items of one structure along a new first axis.
 
     Args:
         items: At least one tree; matching leaves have equal shapes.
+        objects: Whether leaves may be of any kind (None, sets, instances of any class): such leaves become
+            an array ``[len(items)]`` of dtype object.
 
     Returns:
         The tree with leaves ``[len(items), ...]``.
 
     Raises:
         ValueError: When an item's structure or shape differs from the first one's (its position is named),
-            when strings and numbers are mixed, or when items are no numbers, strings or arrays of them.
+            when strings and numbers are mixed, or (without ``objects``) when items are no numbers, strings or
+            arrays of them.
     """
     first = items[0]
     if not isinstance(first, (dict, tuple)):
-        return _stack_leaves(items)
+        return _stack_leaves(items, objects)
     leaves, spec = tree_flatten(first)
     per_leaf: list[list[Any]] = [[] for _ in leaves]
     for position, item in enumerate(items):
@@ -129,16 +143,18 @@ def tree_stack(items: Sequence[Any]) -> Any:
             raise ValueError(f"item {position} has another structure than item 0: {error}") from None
         for column, leaf in zip(per_leaf, flat, strict=True):
             column.append(leaf)
-    return spec.unflatten([_stack_leaves(column) for column in per_leaf])
+    return spec.unflatten([_stack_leaves(column, objects) for column in per_leaf])
 
 
-def _stack_leaves(items: Sequence[Any]) -> np.ndarray:
+def _stack_leaves(items: Sequence[Any], objects: bool) -> np.ndarray:
     first = items[0]
     if isinstance(first, np.ndarray) and first.ndim:
         shape, dtype = first.shape, first.dtype
         arrays = all(isinstance(item, np.ndarray) for item in items)
         if arrays and all(item.shape == shape and item.dtype == dtype for item in items):
             if dtype.hasobject:
+                if objects:
+                    return object_array(items)
                 raise ValueError("items are arrays of Python objects (dtype object): no column for these.")
             return np.concatenate(items).reshape((len(items), *shape))
     if hasattr(first, "__array__") and not isinstance(first, (np.ndarray, np.generic)):
@@ -153,6 +169,8 @@ def _stack_leaves(items: Sequence[Any]) -> np.ndarray:
             raise
         raise ValueError(f"item {bad} has shape {shapes[bad]}, expected {shapes[0]} like item 0.") from None
     if stacked.dtype.hasobject:
+        if objects:
+            return object_array(items)
         bad = next((i for i, item in enumerate(items) if np.asarray(item).dtype.hasobject), 0)
         raise ValueError(f"item {bad} of type {type(items[bad]).__name__} can't be a column of numbers.")
     if stacked.dtype.kind in "SUT":
@@ -252,20 +270,27 @@ def one_hot(space: gym.Space[Any], value: Any) -> Any:
         are returned as they are.
 
     Raises:
-        ValueError: When a value lies outside of its Discrete or MultiDiscrete space.
+        ValueError: When a value is no number, or lies outside of its Discrete or MultiDiscrete space.
     """
     if isinstance(space, gym.spaces.Dict):
         return {key: one_hot(sub_space, value[key]) for key, sub_space in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):
         return tuple(one_hot(sub_space, part) for sub_space, part in zip(space.spaces, value, strict=True))
     if isinstance(space, gym.spaces.Discrete):
-        return _one_hot_discrete(np.asarray(value) - space.start, int(space.n), space)
+        return _one_hot_discrete(_numbers_of(space, value) - space.start, int(space.n), space)
     if isinstance(space, gym.spaces.MultiDiscrete):
-        array = np.asarray(value) - space.start
+        array = _numbers_of(space, value) - space.start
         flat = array.reshape((*array.shape[: array.ndim - space.nvec.ndim], space.nvec.size))
         parts = [_one_hot_discrete(flat[..., i], int(n), space) for i, n in enumerate(space.nvec.reshape(-1))]
         return np.concatenate(parts, axis=-1)
     return value
+
+
+def _numbers_of(space: gym.Space[Any], value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if value_kind(array.dtype) != "number":
+        raise ValueError(f"expected values of {space} to one-hot encode, got {value!r:.80}.")
+    return array
 
 
 def _one_hot_discrete(index: np.ndarray, n: int, space: gym.Space[Any]) -> np.ndarray:

@@ -11,6 +11,7 @@ from rlzmq.core.tree import tree_map
 from rlzmq.episodes.chunk_table import ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.rewards import as_reward
 from rlzmq.episodes.timeline import AgentTrack
 
 __all__ = ["AgentRows", "track_leftovers"]
@@ -165,12 +166,16 @@ class AgentRows:
 
 
 def track_leftovers(track: AgentTrack, num_steps: int) -> dict[str, Any]:
-    """What of a track the columns do not tell."""
+    """What of a track the columns do not tell.
+
+    Raises:
+        ValueError: A reward of no step yet is not one number.
+    """
     left: dict[str, Any] = {}
     if track.pending is not None:
         left["pending"] = track.pending.copy()
     for name in ("reward", "reward_before_start"):
-        value = getattr(track, name)
+        value = as_reward(getattr(track, name))
         if value != 0:
             left[name] = value
     if track.is_done and track.done_env_t != track.obs_env_ts[-1]:

@@ -12,6 +12,7 @@ from rlzmq.core.tree import (
     check_same_structure,
     is_nested,
     num_items,
+    object_array,
     space_filler,
     tree_leaves,
     tree_map,
@@ -57,8 +58,10 @@ class ColumnStore:
         if data is None:
             self._items = []
             return 0
-        if isinstance(data, (np.ndarray, dict, tuple)):
-            self._arrays = tree_map(np.asarray, data)
+        # A tuple of items that have no first dimension is no tree of arrays.
+        is_tree = isinstance(data, dict) or (isinstance(data, tuple) and any(map(np.ndim, tree_leaves(data))))
+        if is_tree or isinstance(data, np.ndarray):
+            self._arrays = tree_map(_as_column, data)
             self._num = num_items(self._arrays)
             return self._num
         self._items = list(data)
@@ -112,15 +115,13 @@ class ColumnStore:
         if self._items is not None:
             self._items.append(item)
             return
-        new = tree_map(_as_array, item)
-        if self._num == 0 and not self._has_structure_of(new, ()):
-            self._arrays = tree_map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), new)
-        check_same_structure(self._arrays, new)
-        self._check_items(new, ())
+        if self._num == 0 and not self._has_structure_of(item, ()):
+            self._arrays = tree_map(lambda leaf: leaf[:0], tree_stack([item], objects=True))
+        new = self._fitted(item, ())
         self._own(new, 1)
 
         def write(array: np.ndarray, leaf: np.ndarray) -> None:
-            array[self._num] = leaf
+            array[self._num] = leaf[()]
 
         tree_map(write, self._arrays, new)
         self._num += 1
@@ -138,11 +139,9 @@ class ColumnStore:
         if self._items is not None:
             self._items.extend(batch if isinstance(batch, list) else tree_unstack(batch))
             return
-        new = tree_stack(batch) if isinstance(batch, list) else tree_map(_as_array, batch)
-        if self._num == 0 and not self._has_structure_of(new, (num,)):
-            self._arrays = tree_map(lambda leaf: leaf[:0], new)
-        check_same_structure(self._arrays, new)
-        self._check_items(new, (num,))
+        if self._num == 0 and not self._has_structure_of(batch, (num,)):
+            self._arrays = tree_map(lambda leaf: leaf[:0], _stacked(batch))
+        new = self._fitted(batch, (num,))
         self._own(new, num)
         begin, end = self._num, self._num + num
 
@@ -155,6 +154,8 @@ class ColumnStore:
     def finalize(self) -> None:
         """Turn the list of items into arrays, in place; nothing happens if that was done before.
 
+        Items that are no numbers, strings or arrays of them become an array of dtype object.
+
         Raises:
             ValueError: When items differ in structure, shape or kind, naming the first item that does
                 (position counted from the lookback part's first item).
@@ -162,7 +163,7 @@ class ColumnStore:
         if self._items is None:
             return
         if self._items:
-            self._arrays = tree_stack(self._items)
+            self._arrays = tree_stack(self._items, objects=True)
         elif self.space is not None:
             self._arrays = space_filler(self.space, 0, lead=(0,))
         else:
@@ -201,14 +202,13 @@ class ColumnStore:
         if self._items is None:
             if num == 0:
                 return
-            new = tree_stack(batch) if isinstance(batch, list) else tree_map(_as_array, batch)
             everything = isinstance(where, slice) and num == self._num and (where.step or 1) == 1
-            if everything and not self._has_structure_of(new, (num,)):
+            if everything and not self._has_structure_of(batch, (num,)):
                 # All items at once may take another structure, shape and kind.
-                self._arrays = tree_map(np.array, new)
+                self._arrays = tree_map(np.array, _stacked(batch))
                 self._owned, self._shared = True, False
             else:
-                self._write_arrays(where, new, (num,))
+                self._write_arrays(where, batch, (num,))
             return
         items = batch if isinstance(batch, list) else tree_unstack(batch)
         if isinstance(where, slice):
@@ -219,23 +219,40 @@ class ColumnStore:
 
     def _write_arrays(self, where: Any, new_data: Any, lead: tuple[int, ...]) -> None:
         """Write ``new_data`` (leaves ``[*lead, ...]``) at ``where``, widening a column's dtype if need be."""
-        check_same_structure(self._arrays, new_data)
-        new_data = tree_map(_as_array, new_data)
-        self._check_items(new_data, lead)
-        self._own(new_data)
+        fitted = self._fitted(new_data, lead)
+        self._own(fitted)
 
         def write(array: np.ndarray, new: np.ndarray) -> None:
-            array[where] = new
+            array[where] = new[()]  # an object in an array of no dimensions is stored, not the array
 
-        tree_map(write, self._arrays, new_data)
+        tree_map(write, self._arrays, fitted)
 
     def _has_structure_of(self, new_data: Any, lead: tuple[int, ...]) -> bool:
         try:
-            check_same_structure(self._arrays, new_data)
-            self._check_items(new_data, lead)
+            self._fitted(new_data, lead)
         except (ValueError, TypeError):
             return False
         return True
+
+    def _fitted(self, new_data: Any, lead: tuple[int, ...]) -> Any:
+        """One item (no ``lead``) or several as arrays ``[*lead, ...]`` that can be written into this column.
+
+        Raises:
+            ValueError: When the structure, a shape or a kind differs from the column's.
+        """
+        arrays = self._arrays
+        if isinstance(arrays, np.ndarray) and arrays.dtype.hasobject:
+            return _as_objects(new_data, lead)
+        if lead and isinstance(new_data, list):
+            new_data = tree_stack(new_data, objects=True)
+        check_same_structure(arrays, new_data)
+
+        def fit(array: np.ndarray, leaf: Any) -> np.ndarray:
+            return _as_objects(leaf, lead) if array.dtype.hasobject else _as_array(leaf)
+
+        fitted = tree_map(fit, arrays, new_data)
+        self._check_items(fitted, lead)
+        return fitted
 
     def _check_items(self, new_data: Any, lead: tuple[int, ...]) -> None:
         def check(array: np.ndarray, new: np.ndarray) -> None:
@@ -276,6 +293,21 @@ class ColumnStore:
         self._owned = True
 
 
+def _as_column(leaf: Any) -> np.ndarray:
+    """Given items ``[num_items, ...]``; those of dtype object have no further dimensions."""
+    array = np.asarray(leaf)
+    return object_array(list(array)) if array.dtype.hasobject and array.ndim > 1 else array
+
+
+def _as_objects(leaf: Any, lead: tuple[int, ...]) -> np.ndarray:
+    """One leaf (no ``lead``) or several ``[*lead]`` of any kind, as an array of dtype object."""
+    return object_array(leaf) if lead else object_array([leaf]).reshape(())
+
+
+def _stacked(batch: Any) -> Any:
+    return tree_stack(batch, objects=True) if isinstance(batch, list) else tree_map(_as_column, batch)
+
+
 def _as_array(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     if array.dtype.hasobject:
@@ -290,6 +322,8 @@ def same_items(left: Any, right: Any) -> bool:
     """Whether two items, or two batches of them, are equal in structure, shape and value (NaN == NaN)."""
     if type(left) is list and type(right) is list:
         return len(left) == len(right) and all(map(same_items, left, right))
+    if left is right:
+        return True
     if is_nested(left) or is_nested(right):
         try:
             check_same_structure(left, right)
@@ -302,6 +336,8 @@ def same_items(left: Any, right: Any) -> bool:
         return bool(left == right)
     if a.shape != b.shape:
         return False
+    if a.dtype.hasobject or b.dtype.hasobject:
+        return all(x is y or bool(np.all(x == y)) for x, y in zip(a.flat, b.flat, strict=True))
     return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
 
 

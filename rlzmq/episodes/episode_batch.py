@@ -451,7 +451,8 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         """A batch of episodes' chunks, copied into new columns.
 
         Raises:
-            ValueError: When an episode has no observation, or columns that do not fit the others'.
+            ValueError: When an episode has no observation, columns that do not fit the others', a reward that
+                is not one number, or items that are no numbers, strings or arrays of them.
         """
         return episode_gather.from_episodes(list(episodes))
 
@@ -465,8 +466,8 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         """The batch as a small msgpack-able header and its arrays (see `episode_wire`), copying nothing.
 
         Only when less than half of the slots is used are the used ones copied out first. Spaces are not
-        sent. Info values and custom data without a plain form are left out and counted in
-        ``meta["num_infos_left_out"]`` of the received batch.
+        sent. Infos that are no dicts, and info values and custom data without a plain form, are left out and
+        counted in ``meta["num_infos_left_out"]`` of the received batch.
         """
         return episode_wire.to_wire(self.updated())
 

@@ -12,7 +12,7 @@ import numpy as np
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.lookback_index import index_list
-from rlzmq.episodes.rewards import as_reward, as_rewards
+from rlzmq.episodes.rewards import kept_reward, kept_rewards
 
 __all__ = ["EpisodeColumns", "Indices", "UnknownColumnError", "located"]
 
@@ -30,7 +30,7 @@ class UnknownColumnError(KeyError):
 
 
 class InfosBuffer(InfiniteLookbackBuffer):
-    """A lookback buffer of info dicts: always a list, filled with the bare fill value."""
+    """A lookback buffer of infos: always a list, filled with the bare fill value."""
 
     __slots__ = ()
     _opaque = True
@@ -237,16 +237,9 @@ class EpisodeColumns:
     def set_rewards(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite rewards; arguments and errors as in `set_observations`.
-
-        Raises:
-            ValueError: A reward is not one number.
-        """
+        """Overwrite rewards; arguments and errors as in `set_observations`."""
         several = isinstance(at_indices, (slice, NoneType)) or index_list(at_indices) is not None
-        try:
-            new_data = as_rewards(new_data) if several else as_reward(new_data)
-        except ValueError as error:
-            raise self._located(error, "rewards") from None
+        new_data = kept_rewards(new_data) if several else kept_reward(new_data)
         self._set("rewards", self.rewards, new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(

@@ -20,6 +20,7 @@ from rlzmq.core.tree import (
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+from rlzmq.episodes.rewards import as_rewards
 
 if TYPE_CHECKING:
     from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -124,6 +125,11 @@ def _gather(
                 f"Episode {episode.id_!r}, column {name!r}: expected {num} items (lookback included), got "
                 f"{buffer.len_incl_lookback()}: all episodes of a batch have the same columns."
             )
+        if name == Columns.REWARDS:
+            try:
+                as_rewards(buffer.data)
+            except ValueError as error:
+                raise ValueError(f"Episode {episode.id_!r}, column {name!r}: {error}") from None
     total = sum(wanted) + num_pads * len(episodes)
     template = next((buffer for buffer in buffers if buffer.len_incl_lookback()), None)
     if template is None:
@@ -173,6 +179,10 @@ def _concatenate(parts: list[Any]) -> Any:
 
 def _concatenate_leaves(parts: Sequence[np.ndarray]) -> np.ndarray:
     joined = np.concatenate(parts)
+    if joined.dtype.hasobject:
+        raise ValueError(
+            f"expected numbers, strings or arrays of them, got {type(joined[0]).__name__} {joined[0]!r:.80}."
+        )
     if joined.dtype.kind in "SUT" and len({value_kind(part.dtype) for part in parts}) > 1:
         # numpy would turn the numbers into strings
         raise ValueError(f"expected items of one kind, got {sorted({str(part.dtype) for part in parts})}.")
@@ -197,7 +207,8 @@ def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dic
             if infos:
                 sparse.update((slot - begin + offset, infos[slot]) for slot in infos if begin <= slot < end)
         else:
-            sparse.update((slot, info) for slot, info in enumerate(episode.infos.data, offset) if info)
+            infos = enumerate(episode.infos.data, offset)
+            sparse.update((slot, info) for slot, info in infos if info or not isinstance(info, dict))
     return sparse
 
 

@@ -9,9 +9,10 @@ from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 if TYPE_CHECKING:
+    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["get_state", "plain_infos", "set_state"]
+__all__ = ["get_state", "plain_infos", "plain_state", "set_state"]
 
 _FACTS = (
     "id_",
@@ -25,11 +26,16 @@ _FACTS = (
 )
 
 
-def plain_infos(infos: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The entries of an info dict that have a plain form, and the number of those left out."""
+def plain_infos(infos: Any) -> tuple[Any, int]:
+    """The entries of an info dict that have a plain form, and the number of those left out.
+
+    Infos that are no dict are taken as a whole: where they have no plain form there is ``{}``.
+    """
     try:
         return to_plain(infos, "infos"), 0
     except NotPlainError:
+        if not isinstance(infos, dict):
+            return {}, 1
         kept: dict[Any, Any] = {}
         for key, value in infos.items():
             try:
@@ -40,13 +46,21 @@ def plain_infos(infos: dict[str, Any]) -> tuple[dict[str, Any], int]:
         return to_plain(kept), len(infos) - len(kept)
 
 
+def _infos_state(infos: list[Any]) -> tuple[Any, int]:
+    """A state's ``"infos"``, and the number of values left out of info dicts."""
+    state, num_left_out = [], 0
+    for info in infos:
+        plain, left_out = plain_infos(info)
+        if left_out and not isinstance(info, dict):
+            return {"objects": list(infos)}, 0
+        state.append(plain)
+        num_left_out += left_out
+    return state, num_left_out
+
+
 def get_state(episode: SingleAgentEpisode) -> dict[str, Any]:
     """See `SingleAgentEpisode.get_state`."""
-    infos, num_left_out = [], 0
-    for info in episode.infos.data:
-        plain, left_out = plain_infos(info) if isinstance(info, dict) else ({}, 1)
-        infos.append(plain)
-        num_left_out += left_out
+    infos, num_left_out = _infos_state(episode.infos.data)
     where = f"episode {episode.id_!r}"
     return {
         **{name: to_plain(getattr(episode, name), f"{where}.{name}") for name in _FACTS},
@@ -66,6 +80,23 @@ def get_state(episode: SingleAgentEpisode) -> dict[str, Any]:
     }
 
 
+def plain_state(episode: SingleAgentEpisode | MultiAgentEpisode) -> dict[str, Any]:
+    """An episode's state to be packed; without functions.
+
+    Raises:
+        NotPlainError: An item has no plain form, naming the path.
+    """
+    state = {name: value for name, value in episode.get_state().items() if not callable(value)}
+    to_plain(state, f"episode {episode.id_!r}")
+    return state
+
+
+def _infos_of(state: Any) -> list[Any]:
+    if isinstance(state, dict):
+        return list(state["objects"])
+    return [from_plain(info) for info in state]
+
+
 def set_state(episode: SingleAgentEpisode, state: dict[str, Any]) -> SingleAgentEpisode:
     """Fill a bare ``episode`` from a state; see `SingleAgentEpisode.from_state`."""
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -80,7 +111,7 @@ def set_state(episode: SingleAgentEpisode, state: dict[str, Any]) -> SingleAgent
             observations=InfiniteLookbackBuffer.from_state(state["observations"], observation_space),
             actions=InfiniteLookbackBuffer.from_state(state["actions"], action_space),
             rewards=InfiniteLookbackBuffer.from_state(state["rewards"]),
-            infos=[from_plain(info) for info in state["infos"]],
+            infos=_infos_of(state["infos"]),
             extra_model_outputs={
                 key: InfiniteLookbackBuffer.from_state(column)
                 for key, column in state["extra_model_outputs"].items()

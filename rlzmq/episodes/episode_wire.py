@@ -112,7 +112,7 @@ def _text(batch: EpisodeBatch, low: int, high: int) -> tuple[bytes, int]:
     infos, num_left_out = [], 0
     for slot, info in batch.infos.items():
         if low <= slot < high:
-            plain, left_out = plain_infos(info)
+            plain, left_out = plain_infos(info) if isinstance(info, dict) else ({}, 1)
             num_left_out += left_out
             if plain:
                 infos.append([slot - low, plain])

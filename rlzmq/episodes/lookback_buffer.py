@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlzmq.core.plain import from_plain, to_plain
-from rlzmq.core.tree import one_hot, space_filler, tree_leaves, tree_map
+from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.core.tree import object_array, one_hot, space_filler, tree_leaves, tree_map, value_kind
 from rlzmq.episodes.column_store import ColumnStore, same_items
 from rlzmq.episodes.lookback_index import index_list, resolve_int, resolve_slice
 
@@ -156,7 +157,8 @@ class InfiniteLookbackBuffer(ColumnStore):
             neg_index_as_lookback: Negative indices count backwards from the first item after the lookback
                 part: -1 is the last lookback item.
             fill: Value for every element of items that don't exist, left and right of the data. Fillers have
-                the space's (or else the data's) structure, shape and dtype.
+                the space's (or else the data's) structure, shape and dtype; among objects, or in a list that
+                is filled with something other than a number, a filler is the value itself.
             one_hot_discrete: Return Discrete and MultiDiscrete values one-hot encoded (float32).
 
         Returns:
@@ -247,7 +249,11 @@ class InfiniteLookbackBuffer(ColumnStore):
             template = tree_map(lambda array: np.empty(array.shape[1:], array.dtype), self._arrays)
             if hot and self.space is not None:
                 template = space_filler(self.space, fill, one_hot_discrete=True)
-            return tree_map(lambda leaf: np.full(leaf.shape, fill, leaf.dtype), template)
+            return tree_map(
+                lambda leaf: fill if leaf.dtype.hasobject else _full(leaf.shape, fill, leaf.dtype), template
+            )
+        if value_kind(np.asarray(fill).dtype) != "number":
+            return fill
         if self.space is not None:
             return space_filler(self.space, fill, one_hot_discrete=hot)
         if not self._items or not any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(self._items[-1])):
@@ -357,14 +363,14 @@ class InfiniteLookbackBuffer(ColumnStore):
     def get_state(self) -> dict[str, Any]:
         """The buffer as plain values (msgpack packs them as they are); the space is not part of it.
 
-        Raises:
-            NotPlainError: When an item has no plain form, naming the path to it.
+        Items that have no plain form (instances of any class) are kept as they are, as ``"objects"`` in place
+        of ``"data"``: such a state can be copied and pickled, but not packed.
         """
-        return {
-            "finalized": self.finalized,
-            "lookback": self.lookback,
-            "data": to_plain(self.data, "data"),
-        }
+        state = {"finalized": self.finalized, "lookback": self.lookback}
+        try:
+            return {**state, "data": to_plain(self.data, "data")}
+        except NotPlainError:
+            return {**state, "objects": tree_map(copy.copy, self.data)}
 
     @staticmethod
     def from_state(state: dict[str, Any], space: gym.Space[Any] | None = None) -> InfiniteLookbackBuffer:
@@ -373,7 +379,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         Raises:
             ValueError: When the state is none of `get_state`'s.
         """
-        data = from_plain(state["data"])
+        data = state["objects"] if "objects" in state else from_plain(state["data"])
         if state["finalized"] == isinstance(data, list):
             raise ValueError(
                 f"expected {'arrays' if state['finalized'] else 'a list'}, got {type(data).__name__}."
@@ -390,6 +396,15 @@ class InfiniteLookbackBuffer(ColumnStore):
         return self._part(0, self.len_incl_lookback(), self.lookback)
 
 
+def _full(shape: tuple[int, ...], fill: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """An array of one value; columns of strings are widened to a longer one."""
+    if dtype.hasobject:
+        return object_array([fill] * math.prod(shape)).reshape(shape)
+    return np.full(
+        shape, fill, np.result_type(dtype, np.array(str(fill)).dtype) if dtype.kind == "U" else dtype
+    )
+
+
 def _as_index(index: Any) -> int:
     try:
         return operator.index(index)
@@ -402,6 +417,6 @@ def _as_index(index: Any) -> int:
 
 def _spread(found: np.ndarray, size: int, where: Any, fill: Any) -> np.ndarray:
     """``found`` at ``where`` in an array of ``size`` items, ``fill`` everywhere else."""
-    spread = np.full((size, *found.shape[1:]), fill, found.dtype)
+    spread = _full((size, *found.shape[1:]), fill, found.dtype)
     spread[where] = found
     return spread

@@ -245,10 +245,11 @@ class MultiAgentChunks:
         """The whole episode as plain values (msgpack packs them as they are).
 
         The mapping function is in it under ``"agent_to_module_mapping_fn"``, as it is: take it out before
-        packing the state (`from_state` then gives the default one; known agents keep their modules).
+        packing the state (`from_state` then gives the default one; known agents keep their modules). Columns
+        that hold objects without a plain form are in it as they are, too.
 
         Raises:
-            NotPlainError: An item or a value of ``custom_data`` has no plain form, naming the path.
+            NotPlainError: A value of ``custom_data`` has no plain form, naming the path.
         """
         return multi_agent_state.get_state(cast("MultiAgentEpisode", self))
 

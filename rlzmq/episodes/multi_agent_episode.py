@@ -12,9 +12,11 @@ import gymnasium as gym
 
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
 from rlzmq.episodes.multi_agent_given import GivenSteps
+from rlzmq.episodes.rewards import as_reward
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, SavedTimeline, Timeline
 
@@ -163,7 +165,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 f"{len(self.agent_episodes)} agents. Make a new MultiAgentEpisode for every env reset."
             )
         before = self._timeline.saved()
-        self._apply(self._timeline.reset(observations, infos or {}, where=self._where()), before)
+        self._apply(self._timeline.reset(observations, infos or {}), before)
         self._last_step_time = time.perf_counter()
 
     def add_env_step(
@@ -189,16 +191,16 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             observations: Next observations, by agent.
             actions: Actions taken in this env step.
             rewards: Rewards of this env step.
-            infos: Info dicts that come with the observations.
+            infos: Info dicts (or anything else) that come with the observations.
             terminateds, truncateds: Done flags; ``"__all__"`` is for all agents that have none of their own.
             extra_model_outputs: Agent -> {key: value} of the actions, e.g. ``{"a": {"action_logp": -0.7}}``.
 
         Raises:
             MultiAgentEnvError: The episode or an agent with data is done already; an agent acted without
                 (or twice on one) observation, was given an observation without having acted, acted and
-                observed without a reward, or acted and was truncated without a last observation; a reward
-                is not one number, extra model outputs are no dict, or (array-backed) an item does not fit
-                its column. The episode is unchanged then.
+                observed without a reward, or acted and was truncated without a last observation; rewards
+                to be added up are no numbers, extra model outputs are no dict, or (array-backed) an item does
+                not fit its column. The episode is unchanged then.
         """
         before = self._timeline.saved()
         events = self._timeline.advance(
@@ -441,12 +443,25 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         Args:
             include_hanging_rewards: Also count rewards that belong to no completed step: those of hanging
                 actions, of waiting agents, and those before an agent's first observation.
+
+        Raises:
+            ValueError: A reward is not one number.
         """
         total = sum(sae.get_return() for sae in self.agent_episodes.values())
         if include_hanging_rewards:
-            total += sum(track.reward + track.reward_before_start for track in self._timeline.tracks.values())
-            total += sum(self._timeline.early_rewards.values())
+            for agent_id, track in self._timeline.tracks.items():
+                total += self._hanging(agent_id, track.reward) + self._hanging(
+                    agent_id, track.reward_before_start
+                )
+            for agent_id, reward in self._timeline.early_rewards.items():
+                total += self._hanging(agent_id, reward)
         return float(total)
+
+    def _hanging(self, agent_id: Any, reward: Any) -> Any:
+        try:
+            return as_reward(reward)
+        except ValueError as error:
+            raise located(error, f"{self._where()}, agent {agent_id!r}", "rewards") from None
 
     def get_duration_s(self) -> float:
         """Seconds from this chunk's start (reset or cut) to its last step."""

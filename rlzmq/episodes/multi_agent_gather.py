@@ -10,6 +10,7 @@ import numpy as np
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.agent_rows import AgentRows, track_leftovers
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -30,7 +31,10 @@ class _Group:
 
     def add(self, e: int, order: int, sae: SingleAgentEpisode, track: AgentTrack) -> None:
         num_steps = sae.rewards.len_incl_lookback()
-        left = track_leftovers(track, num_steps)
+        try:
+            left = track_leftovers(track, num_steps)
+        except ValueError as error:
+            raise located(error, f"Episode {sae.id_!r}", "rewards") from None
         if left:
             self.tracks[len(self.saes)] = left
         self.saes.append(sae)

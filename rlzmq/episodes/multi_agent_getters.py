@@ -74,7 +74,7 @@ class _Column:
             return self.buffer.get(chosen, neg_index_as_lookback=True, **self._options())
         items = [self.at(k) if k is not None and self.has(k) else self.filler(fill) for k in wanted]
         if self.buffer is not None and self.buffer.finalized and self.num_raw:
-            return tree_stack(items)
+            return tree_stack(items, objects=True)
         return items
 
     def by_agent_steps(self, indices: Any, neg_index_as_lookback: bool, fill: Any) -> Any:

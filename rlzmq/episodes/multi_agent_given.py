@@ -47,7 +47,7 @@ class GivenSteps:
         self._check_lengths(where)
         timeline.env_t = timeline.env_t_started - timeline.lookback
         agents: dict[Any, dict[str, Any]] = {}
-        _sort_in(agents, timeline.reset(self.observations[0], _at(self.infos, 0), where=where))
+        _sort_in(agents, timeline.reset(self.observations[0], _at(self.infos, 0)))
         for step in range(self.num_steps):
             is_last = step == self.num_steps - 1
             events = timeline.advance(

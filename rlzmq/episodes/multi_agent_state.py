@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.episodes.timeline import AgentTrack, Pending, Timeline
@@ -77,7 +77,7 @@ def from_state(state: Mapping[str, Any]) -> MultiAgentEpisode:
 
 
 def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
-    """A timeline as plain values."""
+    """A timeline as plain values; as ``{"objects": …}`` when a hanging action or reward has no plain form."""
     tracks = [
         {
             "agent_id": agent_id,
@@ -94,19 +94,20 @@ def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
         }
         for agent_id, track in timeline.tracks.items()
     ]
-    plain: dict[str, Any] = to_plain(
-        {
-            "env_t_started": timeline.env_t_started,
-            "env_t": timeline.env_t,
-            "lookback": timeline.lookback,
-            "is_terminated": timeline.is_terminated,
-            "is_truncated": timeline.is_truncated,
-            "departed": timeline.departed,
-            "early_rewards": timeline.early_rewards,
-            "tracks": tracks,
-        },
-        where,
-    )
+    data = {
+        "env_t_started": timeline.env_t_started,
+        "env_t": timeline.env_t,
+        "lookback": timeline.lookback,
+        "is_terminated": timeline.is_terminated,
+        "is_truncated": timeline.is_truncated,
+        "departed": dict(timeline.departed),
+        "early_rewards": dict(timeline.early_rewards),
+        "tracks": tracks,
+    }
+    try:
+        plain: dict[str, Any] = to_plain(data, where)
+    except NotPlainError:
+        return {"objects": data}
     return plain
 
 
@@ -117,7 +118,7 @@ def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
         ValueError: It is none, or its numbers contradict each other.
     """
     try:
-        data = from_plain(plain)
+        data = plain["objects"] if "objects" in plain else from_plain(plain)
         timeline = Timeline(_count(data["env_t_started"]), _count(data["lookback"]))
         timeline.env_t = _count(data["env_t"])
         timeline.is_terminated = bool(data["is_terminated"])

@@ -1,4 +1,4 @@
-"""What a reward is: one number. Everything that takes rewards checks them here."""
+"""Rewards: kept as given by hand-made episodes, one number each where they are summed, sampled or learned from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["REWARD_TYPES", "as_reward", "as_rewards"]
+__all__ = ["REWARD_TYPES", "add_up", "as_reward", "as_rewards", "can_add_up", "kept_reward", "kept_rewards"]
 
 # Types of which every value is a reward: one look-up tells, whatever else comes is looked at closely.
 REWARD_TYPES = frozenset(
@@ -18,41 +18,66 @@ REWARD_TYPES = frozenset(
 )
 
 
+def kept_reward(reward: Any) -> Any:
+    """A reward as an episode keeps it: the number in an array or tensor of one element, all else as it is."""
+    if type(reward) not in REWARD_TYPES and hasattr(reward, "__array__"):
+        array = np.asarray(reward)
+        if array.size == 1 and array.dtype.kind in "biuf":
+            return array.reshape(())[()]
+    return reward
+
+
+def kept_rewards(rewards: Any) -> Any:
+    """Several rewards as an episode keeps them: a list, or an array ``[num_items, ...]``; the given one if it fits."""
+    if isinstance(rewards, InfiniteLookbackBuffer):
+        rewards = rewards.get()
+    if isinstance(rewards, (list, tuple, Iterator)):
+        items = rewards if isinstance(rewards, list) else list(rewards)
+        return items if REWARD_TYPES.issuperset(map(type, items)) else [kept_reward(item) for item in items]
+    array = np.asarray(rewards)
+    return array.reshape(len(array)) if array.ndim > 1 and array.size == len(array) else array
+
+
 def as_reward(reward: Any) -> Any:
-    """A reward as it is kept: itself, or the number in an array or tensor of one element.
+    """A reward that is one number: itself, or the number in an array or tensor of one element.
 
     Raises:
         ValueError: It is not one number.
     """
+    reward = kept_reward(reward)
     if type(reward) in REWARD_TYPES or isinstance(reward, (int, float)):
         return reward
-    if hasattr(reward, "__array__"):
-        array = np.asarray(reward)
-        if array.size == 1 and array.dtype.kind in "biuf":
-            return array.reshape(())[()]
     raise ValueError(f"expected a reward that is one number, got {type(reward).__name__} {reward!r:.80}.")
 
 
 def as_rewards(rewards: Any) -> Any:
-    """Several rewards as they are kept: a list of them, or an array ``[num_items]``; never changed in place.
+    """Several rewards that are one number each: a list of them, or an array ``[num_items]``; never changed in place.
 
     Raises:
         ValueError: One of them is not one number (its position is named).
     """
-    if isinstance(rewards, InfiniteLookbackBuffer):
-        rewards = rewards.get()
-    if isinstance(rewards, (list, tuple, Iterator)):
-        checked = rewards if isinstance(rewards, list) else list(rewards)
-        if not REWARD_TYPES.issuperset(map(type, checked)):
-            checked = [_as_reward_at(position, reward) for position, reward in enumerate(checked)]
-        return checked
-    array = np.asarray(rewards)
-    if array.dtype.kind not in "biuf" or array.ndim == 0 or array.size != len(array):
-        raise ValueError(
-            f"expected rewards that are one number each, got an array of dtype {array.dtype} and shape "
-            f"{array.shape}."
-        )
-    return array if array.ndim == 1 else array.reshape(len(array))
+    rewards = kept_rewards(rewards)
+    if isinstance(rewards, np.ndarray):
+        if rewards.dtype.kind in "biuf" and rewards.ndim == 1:
+            return rewards
+        rewards = list(rewards) if rewards.ndim else [rewards]
+    if not REWARD_TYPES.issuperset(map(type, rewards)):
+        return [_as_reward_at(position, reward) for position, reward in enumerate(rewards)]
+    return rewards
+
+
+def can_add_up(total: Any, reward: Any) -> bool:
+    """Whether a reward can be added to those that came before it: both are numbers, or there were none."""
+    return _is_number(total) and (total == 0 or _is_number(reward))
+
+
+def add_up(total: Any, reward: Any) -> Any:
+    """The sum of a reward and those that came before it; the reward itself if it is no number (see `can_add_up`)."""
+    return total + reward if _is_number(reward) else reward
+
+
+def _is_number(reward: Any) -> bool:
+    return type(reward) in REWARD_TYPES or isinstance(reward, (int, float))
 
 
 def _as_reward_at(position: int, reward: Any) -> Any:

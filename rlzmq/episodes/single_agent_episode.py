@@ -16,7 +16,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_chunks import EpisodeChunks
 from rlzmq.episodes.episode_columns import REWARD_SPACE, EpisodeColumns, InfosBuffer
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
-from rlzmq.episodes.rewards import REWARD_TYPES, as_reward, as_rewards
+from rlzmq.episodes.rewards import REWARD_TYPES, as_rewards, kept_reward, kept_rewards
 
 __all__ = ["SingleAgentEpisode"]
 
@@ -28,6 +28,11 @@ class SingleAgentEpisode(EpisodeChunks):
     with the same ``id_``; a chunk carries the last items of its predecessor as its lookback part, which
     indices can reach but lengths and returns leave out. Data is list-backed while an episode grows and
     array-backed after `to_numpy` (or when it is an item of an `EpisodeBatch`).
+
+    Observations, actions, rewards, infos and extra model outputs may be anything: numbers, arrays, trees of
+    them, strings, None, instances of any class. Numbers are asked for where they are needed: `get_return`
+    wants rewards that are one number each, an `EpisodeBatch` (what is sent and learned from) also arrays of
+    numbers or strings in all columns.
 
     Example:
         >>> episode = SingleAgentEpisode()
@@ -42,8 +47,8 @@ class SingleAgentEpisode(EpisodeChunks):
         observations: Items from the first to the last observation, one more than rewards: a list, or a tree
             of arrays ``[num_items, ...]``.
         observation_space, action_space: Spaces of one item, needed for one-hots.
-        infos: As many dicts as observations; empty ones when None.
-        actions, rewards: Items of the steps, lists or arrays; each reward one number.
+        infos: As many as observations, usually dicts; empty dicts when None.
+        actions, rewards: Items of the steps, lists or arrays.
         terminated, truncated: Whether the last step ended the episode.
         extra_model_outputs: Further columns with as many items as rewards, by name.
         t_started: The time step, from the episode's start, of this chunk's first observation (after the
@@ -61,7 +66,7 @@ class SingleAgentEpisode(EpisodeChunks):
             chunks made by `cut`, `slice` and `EpisodeBatch` know it without any lookback), else None.
 
     Raises:
-        ValueError: When the columns' lengths do not fit together, or a reward is not one number.
+        ValueError: When the columns' lengths do not fit together.
     """
 
     __slots__ = ()
@@ -72,7 +77,7 @@ class SingleAgentEpisode(EpisodeChunks):
         *,
         observations: Any = None,
         observation_space: gym.Space[Any] | None = None,
-        infos: Sequence[dict[str, Any]] | InfiniteLookbackBuffer | None = None,
+        infos: Sequence[Any] | InfiniteLookbackBuffer | None = None,
         actions: Any = None,
         action_space: gym.Space[Any] | None = None,
         rewards: Any = None,
@@ -108,7 +113,7 @@ class SingleAgentEpisode(EpisodeChunks):
             }
         except ValueError as error:
             raise ValueError(f"Episode {self.id_!r}: {error}") from None
-        self._check_rewards()
+        self._unpack_rewards()
         self._infos_source = None
         if isinstance(infos, InfiniteLookbackBuffer):
             self._infos = infos
@@ -131,18 +136,16 @@ class SingleAgentEpisode(EpisodeChunks):
             raise ValueError(f"len_lookback_buffer: expected an int or 'auto', got {len_lookback_buffer!r}.")
         return min(operator.index(len_lookback_buffer), num_rewards)
 
-    def _check_rewards(self) -> None:
+    def _unpack_rewards(self) -> None:
+        """Put numbers in place of given rewards that are arrays of one element."""
         data = self.rewards.data
-        try:
-            checked = as_rewards(data)
-        except ValueError as error:
-            raise self._located(error, "rewards") from None
-        if checked is not data:
-            self.rewards.set(checked, at_indices=slice(-len(checked), None))
+        kept = kept_rewards(data)
+        if kept is not data:
+            self.rewards.set(kept, at_indices=slice(-len(kept), None))
 
     # -- growing --------------------------------------------------------------------------------------
 
-    def add_env_reset(self, observation: Any, infos: dict[str, Any] | None = None) -> None:
+    def add_env_reset(self, observation: Any, infos: Any = None) -> None:
         """Add the observation (and infos) that ``env.reset()`` returned.
 
         Raises:
@@ -163,7 +166,7 @@ class SingleAgentEpisode(EpisodeChunks):
         observation: Any,
         action: Any,
         reward: Any,
-        infos: dict[str, Any] | None = None,
+        infos: Any = None,
         *,
         terminated: bool = False,
         truncated: bool = False,
@@ -176,16 +179,16 @@ class SingleAgentEpisode(EpisodeChunks):
         Args:
             observation: What the step led to.
             action: What was done at the observation before, as the module gave it.
-            reward: One number; an array or tensor of one element counts as one.
-            infos: The step's info dict; empty when None.
+            reward: One number; an array or tensor of one element counts as one. See the class about others.
+            infos: The step's info dict (or anything else); an empty dict when None.
             terminated, truncated: Whether the episode ends here.
             extra_model_outputs: Values of further columns. Every step must have the same keys.
 
         Raises:
             RuntimeError: When the episode is done, or was never reset.
-            ValueError: When the reward is not one number, extra keys come too late or are missing, or
-                (array-backed) an item has another structure, shape or kind (string or number) than its
-                column. The episode is then as before.
+            ValueError: When extra keys come too late or are missing, or (array-backed) an item has another
+                structure, shape or kind (number, string or object) than its column. The episode is then as
+                before.
         """
         if self.is_terminated or self.is_truncated:
             raise RuntimeError(
@@ -206,7 +209,7 @@ class SingleAgentEpisode(EpisodeChunks):
         try:
             observations.append(observation)
             self.actions.append(action)
-            self.rewards.append(reward if type(reward) in REWARD_TYPES else as_reward(reward))
+            self.rewards.append(reward if type(reward) in REWARD_TYPES else kept_reward(reward))
             if extra_model_outputs:
                 for key, value in extra_model_outputs.items():
                     extras[key].append(value)
@@ -266,8 +269,15 @@ class SingleAgentEpisode(EpisodeChunks):
         return len(self)
 
     def get_return(self) -> float:
-        """Sum of this chunk's rewards, lookback left out."""
-        rewards = self.rewards.get()
+        """Sum of this chunk's rewards, lookback left out.
+
+        Raises:
+            ValueError: A reward is not one number.
+        """
+        try:
+            rewards = as_rewards(self.rewards.get())
+        except ValueError as error:
+            raise self._located(error, "rewards") from None
         return float(rewards.sum(dtype=np.float64) if isinstance(rewards, np.ndarray) else sum(rewards))
 
     def get_duration_s(self) -> float:
@@ -303,19 +313,27 @@ class SingleAgentEpisode(EpisodeChunks):
         }
 
     def __repr__(self) -> str:
+        try:
+            total = f"{self.get_return():g}"
+        except ValueError:
+            total = "none, rewards are no numbers"
         return (
             f"SingleAgentEpisode(id_={self.id_!r}, len={len(self)}, t={self.t}, done={self.is_done}, "
-            f"return={self.get_return():g})"
+            f"return={total})"
         )
 
     def to_numpy(self) -> SingleAgentEpisode:
         """Turn all columns but the infos into arrays, in place; an episode of length 0 stays as it is.
 
+        Items that are no numbers, strings or arrays of them (None, instances of any class) become an array of
+        dtype object.
+
         Returns:
             This episode.
 
         Raises:
-            ValueError: When a column's items differ in structure or shape, naming the first one that does.
+            ValueError: When a column's items differ in structure or shape, or are numbers and strings, naming
+                the first one that does not fit.
         """
         if len(self) == 0:
             return self
@@ -346,10 +364,11 @@ class SingleAgentEpisode(EpisodeChunks):
     def get_state(self) -> dict[str, Any]:
         """The whole episode as plain values (msgpack packs them as they are).
 
-        Info values without a plain form are left out and counted in ``state["num_infos_left_out"]``.
+        Values of info dicts without a plain form are left out and counted in ``state["num_infos_left_out"]``.
+        Columns that hold other objects are in the state as they are: it can be pickled then, but not packed.
 
         Raises:
-            NotPlainError: When an item or a value of ``custom_data`` has no plain form, naming the path.
+            NotPlainError: When a value of ``custom_data`` has no plain form, naming the path.
         """
         return episode_state.get_state(self)
 

@@ -1,4 +1,4 @@
-"""What an env step says of each agent beside data: done flags and infos. Everything that takes them checks here."""
+"""What an env step says of each agent beside observations and actions: done flags, rewards and infos, checked."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 
-__all__ = ["as_flag", "checked_flags", "checked_infos"]
+__all__ = ["as_flag", "checked_flags", "checked_infos", "checked_rewards"]
 
 # Types of which every value is an info or a flag; whatever else comes is looked at closely. None: none given.
 _INFO_TYPES = frozenset({dict, type(None)})
 _FLAG_TYPES = frozenset({bool, np.bool_, type(None)})
+_REWARD_OR_NONE = REWARD_TYPES | {type(None)}
 
 
 def checked_flags(flags: Mapping[Any, Any], name: str, where: str) -> Mapping[Any, Any]:
@@ -54,6 +56,23 @@ def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
                     f"{type(info).__name__} {info!r:.80}."
                 )
     return infos
+
+
+def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
+    """Rewards by agent id, each of them one number or None (not given).
+
+    Raises:
+        MultiAgentEnvError: One of them is something else.
+    """
+    if _REWARD_OR_NONE.issuperset(map(type, rewards.values())):
+        return rewards
+    checked = {}
+    for agent_id, reward in rewards.items():
+        try:
+            checked[agent_id] = None if reward is None else as_reward(reward)
+        except ValueError as error:
+            raise MultiAgentEnvError(f"{where}, agent {agent_id!r}, column 'rewards': {error}") from None
+    return checked
 
 
 def as_flag(flag: Any) -> bool:

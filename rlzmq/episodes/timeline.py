@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from rlzmq.core.errors import MultiAgentEnvError
-from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
-from rlzmq.episodes.step_dicts import checked_flags, checked_infos
+from rlzmq.episodes.rewards import REWARD_TYPES, add_up, can_add_up, kept_reward
+from rlzmq.episodes.step_dicts import checked_flags
 
 __all__ = [
     "ALL_AGENTS",
@@ -191,15 +191,8 @@ class Timeline:
             if track.obs_env_ts[-1] == env_t:
                 track.obs_env_ts.pop()
 
-    def reset(
-        self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], *, where: str = "episode"
-    ) -> list[AgentEvent]:
-        """The episode's first observations.
-
-        Raises:
-            MultiAgentEnvError: An info is no dict; nothing has changed then.
-        """
-        infos = checked_infos(infos, f"{where}, env step {self.env_t}")
+    def reset(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> list[AgentEvent]:
+        """The episode's first observations."""
         events = []
         for agent_id, observation in observations.items():
             if observation is None:
@@ -238,7 +231,6 @@ class Timeline:
             )
         terminateds = checked_flags(terminateds, "terminateds", f"{where}, env step {env_t}")
         truncateds = checked_flags(truncateds, "truncateds", f"{where}, env step {env_t}")
-        infos = checked_infos(infos, f"{where}, env step {env_t}")
         all_terminated = bool(terminateds.get(ALL_AGENTS))
         all_truncated = bool(truncateds.get(ALL_AGENTS))
 
@@ -253,13 +245,15 @@ class Timeline:
             observation = observations.get(agent_id)
             action = actions.get(agent_id)
             reward = rewards.get(agent_id)
-            if reward is not None and type(reward) not in REWARD_TYPES:
-                try:
-                    reward = as_reward(reward)
-                except ValueError as error:
+            if reward is not None:
+                if type(reward) not in REWARD_TYPES:
+                    reward = kept_reward(reward)
+                total = self.early_rewards.get(agent_id, 0) if track is None else track.reward
+                if not can_add_up(total, reward):
                     raise MultiAgentEnvError(
-                        f"{where}, env step {env_t}, agent {agent_id!r}, column 'rewards': {error}"
-                    ) from None
+                        f"{where}, env step {env_t}, agent {agent_id!r}, column 'rewards': expected numbers "
+                        f"to add up until its next observation, got {total!r:.80} and {reward!r:.80}."
+                    )
             if (track is not None and track.is_done) or agent_id in self.departed:
                 if observation is not None or action is not None or reward is not None or infos.get(agent_id):
                     raise MultiAgentEnvError(
@@ -338,7 +332,7 @@ class Timeline:
                 observation = LAST_OBSERVATION
 
             if observation is not None and pending is not None:
-                total = track.reward if reward is None else track.reward + reward
+                total = track.reward if reward is None else add_up(track.reward, reward)
                 events.append(
                     AgentEvent(
                         agent_id,
@@ -365,9 +359,9 @@ class Timeline:
                 track.output_keys = frozenset(pending.extra_model_outputs)
             track.pending = pending
             if reward is not None:
-                track.reward = track.reward + reward
+                track.reward = add_up(track.reward, reward)
         for agent_id, reward in early:
-            self.early_rewards[agent_id] = self.early_rewards.get(agent_id, 0) + reward
+            self.early_rewards[agent_id] = add_up(self.early_rewards.get(agent_id, 0), reward)
         self.departed.update(stillborn)
         self.repeated = {event.agent_id for event in events if event.observation is LAST_OBSERVATION}
         for agent_id, _ in stillborn:
@@ -375,7 +369,7 @@ class Timeline:
         for event in events:
             if event.kind == "reset":
                 start = self.early_rewards.pop(event.agent_id, 0)
-                start = start if event.reward is None else start + event.reward
+                start = start if event.reward is None else add_up(start, event.reward)
                 self.tracks[event.agent_id] = AgentTrack([env_t], reward_before_start=start)
                 continue
             track = self.tracks[event.agent_id]

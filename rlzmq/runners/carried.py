@@ -16,7 +16,7 @@ from rlzmq.core.frozen import freeze, thaw
 from rlzmq.core.plain import from_plain
 from rlzmq.core.tree import tree_map
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
-from rlzmq.episodes.episode_state import plain_infos
+from rlzmq.episodes.episode_state import plain_infos, plain_state
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.runners.ongoing import OngoingEpisodes
 
@@ -104,13 +104,13 @@ def get_episode_sampler(sampler: EpisodeSampler) -> dict[str, Any]:
     return {
         "kind": "episodes",
         "lookback": sampler.lookback,
-        "episodes": [episode.get_state() for episode in sampler._episodes],
+        "episodes": [plain_state(episode) for episode in sampler._episodes],
         # An env that is about to be reset still acts on the last observation of the episode that ended.
         "acting": [
-            None if is_same else episode.get_state()
+            None if is_same else plain_state(episode)
             for episode, is_same in zip(sampler._acting, same, strict=True)
         ],
-        "prev_chunks": [[chunk.get_state() for chunk in chunks] for chunks in sampler._prev_chunks],
+        "prev_chunks": [[plain_state(chunk) for chunk in chunks] for chunks in sampler._prev_chunks],
         "chunk_states": freeze(sampler._chunk_states, "the modules' states"),
         "returns": list(sampler._returns),
         "ages_s": [now - start for start in sampler._started_s],

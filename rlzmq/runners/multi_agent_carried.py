@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlzmq.core.frozen import freeze, thaw
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.tree import tree_map
-from rlzmq.episodes.episode_state import plain_infos
+from rlzmq.episodes.episode_state import plain_infos, plain_state
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
 from rlzmq.runners.carried import check_sampler
@@ -35,13 +35,13 @@ def get_episode_sampler(sampler: MultiAgentSampler) -> dict[str, Any]:
     return {
         "kind": "agents' episodes",
         "lookback": sampler.lookback,
-        "episodes": [_episode_state(episode) for episode in sampler._episodes],
+        "episodes": [plain_state(episode) for episode in sampler._episodes],
         # An env that is about to be reset still acts as the episode that ended.
         "acting": [
-            None if acting is episode else _episode_state(acting)
+            None if acting is episode else plain_state(acting)
             for acting, episode in zip(sampler._acting, sampler._episodes, strict=True)
         ],
-        "prev_chunks": [[_episode_state(chunk) for chunk in chunks] for chunks in sampler._prev_chunks],
+        "prev_chunks": [[plain_state(chunk) for chunk in chunks] for chunks in sampler._prev_chunks],
         "totals": [totals.get_state() for totals in sampler._totals],
         "starting": sorted(sampler._starting),
         "templates": freeze(sampler._templates, "model outputs"),
@@ -68,11 +68,6 @@ def set_episode_sampler(sampler: MultiAgentSampler, state: Mapping[str, Any], lo
     for index in lost:
         sampler._begin_episode(index)
     sampler.has_episodes = True
-
-
-def _episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
-    """Without the mapping function: it is the runner's."""
-    return {key: value for key, value in episode.get_state().items() if not callable(value)}
 
 
 def _episode(state: Mapping[str, Any], mapping_fn: Any) -> MultiAgentEpisode:

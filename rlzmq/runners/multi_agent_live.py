@@ -10,6 +10,7 @@ import numpy as np
 
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.rewards import REWARD_TYPES
+from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
 from rlzmq.episodes.timeline import LAST_OBSERVATION, AgentEvent, AgentTrack, SavedTimeline, Timeline
 from rlzmq.runners.multi_agent_finished import EpisodeTotals
 from rlzmq.runners.multi_agent_store import ModuleStore
@@ -133,7 +134,8 @@ class LiveEpisode:
     def begin(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
         """The reset observations."""
         before = self.timeline.saved()
-        events = self.timeline.reset(observations, infos, where=f"episode {self.id_}")
+        infos = checked_infos(infos, f"episode {self.id_}, env step {self.timeline.env_t}")
+        events = self.timeline.reset(observations, infos)
         stores = self._stores_of_new(events, before)
         self.is_reset = True
         self.totals = EpisodeTotals()
@@ -181,11 +183,12 @@ class LiveEpisode:
             return len(acted)
         timeline = self.timeline
         before = None if observations.keys() <= timeline.tracks.keys() else timeline.saved()
+        where = f"episode {self.id_}, env step {timeline.env_t + 1}"
         events = timeline.advance(
             observations,
             self._rows,
-            rewards,
-            infos,
+            checked_rewards(rewards, where),
+            checked_infos(infos, where),
             terminateds,
             truncateds,
             _NO_OUTPUTS,

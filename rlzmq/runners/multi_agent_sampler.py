@@ -25,6 +25,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
 from rlzmq.episodes.timeline import Pending
 from rlzmq.runners.fused_sampler import WEIGHTS_SEQ_NO
 from rlzmq.runners.multi_agent_carried import get_episode_sampler, set_episode_sampler
@@ -70,7 +71,8 @@ class MultiAgentSampler:
         observations, infos = self.runner.env.reset(seed=self.runner.take_reset_seed())
         self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
         for index, episode in enumerate(self._episodes):
-            episode.add_env_reset(observations=_copied(observations[index]), infos=infos[index])
+            own_infos = checked_infos(infos[index], f"episode {episode.id_}, env step 0")
+            episode.add_env_reset(observations=_copied(observations[index]), infos=own_infos)
         self._check(observations)
         self._acting = list(self._episodes)
         self._to_module: dict[str, Any] | None = None
@@ -276,16 +278,18 @@ class MultiAgentSampler:
             self._restart_failed(index)
         for index, episode in enumerate(self._episodes):
             if env.resetting[index]:
-                episode.add_env_reset(observations=_copied(observations[index]), infos=infos[index])
+                own_infos = checked_infos(infos[index], f"episode {episode.id_}, env step 0")
+                episode.add_env_reset(observations=_copied(observations[index]), infos=own_infos)
                 self._totals[index] = EpisodeTotals()
                 self._starting.add(index)
                 continue
             num_before = episode.agent_steps() if count.counts_agent_steps else 0
+            where = f"episode {episode.id_}, env step {episode.env_t + 1}"
             episode.add_env_step(
                 _copied(observations[index]),
                 actions[index],
-                rewards[index],
-                infos[index],
+                checked_rewards(rewards[index], where),
+                checked_infos(infos[index], where),
                 terminateds=terminateds[index],
                 truncateds=truncateds[index],
                 extra_model_outputs=outputs[index],

@@ -14,7 +14,17 @@ import pytest
 from rlzmq.core.tree import tree_leaves, tree_stack, tree_unstack
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from tests.episodes.reference_model import BOX, DICT, DISCRETE, FILLER, FLOAT, VECTOR, ReferenceEpisode
+from tests.episodes.reference_model import (
+    BOX,
+    DICT,
+    DISCRETE,
+    FILLER,
+    FLOAT,
+    OBJECT,
+    TEXT,
+    VECTOR,
+    ReferenceEpisode,
+)
 
 
 class Source(Protocol):
@@ -59,10 +69,11 @@ class Program:
         self.pick = source.integer
         self.log: list[str] = []
         self.rng = np.random.default_rng(self.pick(0, 10**6))
-        observation_kind = (DISCRETE, BOX, DICT)[self.pick(0, 2)]
-        action_kind = (DISCRETE, BOX, DICT)[self.pick(0, 2)]
-        extra_kinds = ({}, {"logp": FLOAT}, {"logp": FLOAT, "dist": VECTOR})[self.pick(0, 2)]
-        self.model = ReferenceEpisode(observation_kind, action_kind, extra_kinds)
+        observation_kind = (DISCRETE, BOX, DICT, TEXT, OBJECT)[self.pick(0, 4)]
+        action_kind = (DISCRETE, BOX, DICT, TEXT, OBJECT)[self.pick(0, 4)]
+        extra_kinds = ({}, {"logp": FLOAT}, {"logp": OBJECT, "dist": VECTOR})[self.pick(0, 2)]
+        reward_kind = (FLOAT, FLOAT, FLOAT, TEXT, OBJECT)[self.pick(0, 4)]
+        self.model = ReferenceEpisode(observation_kind, action_kind, extra_kinds, reward_kind)
         self.episode = self._begin()
         # Earlier chunks and copies: what happens later must not show in them.
         self.frozen: list[tuple[SingleAgentEpisode, ReferenceEpisode]] = []
@@ -103,7 +114,10 @@ class Program:
         as_arrays = self.pick(0, 1)
         data = {name: [column.items[t] for t in column.times()] for name, column in model.columns.items()}
         if as_arrays:
-            data = {name: items if name == "infos" else tree_stack(items) for name, items in data.items()}
+            data = {
+                name: items if name == "infos" else tree_stack(items, objects=True)
+                for name, items in data.items()
+            }
         return SingleAgentEpisode(
             **spaces,
             **{name: data[name] for name in GETTERS},
@@ -117,8 +131,10 @@ class Program:
     def draw(self, name: str) -> Any:
         return self.model.columns[name].kind.draw(self.rng)
 
-    def _info(self) -> dict[str, Any]:
-        return {"k": self.pick(0, 9)} if self.pick(0, 1) else {}
+    def _info(self) -> Any:
+        return ({}, {}, {"k": self.pick(0, 9)}, {"k": self.pick(0, 9)}, "text", OBJECT.draw(self.rng))[
+            self.pick(0, 5)
+        ] or {}
 
     def _model_step(self, end: str) -> dict[str, Any]:
         step = {
@@ -181,6 +197,7 @@ class Program:
         indices = self._indices(name)
         options: dict[str, Any] = {"neg_index_as_lookback": neg}
         hot = name in ("observations", "actions") and self.pick(0, 2) == 0
+        hot = hot and self.model.columns[name].kind.space is not None
         if hot:
             options["one_hot_discrete"] = True
         fill = self.pick(0, 3) if self.pick(0, 1) else None
@@ -202,11 +219,21 @@ class Program:
     def check_item(self, name: str, actual: Any, expected: Any, fill: Any, hot: bool) -> None:
         column = self.model.columns[name]
         if expected is FILLER:
-            bare = name == "infos" or (column.kind in (VECTOR, FLOAT) and not column.items)
-            if name not in GETTERS and self._buffer(name).finalized:
-                bare = False
-            expected = fill if bare and name != "rewards" else column.kind.filler(fill, hot)
+            expected = self._filler(name, column, fill, hot)
         assert same(actual, expected), f"{name}: {actual} != {expected}"
+
+    def _filler(self, name: str, column: Any, fill: Any, hot: bool) -> Any:
+        finalized = self._buffer(name).finalized
+        if name == "rewards" and not finalized:  # filled as of their space, whatever they are
+            return FLOAT.filler(fill, hot)
+        if name == "infos" or column.kind is OBJECT:
+            return fill
+        if column.kind is TEXT:
+            return str(fill) if finalized else fill
+        bare = column.kind in (VECTOR, FLOAT) and not column.items
+        if name == "rewards" or (name not in GETTERS and finalized):
+            bare = False
+        return fill if bare else column.kind.filler(fill, hot)
 
     def _buffer(self, name: str) -> Any:
         return getattr(self.episode, name) if name in GETTERS else self.episode.extra_model_outputs[name]
@@ -237,7 +264,7 @@ class Program:
         items = [self.draw(name) for _ in range(num)]
         new: Any = items[0] if single else items
         if not single and items and self.pick(0, 1):
-            new = tree_stack(items)
+            new = tree_stack(items, objects=True)
         options = {"new_data": new, "at_indices": indices, "neg_index_as_lookback": neg}
         if name in GETTERS:
             setter = getattr(self.episode, f"set_{name}")
@@ -257,6 +284,11 @@ class Program:
         elif self.pick(0, 1):
             self.episode.to_numpy()
             assert self.episode.is_numpy
+        elif not self._is_batchable():
+            with pytest.raises(
+                ValueError, match=r"expected a reward that is one number|expected numbers|column of numb"
+            ):
+                EpisodeBatch.from_episodes([self.episode])
         else:
             # A view on a batch's columns, with another episode beside it.
             other = SingleAgentEpisode()
@@ -266,6 +298,12 @@ class Program:
             self.episode = batch[1] if self.pick(0, 1) else list(batch)[1]
             self.frozen.append((batch.new_item(1), self.model.copy()))  # its columns are not changed
             assert self.episode.is_numpy
+
+    def _is_batchable(self) -> bool:
+        model = self.model
+        return model.reward_kind is FLOAT and not any(
+            column.kind is OBJECT and column.items for column in model.columns.values()
+        )
 
     def cut(self) -> None:
         lookback = self.pick(0, 4)
@@ -316,7 +354,10 @@ class Program:
         elif how == 1:
             self.episode = copy.deepcopy(self.episode)
         else:
-            state = msgpack.unpackb(msgpack.packb(self.episode.get_state()))
+            state = self.episode.get_state()
+            parts = [*state.values(), *state["extra_model_outputs"].values()]
+            if not any("objects" in part for part in parts if isinstance(part, dict)):
+                state = msgpack.unpackb(msgpack.packb(state))
             self.episode = SingleAgentEpisode.from_state(state)
 
     def refuse(self) -> None:
@@ -367,7 +408,14 @@ class Program:
         assert episode.is_reset == model.is_reset
         assert episode.custom_data == model.custom_data
         rewards = model.get("rewards", None)
-        assert episode.get_return() == sum(rewards)
+        if model.reward_kind is FLOAT or not rewards:
+            assert episode.get_return() == sum(rewards)
+        else:
+            with pytest.raises(
+                ValueError, match="column 'rewards': item 0: expected a reward that is one number"
+            ):
+                episode.get_return()
+        assert "SingleAgentEpisode" in repr(episode)
         assert episode.env_steps() == episode.agent_steps() == len(rewards)
         assert set(episode.extra_model_outputs) == (
             set(model.extra_kinds) if rewards else episode.extra_model_outputs.keys()

@@ -17,6 +17,13 @@ FILLER = object()
 
 
 @dataclass(frozen=True)
+class Token:
+    """An item that is neither number nor string nor array."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Kind:
     """How the items of one column look: drawn at random, one-hot encoded, filled."""
 
@@ -36,6 +43,10 @@ class Kind:
                 "b": rng.integers(-9, 9, 2).astype(np.float32),
                 "a": (int(rng.integers(0, 3)), rng.integers(0, (2, 3)).astype(np.int64)),
             }
+        if self.name == "text":
+            return "x" * int(rng.integers(0, 5)) + str(rng.integers(9))
+        if self.name == "object":
+            return None if rng.integers(4) == 0 else Token(int(rng.integers(9)))
         raise AssertionError(self.name)
 
     def hot(self, item: Any) -> Any:
@@ -80,6 +91,8 @@ DICT = Kind(
 )
 FLOAT = Kind("float", None)
 VECTOR = Kind("box", None)
+TEXT = Kind("text", None)
+OBJECT = Kind("object", None)
 
 
 @dataclass
@@ -100,6 +113,7 @@ class ReferenceEpisode:
     observation_kind: Kind
     action_kind: Kind
     extra_kinds: dict[str, Kind]
+    reward_kind: Kind = FLOAT
     t_started: int = 0
     t: int = 0
     first: int = 0
@@ -115,7 +129,7 @@ class ReferenceEpisode:
                 "observations": Column(self.observation_kind),
                 "infos": Column(Kind("info", None)),
                 "actions": Column(self.action_kind),
-                "rewards": Column(FLOAT),
+                "rewards": Column(self.reward_kind),
                 **{name: Column(kind) for name, kind in self.extra_kinds.items()},
             }
 
@@ -229,6 +243,7 @@ class ReferenceEpisode:
             self.observation_kind,
             self.action_kind,
             self.extra_kinds,
+            self.reward_kind,
             begin,
             end,
             first,

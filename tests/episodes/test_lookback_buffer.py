@@ -335,10 +335,6 @@ def test_finalize_names_the_first_item_that_does_not_fit() -> None:
         InfiniteLookbackBuffer([np.zeros(2), np.zeros(2), np.zeros(3)]).finalize()
     with pytest.raises(ValueError, match="item 1 has another structure"):
         InfiniteLookbackBuffer([{"a": 1}, {"b": 1}]).finalize()
-    with pytest.raises(ValueError, match="item 0 of type object"):
-        InfiniteLookbackBuffer([object()]).finalize()
-    with pytest.raises(ValueError, match="item 1 of type NoneType"):
-        InfiniteLookbackBuffer([1.0, None]).finalize()
     with pytest.raises(ValueError, match=r"item 2 is a string \('x'\), expected a number like item 0"):
         InfiniteLookbackBuffer([1.0, 2, "x"]).finalize()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from tests.episodes.multi_agent_model import plain
 
@@ -238,12 +239,6 @@ STEP: dict[str, Any] = {
     ("change", "text"),
     [
         (
-            {"rewards": {"a": 1, "b": "x"}},
-            "agent 'b', column 'rewards': expected a reward .* one number.*'x'",
-        ),
-        ({"rewards": {"b": np.zeros(2), "a": 1}}, "agent 'b', column 'rewards'.*array"),
-        ({"rewards": {"c": "x"}, "actions": {}, "observations": {}}, "agent 'c', column 'rewards'"),
-        (
             {"extra_model_outputs": {"a": {"l": 1}, "b": 5}},
             "agent 'b': expected extra model outputs .*got int 5",
         ),
@@ -306,6 +301,35 @@ def test_an_error_of_the_mapping_function_changes_nothing() -> None:
     assert episode.get_actions(0) == {"a": 10}
     with pytest.raises(KeyError):
         episode.get_extra_model_outputs("l")
+
+
+def test_items_of_any_kind_are_kept_and_numbers_asked_for_where_they_are_needed() -> None:
+    episode = MultiAgentEpisode("e")
+    episode.add_env_reset(observations={"a": "obs_0", "b": {1}}, infos={"a": "info_0"})
+    episode.add_env_step(
+        {"a": "obs_1"}, {"a": "act_0", "b": frozenset()}, {"a": "rew_0", "b": "hanging"}, {"a": 5}
+    )
+    assert episode.get_rewards() == {"a": ["rew_0"], "b": ["hanging"]}
+    assert episode.get_infos(agent_ids="a") == {"a": ["info_0", 5]}
+    for twin in (MultiAgentEpisode.from_state(episode.get_state()), pickle.loads(pickle.dumps(episode))):
+        assert twin.get_actions() == {"a": ["act_0"], "b": [frozenset()]}
+        assert twin.get_rewards(0) == {"a": "rew_0", "b": "hanging"}
+    refused = "column 'rewards': item 0: expected a reward that is one number, got str 'rew_0'"
+    with pytest.raises(ValueError, match=f"Episode 'e_a', {refused}"):
+        episode.get_return()
+    with pytest.raises(ValueError, match=r"column 'rewards': .*'(rew_0|hanging)'"):
+        MultiAgentEpisodeBatch.from_episodes([episode])
+    before = facts(episode)
+    with pytest.raises(
+        MultiAgentEnvError, match="agent 'b', column 'rewards': expected numbers to add up until"
+    ):
+        episode.add_env_step({"b": {2}}, {}, {"b": 1.0})
+    assert facts(episode) == before
+    chunk = episode.cut()
+    chunk.add_env_step({"b": {2}}, {}, {})
+    assert chunk.get_rewards(-1) == {}
+    assert chunk.get_rewards(agent_ids="b", env_steps=False) == {"b": ["hanging"]}
+    assert list(chunk.to_numpy().get_observations(agent_ids="b", env_steps=False)["b"]) == [{1}, {2}]
 
 
 # -- done agents ---------------------------------------------------------------------------------------
@@ -637,7 +661,7 @@ def test_getters_of_single_steps_do_not_read_the_whole_episode() -> None:
     [
         ("rewards", {"a": 3, "b": 4, "c": 5}, 0, IndexError),
         ("rewards", {"a": [5.5] * 4, "b": [1, 2]}, None, IndexError),
-        ("rewards", {"a": [7] * 4, "b": ["x"]}, None, ValueError),
+        ("rewards", {"a": [7] * 4, "b": ["x", "y"]}, None, IndexError),
         ("actions", {"b": [7, 8], "a": [0]}, slice(0, 2), IndexError),
         ("observations", {"a": [9, 9], "b": [8, 8], "c": [1, 2]}, [0, -2], IndexError),
         ("extra_model_outputs", {"a": 1, "c": 1}, -1, KeyError),

@@ -122,7 +122,8 @@ def forbidden_steps(model: Model) -> list[Step]:
     for agent in AGENTS:
         life = model.life(agent)
         empty = Step({}, {}, {}, {}, {}, {}, {})
-        if not model.is_done() and life.done_t is None:
+        came_before = life.reward if life.obs else life.before
+        if not model.is_done() and life.done_t is None and came_before:  # nothing to add it to
             steps.append(Step({}, {}, {agent: "x"}, {}, {}, {}, {}))  # type: ignore[dict-item]
         if model.is_done() or life.done_t is not None:
             steps += [Step({agent: 1}, {}, {}, {}, {}, {}, {}), Step({}, {}, {agent: 1}, {}, {}, {}, {})]

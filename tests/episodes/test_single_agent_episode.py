@@ -151,38 +151,44 @@ def test_a_step_that_does_not_fit_an_array_episode_leaves_it_as_it_was() -> None
     assert (len(episode), episode.is_numpy) == (4, True)
 
 
-BAD_REWARDS = [None, "oops", [1.0], (1.0,), {"r": 1.0}, np.zeros(2), np.array("x"), 1j, np.array([None])]
+NO_NUMBERS = [None, "oops", [1.0], (1.0,), {"r": 1.0}, np.zeros(2), np.array("x"), 1j, np.array([None])]
 
 
-@pytest.mark.parametrize("as_numpy", [False, True])
-@pytest.mark.parametrize("bad", BAD_REWARDS)
-def test_a_reward_that_is_not_one_number_is_refused(bad: Any, as_numpy: bool) -> None:
-    episode = grown(2)
-    if as_numpy:
-        episode.to_numpy()
-    before = episode.get_state()
-    outputs = {"logp": 0, "state_out": {"h": np.zeros(2, int)}}
-    refused = r"Episode 'e', column 'rewards': (item 1: )?expected a reward that is one number, got "
-    with pytest.raises(ValueError, match=refused + type(bad).__name__):
-        episode.add_env_step(3, 1, bad, extra_model_outputs=outputs)
-    with pytest.raises(ValueError, match=refused):
-        episode.set_rewards(new_data=bad, at_indices=0)
-    with pytest.raises(ValueError, match=refused):
-        episode.set_rewards(new_data=[1.0, bad])
-    assert episode.get_state() == before
-    for rewards in ([1.0, bad], InfiniteLookbackBuffer([1.0, bad])):
-        with pytest.raises(ValueError, match=refused):
-            SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 1], rewards=rewards)
+@pytest.mark.parametrize("bad", NO_NUMBERS)
+def test_rewards_that_are_no_numbers_are_kept_and_refused_where_numbers_are_needed(bad: Any) -> None:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(0)
+    episode.add_env_step(1, 0, 1.0)
+    episode.add_env_step(2, 0, bad)
+    twin = SingleAgentEpisode(
+        "e", observations=[0, 1, 2], actions=[0, 0], rewards=[1.0, bad], len_lookback_buffer=0
+    )
+    changed = SingleAgentEpisode(
+        "e", observations=[0, 1, 2], actions=[0, 0], rewards=[1.0, 2.0], len_lookback_buffer=0
+    )
+    changed.set_rewards(new_data=bad, at_indices=1)
+    refused = r"Episode 'e', column 'rewards': item 1: expected a reward that is one number, got "
+    for each in (episode, twin, changed):
+        assert each.get_rewards(0) == 1.0
+        assert each.get_rewards(-1) is bad
+        assert "rewards are no numbers" in repr(each)
+        for number_is_needed in (each.get_return, lambda each=each: EpisodeBatch.from_episodes([each])):
+            with pytest.raises(ValueError, match=refused + type(bad).__name__):
+                number_is_needed()
+        each.set_rewards(new_data=2.0, at_indices=1)
+        assert each.get_return() == 3.0
 
 
-@pytest.mark.parametrize("rewards", [np.zeros((2, 3)), np.array(["a", "b"]), np.array([1.0, None])])
-def test_arrays_of_rewards_that_are_not_one_number_each_are_refused(rewards: Any) -> None:
-    refused = "Episode 'e', column 'rewards': expected rewards that are one number each"
+@pytest.mark.parametrize("rewards", [np.zeros((2, 3)), np.array(["a", "b"]), np.array([None, 1.0])])
+def test_arrays_of_rewards_that_are_no_numbers_are_kept(rewards: Any) -> None:
     for given in (rewards, InfiniteLookbackBuffer(rewards)):
-        with pytest.raises(ValueError, match=refused):
-            SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 1], rewards=given)
-    with pytest.raises(ValueError, match=refused):
-        grown(2).set_rewards(new_data=rewards)
+        episode = SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 1], rewards=given)
+        assert np.array_equal(episode.rewards.data, rewards)
+        with pytest.raises(ValueError, match="'rewards': item 0: expected a reward that is one number"):
+            EpisodeBatch.from_episodes([episode])
+    episode = grown(2)
+    episode.set_rewards(new_data=rewards)
+    assert np.array_equal(episode.get_rewards(), list(rewards))
 
 
 def test_rewards_may_be_numbers_of_any_kind_and_arrays_of_one_element() -> None:
@@ -222,10 +228,11 @@ def test_an_array_episode_refuses_strings_among_numbers_and_objects() -> None:
 
 
 def test_a_first_step_that_is_refused_leaves_no_columns() -> None:
-    for episode in (grown(0), grown(2).cut()):
+    empty = SingleAgentEpisode(observations=np.zeros((1, 4)), actions=np.zeros((0, 2)), rewards=np.zeros(0))
+    for episode in (empty, grown(2).to_numpy().cut()):
         before = episode.get_state()
-        with pytest.raises(ValueError, match="rewards"):
-            episode.add_env_step(1, 1, "x", extra_model_outputs={"other": 1})
+        with pytest.raises(ValueError, match="column 'observations'"):
+            episode.add_env_step("x", 1, 1.0, extra_model_outputs={"other": 1})
         assert episode.get_state() == before
 
 
@@ -241,6 +248,123 @@ def test_adding_a_step_takes_a_few_microseconds() -> None:
         return (time.perf_counter() - start) / 1000
 
     assert min(seconds_per_step() for _ in range(20)) < 5e-6
+
+
+# -- items of any kind --------------------------------------------------------------------------------
+
+
+class Word:
+    """An item that is neither number nor string nor array."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Word) and other.text == self.text
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def words(make: Any, num_steps: int = 3) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(observation=make("obs_0"), infos=make("info_0"))
+    for t in range(num_steps):
+        outputs = {"extra": make(f"out_{t}")}
+        episode.add_env_step(
+            make(f"obs_{t + 1}"), make(f"act_{t}"), make(f"rew_{t}"), make(f"info_{t + 1}"), extra_model_outputs=outputs
+        )  # fmt: skip
+    return episode
+
+
+ANY_KIND = [str, Word, lambda text: {text}, lambda text: None if text[-1] == "0" else Word(text)]
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+@pytest.mark.parametrize("make", ANY_KIND)
+def test_items_of_any_kind_come_out_of_getters_slices_cuts_and_joins(make: Any, as_numpy: bool) -> None:
+    episode = words(make)
+    if as_numpy:
+        assert episode.to_numpy().is_numpy
+    infos = [{} if info is None else info for info in map(make, ["info_0", "info_1", "info_2", "info_3"])]
+    assert list(episode.get_observations()) == [make(f"obs_{t}") for t in range(4)]
+    assert list(episode.get_actions()) == [make(f"act_{t}") for t in range(3)]
+    assert list(episode.get_rewards([0, -1])) == [make("rew_0"), make("rew_2")]
+    assert episode.get_infos() == infos
+    assert episode.get_observations(1) == make("obs_1")
+    assert list(episode.get_extra_model_outputs("extra", slice(1, 3))) == [make("out_1"), make("out_2")]
+    assert list(episode.get_actions(slice(2, 5), fill="?")) == [make("act_2"), "?", "?"]
+    part = episode[1:3]
+    assert list(part.get_observations()) == [make("obs_1"), make("obs_2"), make("obs_3")]
+    assert list(part.get_infos()) == infos[1:]
+    head, tail = episode[:2], episode[2:]
+    head.concat_episode(tail)
+    assert list(head.get_rewards()) == list(episode.get_rewards())
+    chunk = episode.cut(1)
+    assert chunk.get_rewards(-1) == make("rew_2")
+    chunk.add_env_step(make("obs_4"), make("act_3"), make("rew_3"), extra_model_outputs={"extra": make("o")})
+    assert list(chunk.get_actions()) == [make("act_3")]
+    episode.set_observations(new_data=make("other"), at_indices=1)
+    episode.set_actions(new_data=[make("x"), make("y")], at_indices=slice(0, 2))
+    assert list(episode.get_observations([1, 2])) == [make("other"), make("obs_2")]
+    assert list(episode.get_actions()) == [make("x"), make("y"), make("act_2")]
+    assert len(episode.get_data_dict()["obs"]) == 3
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+@pytest.mark.parametrize("make", ANY_KIND[:3])
+def test_items_of_any_kind_are_in_states_pickles_and_copies(make: Any, as_numpy: bool) -> None:
+    episode = words(make)
+    if as_numpy:
+        episode.to_numpy()
+    for twin in (
+        SingleAgentEpisode.from_state(episode.get_state()),
+        pickle.loads(pickle.dumps(episode)),
+        SingleAgentEpisode.from_state(pickle.loads(pickle.dumps(episode.get_state()))),
+        copy.deepcopy(episode),
+    ):
+        assert twin.is_numpy == as_numpy
+        assert twin.get_infos() == episode.get_infos()
+        for name in ("observations", "actions", "rewards"):
+            assert getattr(twin, name) == getattr(episode, name)
+        twin.set_observations(new_data=make("other"), at_indices=0)
+        assert episode.get_observations(0) == make("obs_0")
+
+
+def test_strings_and_none_have_a_plain_state() -> None:
+    state = msgpack.unpackb(msgpack.packb(words(str).to_numpy().get_state()))
+    assert SingleAgentEpisode.from_state(state).get_infos(0) == "info_0"
+    assert state["num_infos_left_out"] == 0
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_objects_are_refused_by_batches_naming_episode_and_column(as_numpy: bool) -> None:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(Word("a"))
+    episode.add_env_step(Word("b"), 1, 1.0)
+    if as_numpy:
+        episode.to_numpy()
+    with pytest.raises(ValueError, match=r"Episodes \['e'\]…, column 'obs': .*Word"):
+        EpisodeBatch.from_episodes([episode])
+
+
+def test_infos_that_are_no_dicts_stay_in_batches_and_are_left_out_on_the_wire() -> None:
+    episodes = [SingleAgentEpisode("a"), SingleAgentEpisode("b")]
+    for episode, infos in zip(episodes, [("", 0, "x"), ({}, {"k": 1}, Word("w"))], strict=True):
+        episode.add_env_reset(0.0, infos[0])
+        episode.add_env_step(1.0, 0, 1.0, infos[1])
+        episode.add_env_step(2.0, 0, 1.0, infos[2])
+    batch = EpisodeBatch.from_episodes(episodes)
+    assert [batch[0].get_infos(), batch[1].get_infos()] == [["", 0, "x"], [{}, {"k": 1}, Word("w")]]
+    received = EpisodeBatch.from_wire(*batch.to_wire())
+    assert [received[0].get_infos(), received[1].get_infos()] == [[{}, {}, {}], [{}, {"k": 1}, {}]]
+    assert received.meta["num_infos_left_out"] == 4
+
+
+def test_data_given_as_tuples_of_items_are_items() -> None:
+    episode = SingleAgentEpisode(
+        observations=("a", "b", "c"), actions=(1, 2), rewards=(0.5, 1.5), len_lookback_buffer=0
+    )
+    assert (episode.get_observations(), episode.get_return()) == (["a", "b", "c"], 2.0)
 
 
 # -- facts --------------------------------------------------------------------------------------------

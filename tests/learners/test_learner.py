@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.optimizers import ALL_MODULES
 from rlzmq.modules.apis import SelfSupervisedLossAPI
@@ -445,6 +446,36 @@ def test_without_data_there_is_no_update() -> None:
     after = learner.get_state()
     assert after["counters"] == before["counters"]
     assert learner.update(episodes=episode_batch(16))["__all_modules__"]["weights_seq_no"] == 2
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+@pytest.mark.parametrize(
+    ("observation", "reward", "refused"),
+    [
+        (
+            np.zeros(4),
+            "r",
+            "Episode 'e', column 'rewards': item 0: expected a reward that is one number, got str",
+        ),
+        (
+            np.zeros(4),
+            None,
+            "column 'rewards': item 0: expected a reward that is one number, got NoneType None",
+        ),
+        ("o", 1.0, "column 'obs': expected numbers to learn from, got str_"),
+        (None, 1.0, "column 'obs': .*NoneType"),
+    ],
+)
+def test_learning_asks_for_numbers(as_numpy: bool, observation: Any, reward: Any, refused: str) -> None:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(observation)
+    outputs = {"action_dist_inputs": np.zeros(2, np.float32), "action_logp": np.float32(0)}
+    for _ in range(4):
+        episode.add_env_step(observation, 1, reward, extra_model_outputs=outputs)
+    if as_numpy:
+        episode.to_numpy()
+    with pytest.raises(ValueError, match=refused):
+        ppo_learner().update(episodes=[episode])
 
 
 def test_torch_threads_are_those_of_the_config_during_an_update_only() -> None:

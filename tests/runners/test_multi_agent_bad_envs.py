@@ -13,6 +13,7 @@ from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
 from rlzmq.runners.multi_agent_live import LiveEpisode
 from rlzmq.runners.multi_agent_store import ModuleStore
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv
@@ -315,9 +316,15 @@ def test_a_refused_step_leaves_both_kinds_of_episode_as_they_were(name: str) -> 
     before = facts(live), real.get_state()
     with pytest.raises(MultiAgentEnvError) as one:
         live.step(*row)
-    with pytest.raises(MultiAgentEnvError) as two:
+    where = f"episode e, env step {real.env_t + 1}"
+    with pytest.raises(MultiAgentEnvError) as two:  # as runners do: episodes themselves take more
         real.add_env_step(
-            row[0], dict.fromkeys(acts, 0), row[1], row[4], terminateds=row[2], truncateds=row[3]
+            row[0],
+            dict.fromkeys(acts, 0),
+            checked_rewards(row[1], where),
+            checked_infos(row[4], where),
+            terminateds=row[2],
+            truncateds=row[3],
         )
     assert str(one.value) == str(two.value)
     assert (facts(live), str(real.get_state())) == (before[0], str(before[1]))

@@ -21,7 +21,7 @@ class NumpyToTensor(ConnectorV2):
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
-        as_learner_connector: Accepted as in RLlib; changes nothing.
+        as_learner_connector: Whether it makes train batches, which hold numbers only.
         pin_memory: Put CPU tensors into pinned memory.
         device: Torch device; None: CPU.
     """
@@ -36,6 +36,7 @@ class NumpyToTensor(ConnectorV2):
         device: Any = None,
     ) -> None:
         super().__init__(input_observation_space, input_action_space)
+        self.as_learner_connector = as_learner_connector
         self.pin_memory = pin_memory
         self.device = device
 
@@ -50,7 +51,11 @@ class NumpyToTensor(ConnectorV2):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """See ConnectorV2."""
+        """See ConnectorV2.
+
+        Raises:
+            ValueError: A learner's batch has strings or Python objects in a column.
+        """
         return {name: self._convert(name, data) for name, data in batch.items()}
 
     def _convert(self, name: str, data: Any) -> Any:
@@ -58,7 +63,17 @@ class NumpyToTensor(ConnectorV2):
             return data
         if isinstance(data, dict):
             return {key: self._convert(key, part) for key, part in data.items()}
-        return tree_map(lambda leaf: to_tensor(leaf, self.device, pin_memory=self.pin_memory), data)
+
+        def convert(leaf: Any) -> Any:
+            tensor = to_tensor(leaf, self.device, pin_memory=self.pin_memory)
+            if self.as_learner_connector and isinstance(tensor, np.ndarray) and tensor.size:
+                raise ValueError(
+                    f"column {name!r}: expected numbers to learn from, got {type(tensor.flat[0]).__name__} "
+                    f"{tensor.flat[0]!r:.80}. Turn it into numbers, or leave it out, in a learner connector piece."
+                )
+            return tensor
+
+        return tree_map(convert, data)
 
 
 def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any:

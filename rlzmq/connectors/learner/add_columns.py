@@ -7,6 +7,8 @@ from typing import Any
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_columns import located
+from rlzmq.episodes.rewards import as_rewards
 
 __all__ = ["AddColumnsFromEpisodesToTrainBatch"]
 
@@ -29,7 +31,11 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """See ConnectorV2."""
+        """See ConnectorV2.
+
+        Raises:
+            ValueError: A reward is not one number.
+        """
         skipped = {*batch, Columns.STATE_IN, Columns.STATE_OUT}
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             num_steps = len(episode)
@@ -39,7 +45,11 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
             if Columns.ACTIONS not in skipped:
                 self.add_n_batch_items(batch, Columns.ACTIONS, episode.get_actions(steps), num_steps, episode)
             if Columns.REWARDS not in skipped:
-                self.add_n_batch_items(batch, Columns.REWARDS, episode.get_rewards(steps), num_steps, episode)
+                try:
+                    rewards = as_rewards(episode.get_rewards(steps))
+                except ValueError as error:
+                    raise located(error, f"Episode {episode.id_!r}", Columns.REWARDS) from None
+                self.add_n_batch_items(batch, Columns.REWARDS, rewards, num_steps, episode)
             for column, is_end in (
                 (Columns.TERMINATEDS, episode.is_terminated),
                 (Columns.TRUNCATEDS, episode.is_truncated),
