@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, RlzmqError
 from rlzmq.learners.rank_modules import import_for_ranks
 
@@ -35,6 +37,9 @@ _PEER_LOST_MARKS = (
     "pair closure",
     "broken pipe",
 )
+
+
+_LOOK_EVERY_S = 0.005  # for the others in the store: a file or a server that is asked
 
 
 class DesynchronizedError(RlzmqError, RuntimeError):
@@ -59,7 +64,9 @@ class RankGroup:
         world_size: Number of ranks.
         store: A torch.distributed Store that all ranks reach, and that outlives each of them.
         timeout_s: Seconds after which a collective without its peers fails.
-        forming_timeout_s: Seconds that all ranks have to come together; None: `timeout_s`.
+        forming_timeout_s: Seconds that ranks have to connect to each other once all are at the store; None:
+            `timeout_s`.
+        is_called_off: Asked while this rank waits for the others in the store: True makes it give up at once.
         generation: Rises by one each time that the group is formed anew.
         device: Where collectives' tensors live; None: the CPU, or the current CUDA device for NCCL.
         interface: Network interface to listen on, e.g. `loopback_interface()` where all ranks share a
@@ -71,7 +78,8 @@ class RankGroup:
             a rank whose number stays behind keeps the others waiting.
 
     Raises:
-        PeerLostError: Not all ranks came within `timeout_s`.
+        PeerLostError: Not all ranks came in time, or it was called off. Nothing of the attempt is left: the same
+            process can form the next generation.
         ValueError: `rank` is out of range.
     """
 
@@ -87,6 +95,7 @@ class RankGroup:
         generation: int = 0,
         device: torch.device | None = None,
         interface: str | None = None,
+        is_called_off: Callable[[], bool] = lambda: False,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank: expected 0 ≤ rank < world_size={world_size}, got {rank}.")
@@ -95,26 +104,61 @@ class RankGroup:
         self.generation = generation
         self.num_entered = 0
         self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
-        self._owns_group = True
+        self.process_group: dist.ProcessGroup | None = None
+        self._owns_group = not dist.is_initialized()  # else torch refuses another one, and it stays as it is
         self._closed = False
         # Imported later (DistributedDataParallel does), the functions of torch.distributed.nn would take this very
         # group as their default and so keep its connections open for ever, after `close` too.
         import_for_ranks()
+        store = dist.PrefixStore(f"rlzmq/generation_{generation}", store)  # type: ignore[attr-defined]
+        forming_s = timeout_s if forming_timeout_s is None else forming_timeout_s
         with _listening_on(interface), self.typed_errors("forming the group"):
+            self._meet(store, timeout_s, is_called_off)
+            try:
+                self._connect(backend, store, timeout_s, forming_s)
+            except BaseException:
+                self.close()
+                raise
+
+    def _meet(self, store: Store, timeout_s: float, is_called_off: Callable[[], bool]) -> None:
+        """Wait until every rank is there: torch's own wait says of nobody that it is missing, and cannot be ended."""
+        deadline = time.monotonic() + timeout_s
+        store.set(f"here/{self.rank}", "1")
+        missing = set(range(self.world_size))
+        while missing := {rank for rank in missing if not store.check([f"here/{rank}"])}:
+            if is_called_off():
+                raise PeerLostError(f"generation {self.generation} was called off: a rank died or hangs.")
+            if time.monotonic() >= deadline:
+                raise PeerLostError(
+                    f"learner rank {self.rank} of {self.world_size}, generation {self.generation}: "
+                    f"{_listed(missing)} did not come within {timeout_s:g} s."
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def _connect(self, backend: str, store: Store, timeout_s: float, forming_timeout_s: float) -> None:
+        # torch counts the default groups that a process has made, or tried to, and looks for its peers under that
+        # number: ranks with different pasts would never meet.
+        if self._owns_group:
+            dist.distributed_c10d._world.group_count = 0
+        faults.at("learner.met")
+        hook = sys.excepthook  # each group wraps it once more, and none unwraps it
+        try:
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore(f"rlzmq/generation_{generation}", store),  # type: ignore[attr-defined]
-                rank=rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=timeout_s if forming_timeout_s is None else forming_timeout_s),
+                store=store,
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timedelta(seconds=forming_timeout_s),
             )
-            self.process_group: dist.ProcessGroup | None = dist.group.WORLD
-            # Connects every pair now: a peer that dies before a group's first collective can outwait the
-            # timeout.
-            self._barrier()
-            if forming_timeout_s is not None:
-                # There is no public way to change it, and a second group would connect everyone twice.
-                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), self.process_group)
+        finally:
+            sys.excepthook = hook
+        self.process_group = dist.group.WORLD
+        # Connects every pair now: a peer that dies before a group's first collective can outwait the timeout.
+        self._barrier()
+        faults.at("learner.connected")
+        if forming_timeout_s != timeout_s:
+            # There is no public way to change it, and a second group would connect everyone twice.
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), self.process_group)
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup, *, generation: int = 0) -> RankGroup:
@@ -268,6 +312,10 @@ def _peer_errors(where: str) -> Iterator[None]:
             f"{where} failed because a peer died or hangs: {str(error).splitlines()[0]}. "
             "Re-form the group from the surviving ranks at the next generation."
         ) from error
+
+
+def _listed(ranks: set[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 def parameter_hash(state: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -80,6 +80,7 @@ class LearnerRanks(LearnerBase):
         forming_timeout_s: float | None = None,
         generation: int = 0,
         interface: str | None = None,
+        is_called_off: Callable[[], bool] = lambda: False,
     ) -> None:
         """Join a group of learners; a group that this learner was in is left first.
 
@@ -95,7 +96,7 @@ class LearnerRanks(LearnerBase):
             timeout_s: After how many seconds a silent peer counts as lost; None:
                 ``config.learner_timeout_s``.
             generation: Rises by one with each new group.
-            forming_timeout_s, interface: See `RankGroup`.
+            forming_timeout_s, interface, is_called_off: See `RankGroup`.
 
         Raises:
             PeerLostError: Not all ranks came in time.
@@ -126,6 +127,7 @@ class LearnerRanks(LearnerBase):
             generation=generation,
             device=self.device,
             interface=interface,
+            is_called_off=is_called_off,
         )
 
     def leave_distributed(self) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.core.errors import PeerLostError
 from rlzmq.learners.rank_modules import RANK_MODULES
 from rlzmq.runtime.env_runner_group import asyncio_gather
+from rlzmq.runtime.forming import form_group
 from rlzmq.runtime.learner import LearnerRole, make_learner
 from rlzmq.runtime.learner_modules import one_less, one_more, weights_to_load
 from rlzmq.runtime.learner_supervision import LearnerSupervisor
@@ -17,7 +18,7 @@ from rlzmq.runtime.sharding import shard_batch, shard_episodes
 
 __all__ = ["AsyncLearnerGroup"]
 
-_JOIN_SPARE_S = 15.0  # beyond an update's collective that must fail first
+_JOIN_SPARE_S = 15.0  # beyond a collective that must fail first
 
 
 class AsyncLearnerGroup:
@@ -59,6 +60,11 @@ class AsyncLearnerGroup:
         """Ranks: remote ones, or the one local one."""
         return len(self.handles) or 1
 
+    def _note_change(self) -> None:
+        self.num_changes += 1
+        if self.supervisor is not None:
+            self.supervisor.is_untouched = False
+
     async def start(self) -> None:
         """Make the learners and form their process group."""
         num = self.config.num_learners
@@ -68,9 +74,9 @@ class AsyncLearnerGroup:
         if num > 1 and self._door is None:
             self._system.preload(RANK_MODULES)
         self.handles = list(await asyncio.gather(*(self._spawn(rank) for rank in range(max(num, 1)))))
-        if num > 1:
-            await self._form(self.handles)
         self.supervisor = LearnerSupervisor(self.config, self.handles, self._spawn, self._form)
+        if num > 1:
+            await self.supervisor.begin()
 
     async def _spawn(self, rank: int, incarnation: int = 0) -> Any:
         if self._door is not None:
@@ -104,22 +110,14 @@ class AsyncLearnerGroup:
             store = self._door.store_address
         else:
             store = str(self._system.run_directory.path / f"learners-{self.generation}")
-        num = len(handles)
-        deadline_s = self.config.learner_timeout_s + _JOIN_SPARE_S
-        results = await asyncio.gather(
-            *(
-                handle.call("rejoin", rank, num, store, self.generation, deadline_s=deadline_s)
-                for rank, handle in enumerate(handles)
-            ),
-            return_exceptions=True,
+        assert self.supervisor is not None
+        await form_group(
+            handles,
+            store,
+            self.generation,
+            end_if_hanging=self.supervisor.end_if_hanging,
+            deadline_s=self.config.learner_timeout_s + _JOIN_SPARE_S,
         )
-        for handle, result in zip(handles, results, strict=True):
-            if isinstance(result, DeadlineError):
-                await handle.kill_hanging()
-                raise PeerLostError(f"{handle.name} did not join the group within {deadline_s:g} s")
-        failures = [result for result in results if isinstance(result, BaseException)]
-        for failure in sorted(failures, key=lambda failure: isinstance(failure, PeerLostError)):
-            raise failure  # an error of the user's code before its consequences
 
     # -- updates --------------------------------------------------------------------------------
 
@@ -151,7 +149,7 @@ class AsyncLearnerGroup:
                 "LearnerGroup.update: expected either batch or episodes, got "
                 f"{'none' if batch is None else 'both'}."
             )
-        self.num_changes += 1
+        self._note_change()
         options["timesteps"] = dict(timesteps) if timesteps else None
         if self.local_learner is not None:
             results = [self.local_learner.update(batch=batch, episodes=episodes, **options)]
@@ -222,7 +220,7 @@ class AsyncLearnerGroup:
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         """Every rank takes over this state."""
-        self.num_changes += 1
+        self._note_change()
         self._remember(state)
         if self.local_learner is not None:
             self.local_learner.set_state(state)
@@ -333,7 +331,7 @@ class AsyncLearnerGroup:
             change: ``change(learner)`` does it.
             synced_module_ids: Of which modules runners need the weights; None: all.
         """
-        self.num_changes += 1
+        self._note_change()
         self.config, self.module_spec, self.synced_module_ids = config, module_spec, synced_module_ids
         if self.supervisor is not None:
             self.supervisor.last_resort = None  # of other modules

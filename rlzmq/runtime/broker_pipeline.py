@@ -121,23 +121,19 @@ class BrokerPipeline:
         learners = self._learners
         takes_over = self._broker.epoch > 0
         if takes_over:
-            await self._take_over(version, self._broker.epoch)
+            await self._take_over(self._broker.epoch)
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())
-        num_ranks = len(learners.handles)
+        learners.supervisor.prepare = self._connect_learner
         await asyncio.gather(
-            *(
-                self._connect_learner(handle, handle.name, rank, num_ranks, learners.generation, takes_over)
-                for rank, handle in enumerate(learners.handles)
-            ),
+            self._register_learners(begins_lineage=takes_over),
             *(self._connect_runner(index, handle, 0) for index, handle in enumerate(self._runners.handles)),
         )
         self._runners.supervisor.prepare.append(self._connect_runner)
-        learners.supervisor.prepare.append(self._connect_learner)
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
 
-    async def _take_over(self, version: int, epoch: int) -> None:
+    async def _take_over(self, epoch: int) -> None:
         """A broker of somebody else's may have served drivers before this one: it drops what is theirs, and
         this one's learners, connector states and drops count from above theirs."""
         assert self._driver is not None
@@ -148,11 +144,10 @@ class BrokerPipeline:
             raise PeerLostError(f"the broker did not take this driver: {reason} {detail}")
         welcome = driver.welcome.result()
         # Runners may hold what the broker, restarted, knows nothing of; but time goes on.
-        learners.generation = max(learners.generation, welcome.generation, epoch) + 1
+        learners.generation = max(learners.generation, welcome.generation, epoch)
         if self._connectors.is_needed:
             self._connector_version = max(welcome.connector_version, epoch)
         self._reader.begin_after(welcome.dropped)
-        driver.reset(learners.generation, version)
 
     async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
         assert self._broker is not None
@@ -169,27 +164,22 @@ class BrokerPipeline:
         self._place_of[peer_id] = index
         self._run_task(self._watch(handle))
 
-    async def _connect_learner(
-        self,
-        handle: Any,
-        name: str,
-        rank: int = 0,
-        num_ranks: int = 1,
-        generation: int = -1,
-        begins_lineage: bool = False,
-    ) -> None:
+    async def _connect_learner(self, handle: Any) -> None:
         await handle.connect(
             self._link(
-                name,
+                handle.name,
                 num_env_steps_before=self.accounting.trained,
                 observation_space=self._connectors.stored_observation_space(),
                 **self._keys_of("learner"),
-            ),
-            rank,
-            num_ranks,
-            generation,
-            begins_lineage,
+            )
         )
+
+    async def _register_learners(self, *, begins_lineage: bool) -> None:
+        """Connect the ranks and have them register; again if one dies meanwhile."""
+        supervisor, is_done = self._learners.supervisor, False
+        while not is_done:
+            async with supervisor.steady() as handles:
+                is_done = await self._form(handles, begins_lineage=begins_lineage)
 
     def _link(self, name: str, **more: Any) -> dict[str, Any]:
         assert self._broker is not None
@@ -370,27 +360,30 @@ class BrokerPipeline:
     async def restart(self) -> None:
         """Go on from the state that the learners were given."""
         assert self._driver is not None
-        is_done = False
-        while not is_done:
-            async with self._learners.supervisor.steady() as handles:
-                is_done = await self._begin_lineage(handles)
+        await self._register_learners(begins_lineage=True)
         if self._journal is not None and self._journal.is_due:
             await self._journal.recall(self._learners.generation)
         self._driver.do(self._driver.core.resume())
 
     async def _begin_lineage(self, handles: list[Any]) -> bool:
         """Everyone forgets what was under way; False if a rank died meanwhile."""
+        return await self._form(handles, begins_lineage=True)
+
+    async def _form(self, handles: list[Any], *, begins_lineage: bool) -> bool:
+        """The ranks of a group that stands register under the next generation; False if one died meanwhile."""
         assert self._driver is not None
         learners, num_ranks = self._learners, len(handles)
         try:
+            await learners.supervisor.prepare_all(handles)
             version = await handles[0].ping()
             generation = learners.generation = learners.generation + 1
-            self._driver.reset(generation, version)
-            if self._connectors.is_needed:
-                self._send_connector_state(self._connectors.get_state())
+            if begins_lineage:
+                self._driver.reset(generation, version)
+                if self._connectors.is_needed:
+                    self._send_connector_state(self._connectors.get_state())
             await asyncio.gather(
                 *(
-                    handle.form(rank, num_ranks, generation, self.accounting.trained)
+                    handle.form(rank, num_ranks, generation, self.accounting.trained, begins_lineage)
                     for rank, handle in enumerate(handles)
                 )
             )

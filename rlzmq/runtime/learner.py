@@ -18,11 +18,9 @@ from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
 from rlzmq.learners.rank_modules import import_for_ranks
 from rlzmq.protocol.values import pack_blob, unpack_blob
+from rlzmq.runtime.forming import connecting_timeout_s
 
 __all__ = ["LearnerRole", "make_learner"]
-
-# All ranks are idle when they are asked to come together: one that does not come has died since.
-_FORMING_TIMEOUT_S = 10.0
 
 
 def make_learner(config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
@@ -63,6 +61,7 @@ class LearnerRole:
         self._layouts: dict[Any, Any] = {}
         self._synced_module_ids: list[str] | None = None
         self._link: Any = None
+        self._called_off: set[int] = set()
         self._run_blocking: Any = None
 
     # -- on the actor's thread ------------------------------------------------------------------
@@ -86,9 +85,10 @@ class LearnerRole:
                 world_size=num_ranks,
                 store=open_store(store_path, num_ranks),
                 timeout_s=self.config.learner_timeout_s,
-                forming_timeout_s=_FORMING_TIMEOUT_S,
+                forming_timeout_s=connecting_timeout_s(self.config),
                 generation=generation,
                 interface=interface_for(store_path),
+                is_called_off=lambda: generation in self._called_off,
             )
 
     def _join_and_agree(
@@ -156,21 +156,11 @@ class LearnerRole:
         """Called by the actor's host: what runs a function on the actor's thread."""
         self._run_blocking = lambda function: asyncio.ensure_future(run(function))
 
-    async def connect(
-        self,
-        link: Mapping[str, Any],
-        rank: int,
-        num_ranks: int,
-        generation: int,
-        begins_lineage: bool = False,
-    ) -> None:
-        """Begin to take shards from the broker.
+    async def connect(self, link: Mapping[str, Any]) -> None:
+        """Connect to the broker; nothing is said there before the group stands (`form`, or `rejoin`).
 
         Args:
             link: Addresses and identity, as `runtime.broker_pipeline` hands them out.
-            rank, num_ranks, generation: Of the process group that stands; generation -1: none does, and
-                `rejoin` will follow.
-            begins_lineage: The driver has sent a RESET of this generation.
         """
         from rlzmq.runtime.learner_link import LearnerLink
 
@@ -179,20 +169,26 @@ class LearnerRole:
         )
         self._link.change_layout(self._synced_module_ids)
         await self._link.start()
-        if generation >= 0:
-            self._link.form(
-                generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=begins_lineage
-            )
 
-    async def form(self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int) -> None:
-        """The group holds another state: register again under this generation, with which a lineage begins."""
+    async def form(
+        self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int, begins_lineage: bool
+    ) -> None:
+        """The group stands, and nothing that was under way counts: register under this generation.
+
+        Args:
+            rank, num_ranks: This rank's place.
+            generation: Above all before it.
+            num_env_steps_before: Env steps trained in the run so far.
+            begins_lineage: The driver has sent a RESET of this generation.
+        """
         self._link.num_env_steps_before = num_env_steps_before
-        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=True)
+        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=begins_lineage)
 
     async def rejoin(self, rank: int, num_ranks: int, store_path: str, generation: int) -> int:
         """Come together with the other ranks as a new generation, all with the newest state among them.
 
-        An update that is being trained ends first, or fails.
+        An update that is being trained ends first, or fails. Where the call is cancelled, this rank stops waiting
+        for the others at once, or when its attempt to connect to them has failed.
 
         Returns:
             The weights version that all ranks hold now.
@@ -210,9 +206,13 @@ class LearnerRole:
                 await link.ended  # an error of its own
             memory, num_env_steps = link.core.export_memory(), link.num_env_steps_before
         faults.at("learner.join")
-        memory, num_env_steps = await self._run_blocking(
-            lambda: self._join_and_agree(rank, num_ranks, store_path, generation, memory, num_env_steps)
-        )
+        try:
+            memory, num_env_steps = await self._run_blocking(
+                lambda: self._join_and_agree(rank, num_ranks, store_path, generation, memory, num_env_steps)
+            )
+        except asyncio.CancelledError:
+            self._called_off.add(generation)
+            raise
         if link is not None:
             link.num_env_steps_before = num_env_steps
             link.form(generation=generation, rank=rank, num_ranks=num_ranks, memory=memory)

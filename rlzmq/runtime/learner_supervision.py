@@ -16,14 +16,16 @@ import asyncio
 import contextlib
 import logging
 import math
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
+from rlzmq.core.errors import ClosedError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, Patience, RestartPolicy, Supervision
-from rlzmq.runtime.processes import is_stopped, lost_error
+from rlzmq.runtime.forming import connecting_timeout_s
+from rlzmq.runtime.processes import ANSWER_DEADLINE_S, end_if_hanging, is_stopped, lost_error
 
 __all__ = ["LearnerSupervisor"]
 
@@ -31,8 +33,11 @@ _log = logging.getLogger("rlzmq.runtime")
 
 # Failures in a row, without an update between them, before a rank is not replaced any more.
 _POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, max_delay_s=30.0)
-# After a peer was lost every rank's collective has failed: whoever does not answer by then hangs.
-_ANSWER_DEADLINE_S = 5.0
+# After a peer was lost every rank's collective has failed, and so has an attempt to connect that was called off:
+# whoever does not answer by then hangs.
+_ANSWER_SPARE_S = 1.0
+# How often in a row ranks that all live may fail to come together.
+_MAX_FAILED_FORMINGS = 5
 # A rank's connection ended because this run, or its broker, ends.
 _ORDERLY = frozenset({"closed", "goodbye", "left"})
 
@@ -47,7 +52,8 @@ class LearnerSupervisor:
         form: ``await form(handles)`` brings these ranks together as the next generation.
 
     Attributes:
-        prepare: ``await prepare(handle, name)`` before a replacement joins, e.g. to connect it.
+        prepare: ``await prepare(handle)`` before a rank is in a group, e.g. to connect it; None: nothing to do.
+        is_untouched: Nothing was trained or loaded yet: a replacement has the weights of any other rank.
         last_resort: The learner state to go back to where no rank is left, e.g. of the last checkpoint; or None.
         begin_lineage: ``await begin_lineage(handles)`` after going back to it: everybody forgets what was under
             way; False if a rank died meanwhile.
@@ -78,7 +84,10 @@ class LearnerSupervisor:
         self._ready: list[Any] = []
         self._num_replacing = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.prepare: list[Callable[[Any, str], Awaitable[None]]] = []
+        self._prepared: set[Any] = set()
+        self._watches_training = False
+        self.prepare: Callable[[Any], Awaitable[None]] | None = None
+        self.is_untouched = True
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         self.num_reforms = 0
@@ -92,8 +101,22 @@ class LearnerSupervisor:
 
     # -- use ------------------------------------------------------------------------------------
 
+    async def begin(self) -> None:
+        """Form the first generation; who dies in it is replaced in it.
+
+        Raises:
+            PeerLostError: Too many died, or they cannot reach each other.
+            Exception: What the user's code raised in one of them.
+        """
+        async with self._lock:
+            await self._reform()
+        while len(self._handles) < len(self._machines) and (self._ready or self._num_replacing):
+            await self._wait_for_replacement()
+            await self.admit()
+
     def watch_failures(self) -> None:
         """From now on (they are connected) also hear of ranks whose training fails."""
+        self._watches_training = True
         for handle in self._handles:
             self._start(self._watch_training(handle), f"failures of {handle.name}")
 
@@ -140,8 +163,21 @@ class LearnerSupervisor:
                     yield list(self._handles)
                     return
 
+    async def prepare_all(self, handles: list[Any]) -> None:
+        """Call `prepare` for whoever of these it was not called for.
+
+        Raises:
+            PeerLostError: One of them died.
+        """
+        if self.prepare is None:
+            return
+        for handle in [handle for handle in handles if handle not in self._prepared]:
+            await self.prepare(handle)
+            self._prepared.add(handle)
+
     def worked(self) -> None:
         """An update was committed: failures in a row are over."""
+        self.is_untouched = False
         self._patience.worked()
         for handle in self._handles:
             self._machines[_place(handle)].worked()
@@ -156,23 +192,36 @@ class LearnerSupervisor:
             why: In words.
         """
         for handle in [handle for handle in self._handles if handle.name == name]:
-            if not handle.exited.done() and (is_stopped(handle.pid) or await self._hangs(handle, event)):
-                _log.warning("%s (pid %d) hangs: %s. It is killed.", name, handle.pid, why)
-                await handle.kill_hanging()
+            if event == "silent":
+                await self.end_if_hanging(handle, "its work", deadline_s=self._patience.seconds)
+            elif event == "hung" or is_stopped(handle.pid):
+                await self.end_if_hanging(handle, f"an update: {why}", is_certain=True)
 
-    async def _hangs(self, handle: Any, event: str) -> bool:
-        if event != "silent":
-            return event == "hung"
-        # The only rank has the only weights of now: it gets more time.
-        deadline_s = self._patience.seconds if len(self._handles) > 1 else self._config.learner_timeout_s
-        try:
-            await handle.call("beat", deadline_s=deadline_s)
-        except PeerLostError:
-            return False
-        except DeadlineError:
+    async def end_if_hanging(
+        self,
+        handle: Any,
+        what: str,
+        *,
+        method: str = "beat",
+        deadline_s: float = ANSWER_DEADLINE_S,
+        is_certain: bool = False,
+    ) -> bool:
+        """As `processes.end_if_hanging`; the only rank left has the only weights of now: it is woken where it was
+        stopped, and gets more time."""
+        if [other for other in self._handles if not other.exited.done()] == [handle]:
+            deadline_s = self._config.learner_timeout_s
+            if is_stopped(handle.pid):
+                _log.warning(
+                    "%s (pid %d) was stopped, and holds the only weights: it is continued.",
+                    handle.name,
+                    handle.pid,
+                )
+                handle.send_signal(signal.SIGCONT)
+                is_certain = False
+        hung = await end_if_hanging(handle, what, method=method, deadline_s=deadline_s, is_certain=is_certain)
+        if hung:
             self._patience.killed()
-            return True
-        return False
+        return hung
 
     async def stop(self) -> None:
         """End the supervision; replacements that have not joined are ended, too."""
@@ -247,6 +296,7 @@ class LearnerSupervisor:
     async def _reform(self) -> None:
         """One generation after the other until one stands; everybody who lives and is ready is in it."""
         went_back = False
+        num_failed = 0
         while True:
             self._formed.clear()
             self._is_lost.clear()
@@ -254,30 +304,28 @@ class LearnerSupervisor:
             for handle in [handle for handle in self._handles if handle.exited.done()]:
                 self._handles.remove(handle)
                 self._bury(handle)
-            if not self._handles and self.last_resort is not None and self._config.restart_failed_learners:
+                num_failed = 0
+            if not self._handles and self._may_start_over():
                 await self._start_over()
                 went_back = True
             self._check_enough(len(self._handles) + (len(self._ready) if went_back else 0))
-            ready = [handle for handle in self._ready if not handle.exited.done()]
-            died = [handle for handle in self._ready if handle.exited.done()]
-            self._ready.clear()
-            for handle in died:
-                self._bury(handle)
+            ready = self._take_ready()
             members = [*self._handles, *ready]
             try:
+                await self.prepare_all(members)
                 await self._form(members)
             except PeerLostError as error:
                 _log.warning("The learner group could not be formed (%s); trying again.", error)
-                for handle in ready:
-                    if handle.exited.done():
-                        self._bury(handle)
-                    else:
-                        self._ready.append(handle)
+                self._ready.extend(ready)
+                if not any(handle.exited.done() for handle in members):
+                    num_failed += 1
+                    self._check_attempts(num_failed, error)
                 continue
             for handle in ready:
                 self._handles.append(handle)
                 self._watch(handle)
-                self._start(self._watch_training(handle), f"failures of {handle.name}")
+                if self._watches_training:
+                    self._start(self._watch_training(handle), f"failures of {handle.name}")
                 self.num_restarts += 1
             if went_back and self.begin_lineage is not None and not await self.begin_lineage(members):
                 continue
@@ -286,30 +334,49 @@ class LearnerSupervisor:
                 self._formed.set()
                 return
 
+    def _take_ready(self) -> list[Any]:
+        """Replacements that are alive; those that died are replaced in turn."""
+        ready, self._ready[:] = list(self._ready), []
+        for handle in [handle for handle in ready if handle.exited.done()]:
+            ready.remove(handle)
+            self._bury(handle)
+        return ready
+
+    def _check_attempts(self, num_failed: int, error: PeerLostError) -> None:
+        if num_failed >= _MAX_FAILED_FORMINGS:
+            raise PeerLostError(
+                f"The learners live and do not come together: {num_failed} attempts in a row have failed, the last "
+                f"one with: {error} Check that they reach each other (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name "
+                "the network interface; a firewall between them?). A checkpoint can be restored in a new run."
+            ) from error
+
+    def _may_start_over(self) -> bool:
+        return self._config.restart_failed_learners and (self.last_resort is not None or self.is_untouched)
+
     async def _start_over(self) -> None:
-        """No rank is left: the first replacement takes over `last_resort`, and from it all others."""
-        if not self._ready:
+        """No rank is left: replacements take over `last_resort`, unless there was nothing to lose yet."""
+        if not self._ready and not self.is_untouched:
             _log.warning("All learners have died: going back to the last state that the driver has.")
             self.num_rollbacks += 1
+        await self._wait_for_replacement()
+        if self.last_resort is not None:
+            for handle in self._ready:
+                with contextlib.suppress(PeerLostError):
+                    await handle.set_state(self.last_resort)
+
+    async def _wait_for_replacement(self) -> None:
         while not self._ready and self._num_replacing:  # noqa: ASYNC110 (two facts, seldom)
             await asyncio.sleep(0.02)
-        for handle in self._ready:
-            with contextlib.suppress(PeerLostError):
-                await handle.set_state(self.last_resort)
 
     async def _end_hanging(self) -> None:
         """Whoever does not answer although its collective has failed hangs: it is killed."""
-
-        async def probe(handle: Any) -> None:
-            try:
-                await handle.call("ping", deadline_s=_ANSWER_DEADLINE_S)
-            except DeadlineError:
-                _log.warning("%s (pid %d) hangs in an update. It is killed.", handle.name, handle.pid)
-                await handle.kill_hanging()
-            except PeerLostError:
-                await handle.exited
-
-        await asyncio.gather(*(probe(handle) for handle in self._handles))
+        deadline_s = max(ANSWER_DEADLINE_S, connecting_timeout_s(self._config) + _ANSWER_SPARE_S)
+        await asyncio.gather(
+            *(
+                self.end_if_hanging(handle, "an update", method="ping", deadline_s=deadline_s)
+                for handle in self._handles
+            )
+        )
 
     def _check_enough(self, num: int) -> None:
         if self.failed.done():
@@ -346,21 +413,11 @@ class LearnerSupervisor:
                 _log.error("learner-%d died %d times in a row: not replaced.", place, decision.num_failures)
                 return
             await asyncio.sleep(decision.delay_s)
-            handle = None
             try:
-                handle = await self._spawn(place, decision.incarnation)
-                for prepare in self.prepare:
-                    await prepare(handle, handle.name)
+                self._ready.append(await self._spawn(place, decision.incarnation))
             except Exception as failure:
                 _log.warning("learner-%d could not be replaced: %r", place, failure)
-                if handle is not None:
-                    handle.kill()
                 continue
-            except asyncio.CancelledError:
-                if handle is not None:
-                    handle.kill()
-                raise
-            self._ready.append(handle)
             return
 
 

@@ -2,12 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import DeadlineError, PeerLostError
 
-__all__ = ["is_stopped", "lost_error"]
+__all__ = ["ANSWER_DEADLINE_S", "end_if_hanging", "is_stopped", "lost_error"]
+
+_log = logging.getLogger("rlzmq.runtime")
+
+ANSWER_DEADLINE_S = 5.0
+"""Seconds after which a process that does not answer hangs, where nothing else is known of it."""
+
+
+async def end_if_hanging(
+    handle: Any,
+    what: str,
+    *,
+    method: str = "beat",
+    deadline_s: float = ANSWER_DEADLINE_S,
+    is_certain: bool = False,
+) -> bool:
+    """Kill a process that is stopped, or does not answer.
+
+    Args:
+        handle: Of the process.
+        what: What it holds up, for the log.
+        method: Is called; "beat" asks whether its event loop turns.
+        deadline_s: Seconds for the answer.
+        is_certain: It hangs, whatever it answers.
+
+    Returns:
+        Whether it hung, or has ended meanwhile.
+    """
+    why = "it takes too long" if is_certain else "its process is stopped" if is_stopped(handle.pid) else ""
+    if not why:
+        try:
+            await handle.call(method, deadline_s=deadline_s)
+            return False
+        except PeerLostError:
+            await handle.exited
+            return True
+        except DeadlineError:
+            why = f"no answer within {deadline_s:g} s"
+    if not handle.exited.done():
+        _log.warning("%s (pid %d) hangs in %s: %s. It is killed.", handle.name, handle.pid, what, why)
+        await handle.kill_hanging()
+    return True
 
 
 def is_stopped(pid: int) -> bool:

@@ -90,6 +90,34 @@ async def test_a_rank_that_dies_at_a_chosen_place(
     assert result["fault_tolerance"]["num_learner_restarts"] == 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "num_dead"),
+    [
+        ("learner.join@learner-1:kill:1", 1),
+        pytest.param("learner.join:kill:1", 2, marks=pytest.mark.slow),  # all of them
+        ("learner.join@learner-0:kill:1,learner.join@learner-1:kill:2", 2),  # one after the other
+        pytest.param(
+            "learner.met@learner-0:kill:1", 1, marks=pytest.mark.slow
+        ),  # the other one connects to it
+        pytest.param("learner.connected@learner-0:stop:1", 1, marks=pytest.mark.slow),
+    ],
+)
+async def test_a_rank_that_dies_in_the_first_forming_is_replaced_in_it(
+    fault: str, num_dead: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLZMQ_FAULT", fault)
+    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
+    async with small(1, 2).build_async() as algo:
+        assert len(algo.learner_group.handles) == 2
+        for number in range(1, 3):
+            result = await algo.train()
+            check_account(result, number)
+        assert len(set(await hashes_of(algo))) == 1
+    assert len((tmp_path / "fired").read_text().splitlines()) == num_dead
+    assert result["fault_tolerance"]["num_learner_restarts"] == num_dead
+    assert result["fault_tolerance"]["num_learner_rollbacks"] == 0
+
+
 async def test_a_stopped_rank_is_noticed_killed_and_survived_within_five_seconds() -> None:
     async with small(1, 2).build_async() as algo:
         await algo.train()
