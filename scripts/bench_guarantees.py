@@ -88,7 +88,7 @@ async def serve_runner(variant: str, image: bool, addresses: dict[str, str], cur
     """Samples whatever leases come, until stdin ends."""
     import torch
 
-    from rlzmq.runtime.runner import make_env_runner
+    from rlzmq.runtime.runner import EnvRunnerRole
     from rlzmq.runtime.runner_link import RunnerLink
 
     torch.set_num_threads(1)
@@ -96,9 +96,9 @@ async def serve_runner(variant: str, image: bool, addresses: dict[str, str], cur
         allow_open_tcp()
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(1) as sampler:
-        env_runner = await loop.run_in_executor(sampler, make_env_runner, make_config(image), 1)
+        role = await loop.run_in_executor(sampler, EnvRunnerRole, make_config(image), 1)
         link = RunnerLink(
-            env_runner,
+            role,
             lambda job: loop.run_in_executor(sampler, job),
             run_id=RUN_ID,
             name="runner-1@bench",
@@ -112,7 +112,7 @@ async def serve_runner(variant: str, image: bool, addresses: dict[str, str], cur
         await link.start()
         await asyncio.to_thread(sys.stdin.read)
         await link.stop()
-        await loop.run_in_executor(sampler, env_runner.stop)
+        await loop.run_in_executor(sampler, role.close)
 
 
 def forget_what_is_sent(core: Any) -> None:

@@ -178,7 +178,13 @@ class ActorSystem:
         get_fork_server().preload(modules)
 
     async def spawn(
-        self, actor_class: type, *args: Any, name: str | None = None, in_process: bool = False, **kwargs: Any
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str | None = None,
+        in_process: bool = False,
+        deadline_s: float | None = None,
+        **kwargs: Any,
     ) -> ActorHandle:
         """Runs ``actor_class(*args, **kwargs)`` in a process of its own.
 
@@ -190,6 +196,7 @@ class ActorSystem:
                 class's name if None. Must be unique among the actors that run.
             in_process: Run it in this process, on a thread of its own, with the same handle: for
                 debugging. Arguments and results are then shared objects, not copies.
+            deadline_s: In place of the system's ``spawn_deadline_s``.
 
         Returns:
             The handle, once the constructor has returned.
@@ -197,7 +204,7 @@ class ActorSystem:
         Raises:
             Exception: What the constructor raised (see ActorHandle for how).
             PeerLostError: The process ended in the constructor.
-            DeadlineError: It took longer than ``spawn_deadline_s``.
+            DeadlineError: It took longer than ``deadline_s``.
             TypeError: ``actor_class`` is no class, or an argument cannot be sent to another process.
         """
         if not isinstance(actor_class, type):
@@ -212,15 +219,16 @@ class ActorSystem:
             return ActorHandle(local, actor_class, self._call_deadline_s)
         payload = by_value.dumps((actor_class, args, kwargs), f"{actor_class.__name__} or its arguments")
         link = self._fork(role, actor_class)
+        deadline_s = self._spawn_deadline_s if deadline_s is None else deadline_s
         try:
-            async with asyncio.timeout(self._spawn_deadline_s) as scope:
+            async with asyncio.timeout(deadline_s) as scope:
                 await link.construct(self._settings(link), payload)
         except BaseException as error:
             link.kill()
             if isinstance(error, TimeoutError) and scope.expired():
                 raise DeadlineError(
                     f"actor {role!r} ({actor_class.__name__}, pid {link.pid}) was not ready within "
-                    f"{self._spawn_deadline_s:g} s and was killed"
+                    f"{deadline_s:g} s and was killed"
                 ) from error
             if not isinstance(error, asyncio.CancelledError):
                 await asyncio.shield(link.exited)

@@ -578,9 +578,9 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
             restart_failed_learners: Replace a learner rank that died.
             min_learners: Ranks below which the run stops instead of going on with the survivors.
             restart_failed_broker: Replace a broker that died.
-            env_step_timeout_s: Seconds without progress after which a runner counts as hung
-                (None: max(30 s, 20 × its slowest usual step)).
-            env_reset_timeout_s: The same for resets.
+            env_step_timeout_s: Seconds that a vector step may take; a runner whose step takes longer hangs and is
+                replaced (None: max(30 s, 20 × its slowest usual step), and `env_reset_timeout_s` for the first).
+            env_reset_timeout_s: The same for making and resetting a runner's environments.
             quarantine_dir: Where fragments go that poison or kill (None: in the run directory).
             durability: Where accepted fragments live until trained: "memory": in two processes' memory;
                 "journal": in a journal on disk too, for a run that is resumed after all of it was killed.

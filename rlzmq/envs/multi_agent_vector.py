@@ -39,6 +39,7 @@ class SyncVectorMultiAgentEnv:
         single_observation_spaces, single_action_spaces: Dicts by agent id, of one environment.
         needs_reset: bool[N], whether the next step resets; may be set (e.g. when all known agents are done).
         resetting: bool[N], whether the last step was a reset.
+        is_resetting: Whether one of them is being made or reset in a step right now, for another thread to see.
         failed: Indices of the environments that were recreated in the last step or reset.
         ways: How each environment came to where it is.
         recover: Called with (index, error) when an environment raises; it raises itself, or returns the seed
@@ -58,6 +59,7 @@ class SyncVectorMultiAgentEnv:
                 )
         self.needs_reset: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self.resetting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        self.is_resetting = False
         self.failed: list[int] = []
         self.recover: Recover | None = None
         self.ways = [AgentsWay() for _ in range(self.num_envs)]
@@ -190,10 +192,13 @@ class SyncVectorMultiAgentEnv:
         self, index: int, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[AgentDict, AgentDict]:
         self.ways[index].note_reset(self.envs[index], seed, is_known=not options)
+        self.is_resetting = True
         try:
             row = self.envs[index].reset(seed=seed, options=options)
         except Exception as error:
             return self._recovered(index, error)
+        finally:
+            self.is_resetting = False
         return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
 
     def _checked(self, index: int, row: Any, method: str, names: tuple[str, ...]) -> Any:
@@ -223,6 +228,7 @@ class SyncVectorMultiAgentEnv:
                 self.failed.append(index)
             self.resetting[index] = True
             self.needs_reset[index] = False
+            self.is_resetting = True
             try:
                 self.envs[index].close()
             except Exception as close_error:  # it is broken already: only the new one counts
@@ -234,6 +240,8 @@ class SyncVectorMultiAgentEnv:
             except Exception as again:
                 attempt = again
                 continue
+            finally:
+                self.is_resetting = False
             return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
 
     def close(self) -> None:

@@ -38,12 +38,14 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         history: What `get_positions` needs; samplers add the actions of each fragment.
         failed: Indices of the environments that were recovered in the last ``step_sparse``: they were
             reset, not stepped, and their action was not used.
+        is_resetting: Whether one of them is being reset in a step right now, for another thread to see.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], *, copy: bool = True) -> None:
         super().__init__(env_fns, copy=copy, autoreset_mode=AutoresetMode.NEXT_STEP)
         self.recover: Callable[[int, Exception], tuple[Any, dict[str, Any]]] | None = None
         self.failed: list[int] = []
+        self.is_resetting = False
         num_envs = self.num_envs
         self._buffer: Any = create_empty_array(self.single_observation_space, n=num_envs, fn=np.zeros)
         self._flat_buffer: NDArray[Any] | None = None
@@ -134,7 +136,9 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                     if needs_reset[index]:
                         if number >= history.due[index]:
                             history.begin(index, env, None)
+                        self.is_resetting = True
                         latest[index], info = env.reset()
+                        self.is_resetting = False
                         needs_reset[index] = terminated[index] = truncated[index] = False
                         rewards[index] = 0.0
                     else:
@@ -264,7 +268,9 @@ class LeanSyncVectorEnv(SyncVectorEnv):
                 f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
             ) from error
         begin = self.history.begin_of(index)
+        self.is_resetting = True
         observation, info = self.recover(index, error)
+        self.is_resetting = False
         if self.history.begin_of(index) is begin:
             self.history.resume(index, None)
         self.failed.append(index)

@@ -7,6 +7,7 @@ This base owns what all runners share: the vector env's life, the module, seeds,
 from __future__ import annotations
 
 import abc
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,6 +48,7 @@ class EnvRunner(RunnerState, abc.ABC):
         timers: Seconds per stage of the sample call at work.
         weights_seq_no: The version of the weights in use, stored with each step.
         generator: The torch generator of all action sampling.
+        env_watch: Told of what may hang; by default nobody watches.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class EnvRunner(RunnerState, abc.ABC):
         self.metrics = MetricsLogger(stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None))
         self.episode_metrics = EpisodeMetrics(getattr(config, "metrics_num_episodes_for_smoothing", 100))
         self.timers = StageTimers()
+        self.env_watch: Any = _Unwatched()
         self.env: Any = None
         self.module: Any = None
         self.multi_rl_module: Any = None
@@ -203,7 +206,9 @@ class EnvRunner(RunnerState, abc.ABC):
             recreated_worker=self.incarnation > 0,
         )
         self._num_envs_made += 1
-        self.env = self._make_vector_env(context)
+        with self.env_watch.work(is_reset=True):
+            self.env = self._make_vector_env(context)
+        self.env_watch.attend(self.env)
         if self.callbacks.has("on_environment_created"):
             self.callbacks.call(
                 "on_environment_created",
@@ -385,6 +390,16 @@ class EnvRunner(RunnerState, abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(worker_index={self.worker_index}, num_envs={self.num_envs})"
+
+
+class _Unwatched:
+    """Stands for an `rlzmq.runtime.env_watch.EnvWatch` where there is none."""
+
+    def work(self, *, is_reset: bool = False) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def attend(self, env: Any) -> None:
+        pass
 
 
 def _own(config: Any) -> Any:

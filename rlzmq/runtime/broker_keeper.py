@@ -15,7 +15,6 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
-from rlzmq.protocol.broker.options import HEARTBEAT_S
 from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
 from rlzmq.runtime.broker import BrokerRole
 from rlzmq.runtime.joining import JoinKeys, at_host, listen_addresses, write_join_files
@@ -190,11 +189,5 @@ class BrokerKeeper:
 
 
 def _options(config: Any) -> dict[str, Any]:
-    """When a peer counts as hung. Its progress is told once per heartbeat: so much later is noticed."""
-    options = {
-        "first_hung_after_s": float(config.env_reset_timeout_s),
-        "rank_first_hung_after_s": float(config.learner_timeout_s),
-    }
-    if config.env_step_timeout_s:
-        options["hung_after_s"] = config.env_step_timeout_s + HEARTBEAT_S
-    return options
+    """When a rank counts as hung."""
+    return {"rank_first_hung_after_s": float(config.learner_timeout_s)}

@@ -20,6 +20,8 @@ _log = logging.getLogger("rlzmq.runtime")
 
 # Between two updates a runner is idle and answers at once; one that samples ahead ends its lease first.
 _STATE_WITHIN_S = 5.0
+# For a runner's process to start and to import what it needs.
+_START_S = 120.0
 
 
 class AsyncEnvRunnerGroup:
@@ -83,8 +85,11 @@ class AsyncEnvRunnerGroup:
             self.config,
             self._worker_index(0 if local else index + 1),
             incarnation,
+            is_local=local,
             name=f"{'eval-' if self._is_evaluation else ''}runner-{index}",
             in_process=local,
+            # An environment's constructor may take as long as a reset; the runner itself sees to that.
+            deadline_s=_START_S + self.config.env_reset_timeout_s,
         )
         if self.synced_module_ids is not None:
             await self._change_modules_of(handle)
@@ -421,12 +426,8 @@ async def asyncio_gather(handles: Sequence[Any], call: Callable[[Any], Any]) -> 
 
 def _sampling(options: Mapping[str, Any], with_metrics: bool) -> Callable[[Any], Any]:
     if with_metrics:
-        return lambda handle: handle.apply(_sample_on_role, options)
+        return lambda handle: handle.sample_with_metrics(options)
     return lambda handle: handle.sample(**options)
-
-
-def _sample_on_role(role: Any, options: Mapping[str, Any]) -> Any:
-    return sample_with_metrics(role.env_runner, options)
 
 
 def _share(total: int, num: int, index: int) -> int:

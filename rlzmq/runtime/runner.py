@@ -12,13 +12,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from rlzmq.core import faults
+from rlzmq.core.errors import DeadlineError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
-from rlzmq.runtime.fragments import sample_with_metrics
+from rlzmq.runtime.env_watch import EnvWatch
+from rlzmq.runtime.fragments import sample_with_metrics, take_fragment
 from rlzmq.runtime.sampling_round import UntilEnd
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
@@ -47,9 +50,13 @@ class EnvRunnerRole:
         config: The run's config.
         worker_index: 1-based index within the group (0: the local one).
         incarnation: How many times this place was restarted.
+        is_local: It shares its process with others. An environment that hangs is then an error of the run,
+            not the process's end.
     """
 
-    def __init__(self, config: Any, worker_index: int, incarnation: int = 0) -> None:
+    def __init__(
+        self, config: Any, worker_index: int, incarnation: int = 0, *, is_local: bool = False
+    ) -> None:
         import torch
 
         torch.set_num_threads(config.torch_num_threads)
@@ -57,8 +64,14 @@ class EnvRunnerRole:
         faults.arm(f"runner-{worker_index - 1}", incarnation)
         limit_memory(config.env_runner_memory_limit_bytes, "env_runner_memory_limit_bytes")
         self.config = config
-        self.env_runner = make_env_runner(config, worker_index, incarnation)
+        on_hang = self._report_hang if is_local else None
+        self.env_watch = EnvWatch(config, f"env runner {worker_index}", on_hang)
+        with self.env_watch.work(is_reset=True):
+            self.env_runner = make_env_runner(config, worker_index, incarnation)
+        self.env_runner.env_watch = self.env_watch
+        self.env_watch.attend(self.env_runner.env)
         self._link: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._run_blocking: Any = None
         self._ended_round = 0
 
@@ -66,11 +79,26 @@ class EnvRunnerRole:
 
     def sample(self, **kwargs: Any) -> Any:
         """See EnvRunner.sample."""
-        return self.env_runner.sample(**kwargs)
+        with self._work():
+            return self.env_runner.sample(**kwargs)
+
+    def sample_with_metrics(self, options: Mapping[str, Any]) -> Any:
+        """See `runtime.fragments.sample_with_metrics`."""
+        with self._work():
+            return sample_with_metrics(self.env_runner, options)
+
+    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
+        """See `runtime.fragments.take_fragment`."""
+        with self._work():
+            return take_fragment(self.env_runner, num_vector_steps, max_s)
+
+    def _work(self) -> AbstractContextManager[None]:
+        self.env_watch.attend(self.env_runner.env)  # it may be another one by now
+        return self.env_watch.work()
 
     def measure(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Sample, and tell what was measured alone: the batch's meta."""
-        return [sample_with_metrics(self.env_runner, options).meta]
+        return [self.sample_with_metrics(options).meta]
 
     def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> bool:
         """See EnvRunner.set_weights."""
@@ -116,7 +144,8 @@ class EnvRunnerRole:
         """See EnvRunner.set_sampling_state."""
         from rlzmq.protocol.values import unpack_blob
 
-        return int(self.env_runner.set_sampling_state(unpack_blob(packed)))
+        with self.env_watch.work(is_reset=True):  # environments are reset, and go the same way again
+            return int(self.env_runner.set_sampling_state(unpack_blob(packed)))
 
     def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> str:
         """See EnvRunner.change_modules; the digest of the new weights layout, for `expect_layout`."""
@@ -126,6 +155,7 @@ class EnvRunnerRole:
 
     def close(self) -> None:
         """Close the env."""
+        self.env_watch.close()
         self.env_runner.stop()
 
     # -- on the event loop ----------------------------------------------------------------------
@@ -142,7 +172,8 @@ class EnvRunnerRole:
         """
         from rlzmq.runtime.runner_link import RunnerLink
 
-        self._link = RunnerLink(self.env_runner, self._run_blocking, **link)
+        self._loop = asyncio.get_running_loop()
+        self._link = RunnerLink(self, self._run_blocking, **link)
         await self._link.start()
 
     async def expect_layout(self, digest: str) -> None:
@@ -177,6 +208,12 @@ class EnvRunnerRole:
     async def run_until_failure(self) -> tuple[str, str]:
         """Return (reason, detail) when the connection to the broker has ended; raise what failed in sampling."""
         return await self._link.ended if self._link is not None else ("", "")
+
+    def _report_hang(self, error: DeadlineError) -> None:
+        """On the watching thread: a hanging environment ends the run that samples with it."""
+        link = self._link
+        if self._loop is not None and link is not None:
+            self._loop.call_soon_threadsafe(link.fail, error)
 
     async def beat(self) -> None:
         """Answers as soon as the event loop turns."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlzmq.core import faults
 from rlzmq.core.memory_limit import end_if_out_of_memory
@@ -30,8 +30,10 @@ from rlzmq.protocol.events import (
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.values import unpack_blob
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
-from rlzmq.runtime.fragments import take_fragment
 from rlzmq.runtime.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, new_peer_id
+
+if TYPE_CHECKING:
+    from rlzmq.runtime.runner import EnvRunnerRole
 
 __all__ = ["RunnerLink"]
 
@@ -40,7 +42,7 @@ class RunnerLink(PeerLink):
     """Samples under the broker's leases with an EnvRunner.
 
     Args:
-        env_runner: Touched on the sampler thread only.
+        role: Whose `env_runner` samples; it is touched on the sampler thread only.
         run_blocking: ``run_blocking(fn)`` runs `fn` on the sampler thread, in order; an awaitable.
         run_id, name, incarnation: Who this is.
         data_address, weights_address: The broker's.
@@ -51,7 +53,7 @@ class RunnerLink(PeerLink):
 
     def __init__(
         self,
-        env_runner: Any,
+        role: EnvRunnerRole,
         run_blocking: Callable[[Callable[[], Any]], Any],
         *,
         run_id: str,
@@ -65,6 +67,7 @@ class RunnerLink(PeerLink):
         config_digest: str = "",
         spaces_digest: str = "",
     ) -> None:
+        env_runner = role.env_runner
         core = RunnerCore(
             run_id,
             name,
@@ -77,11 +80,10 @@ class RunnerLink(PeerLink):
             spaces_digest=spaces_digest,
         )
         super().__init__(core, data_address, curve)
-        self._env_runner = env_runner
+        self._role = role
         self._run_blocking = run_blocking
         self._weights_address = weights_address
         self._weights_socket: DrainSocket | None = None
-        self._stamped_env: Any = None
         self._recorded: dict[int, str] = {}  # accepted and not committed, for the history
 
     def open_sockets(self, context: Context) -> None:
@@ -105,7 +107,7 @@ class RunnerLink(PeerLink):
 
     def act(self, instruction: Instruction) -> None:
         """Weights and connector states are loaded, and leases sampled, in order on the sampler thread."""
-        runner = self._env_runner
+        runner = self._role.env_runner
         if isinstance(instruction, ApplyWeights):
             header, body = instruction.header, instruction.body
             faults.record("weights", generation=header.generation, version=header.version)
@@ -126,7 +128,9 @@ class RunnerLink(PeerLink):
             self.fail(done.exception())
 
     def handle(self, event: Any) -> None:
-        """As PeerLink.handle; with a history, what was accepted and committed is recorded."""
+        """As PeerLink.handle, with what the sampler has done so far; with a history, what was accepted and
+        committed is recorded."""
+        self.core.progress = self._role.env_watch.progress
         super().handle(event)
         if faults.is_recording:
             self._record_progress(event)
@@ -141,19 +145,9 @@ class RunnerLink(PeerLink):
         for seq in [seq for seq in self._recorded if seq not in kept]:
             faults.record("committed", id=self._recorded.pop(seq))
 
-    def _stamp_steps(self, env: Any) -> None:
-        """Have each vector step of this env count as progress; once per env."""
-        if env is self._stamped_env:
-            return
-        self._stamped_env = env
-        for name in ("step", "step_sparse"):
-            if (method := getattr(env, name, None)) is not None:
-                setattr(env, name, _stamping(self.core, method))
-
     def _sample(self, lease: StartLease) -> None:
         def job() -> FragmentSampled:
-            self._stamp_steps(self._env_runner.env)
-            batch = take_fragment(self._env_runner, lease.num_vector_steps, lease.max_s or None)
+            batch = self._role.take_fragment(lease.num_vector_steps, lease.max_s or None)
             header, arrays = batch.to_wire()
             return FragmentSampled(
                 lease_id=lease.lease_id,
@@ -191,12 +185,3 @@ class RunnerLink(PeerLink):
         if self._weights_socket is not None:
             self._weights_socket.close()
         await super().close()
-
-
-def _stamping(core: RunnerCore, method: Callable[..., Any]) -> Callable[..., Any]:
-    def step(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
-        core.progress += 1
-        return result
-
-    return step

@@ -3,12 +3,15 @@
 | consumes                    | produces                 | waits for          | unblocked by            |
 |-----------------------------|--------------------------|--------------------|-------------------------|
 | a process's end (pidfd)     | a new one, one incarnation later | the back-off | time                 |
-| the broker's "hung", "silent", "lost" | stacks on stderr, SIGKILL | an answer | its deadline          |
+| the broker's "silent", "lost"; a call without an answer | stacks on stderr, SIGKILL | a beat | its deadline |
+
+A runner whose environments hang ends by itself (see `runtime.env_watch`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -17,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
+from rlzmq.core.errors import ClosedError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
 from rlzmq.runtime.processes import is_stopped, lost_error
 
@@ -28,6 +31,10 @@ _log = logging.getLogger("rlzmq.runtime")
 _MAX_DELAY_S = 30.0
 _MAX_BAD_FRAGMENTS = 3
 _BEAT_DEADLINE_S = 30.0
+# After so long without an answer to a call, and again, its process is looked at.
+_LOOK_S = 2.0
+# For an answer that came while this event loop was busy with something else.
+_TURN_S = 0.2
 # A runner that never did anything is not worth the whole budget: its machine or its env is broken.
 _MAX_FAILURES_BEFORE_ANY_WORK = 5
 
@@ -123,7 +130,7 @@ class RunnerSupervisor:
                 return None
             handle = place.handle
             try:
-                result = await call(handle)
+                result = await self._attend(index, handle, call)
             except ActorLostError:
                 await handle.exited
                 if place.handle is handle:
@@ -131,6 +138,17 @@ class RunnerSupervisor:
                 continue
             self.worked(index)
             return result
+
+    async def _attend(self, index: int, handle: Any, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        """``call(handle)``; a process that stands still meanwhile is killed, which ends the call."""
+        answer = asyncio.ensure_future(call(handle))
+        try:
+            while not (await asyncio.wait((answer,), timeout=_LOOK_S))[0]:
+                event = "silent" if self._places[index].has_worked else "lost"
+                await self.suspect(index, event, "it does not answer")
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def _wait_up(self, place: _Place) -> None:
         waiting = asyncio.ensure_future(place.up.wait())
@@ -168,24 +186,19 @@ class RunnerSupervisor:
 
         Args:
             index: Of the runner's place.
-            event: "hung": it answers the broker and makes no progress; "silent": it was at work and does not
-                answer; "lost": neither is known.
+            event: "silent": it was at work and does not answer; "lost": nothing is known of it.
             why: In words.
         """
         place = self._places[index]
         handle = place.handle
         if handle.exited.done():
             return
-        if event != "hung" and not is_stopped(handle.pid):
+        if not is_stopped(handle.pid):
             first_s = place.patience.seconds if event == "silent" else _BEAT_DEADLINE_S
-            try:
-                await handle.call("beat", deadline_s=self._config.env_step_timeout_s or first_s)
+            if await _beats(handle, self._config.env_step_timeout_s or first_s):
                 return
-            except PeerLostError:
-                return
-            except DeadlineError:
-                place.patience.killed()
-                why = "its event loop does not turn (does a step hold the GIL? see env_step_timeout_s)"
+            place.patience.killed()
+            why = "its event loop does not turn (does a step hold the GIL? see env_step_timeout_s)"
         _log.warning("%s %d (pid %d) hangs: %s. It is killed.", self._what, index, handle.pid, why)
         await handle.kill_hanging()
 
@@ -266,3 +279,20 @@ class RunnerSupervisor:
         place.machine.started(time.monotonic())
         self.recreated.append(place.index)
         place.up.set()
+
+
+async def _beats(handle: Any, within_s: float) -> bool:
+    """Whether the process answers in time, or has ended."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    beat = asyncio.ensure_future(handle.call("beat"))
+    try:
+        if not (await asyncio.wait((beat,), timeout=within_s))[0]:
+            late_s = loop.time() - start - within_s
+            await asyncio.wait((beat,), timeout=_TURN_S + late_s)
+        if beat.done():
+            with contextlib.suppress(PeerLostError):  # who waits for its end hears of it
+                beat.result()
+        return bool(beat.done())
+    finally:
+        beat.cancel()

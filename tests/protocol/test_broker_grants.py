@@ -188,23 +188,6 @@ def test_a_lease_that_never_arrived_is_granted_anew():
     assert len(bench.leases()) == 1
 
 
-def test_a_runner_without_progress_hangs():
-    bench = Bench(hung_after_s=2.0, peer_timeout_s=100.0)
-    bench.ready_run(batch=20)
-    bench.runner("a")
-    (lease,) = bench.leases("a")
-    bench.runner("b")
-    for now in (1.0, 2.0, 3.1):
-        bench.now = now
-        bench.send("a", RunnerState(0, 0, (), (lease.lease_id,), True, 1, 0, -1, 7, 0))
-        if now == 2.0:
-            bench.event(Tick())
-            assert bench.leases("b") == []
-    bench.event(Tick())
-    assert "hung" in [notice.event for notice in bench.sent("driver", Notice)]
-    assert len(bench.leases("b")) == 1
-
-
 def test_a_runner_at_work_that_falls_silent_is_told_once():
     bench = Bench(late_after_s=2.0)
     bench.ready_run(batch=20)

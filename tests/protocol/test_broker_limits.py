@@ -225,7 +225,7 @@ def test_a_broker_that_was_stopped_for_long_does_not_take_its_peers_for_gone():
 
 
 def test_a_broker_that_was_stopped_for_long_does_not_take_its_peers_for_hanging():
-    bench = _running(hung_after_s=30.0)
+    bench = _running()
     (lease,) = bench.leases()
     for rank in (0, 1):
         bench.learner(rank, num_ranks=2, generation=2)

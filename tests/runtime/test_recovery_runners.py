@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -16,6 +17,7 @@ from recovery_runs import check_account, kill, small, until
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.runtime.runner_supervision import _beats
 
 RECREATED: list[tuple[list[int], bool]] = []
 
@@ -87,6 +89,37 @@ async def test_a_stopped_runner_is_noticed_killed_and_replaced_within_five_secon
         await until(lambda: group.num_restarts == 1 and group.num_healthy_remote_workers() == 2)
         took_s = time.monotonic() - start
     assert took_s < 8.0, "5 s on a machine that is not busy"
+
+
+async def test_a_stopped_evaluation_runner_is_replaced_and_the_round_completes() -> None:
+    config = small(0, 0).evaluation(evaluation_num_env_runners=1, evaluation_duration=2)
+    async with config.build_async() as algo:
+        await algo.evaluate()
+        group = algo.eval_env_runner_group
+        old = group.handles[0]
+        os.kill(old.pid, signal.SIGSTOP)
+        result = await algo.evaluate()
+        assert result["env_runners"]["num_episodes"] == 2
+        assert group.handles[0].pid != old.pid
+        assert group.num_restarts == 1
+
+
+async def test_an_answer_that_came_while_the_driver_was_busy_counts() -> None:
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
+
+    class Runner:
+        def call(self, method: str) -> Any:
+            loop.call_soon(block)
+            return answer
+
+    def block() -> None:
+        busy_until = time.monotonic() + 0.2
+        while time.monotonic() < busy_until:
+            pass
+        loop.call_soon(loop.call_soon, answer.set_result, None)
+
+    assert await _beats(Runner(), within_s=0.1)
 
 
 class Spinning(gym.Env[Any, Any]):

@@ -178,10 +178,6 @@ class Door:
             state.runners[hello.uuid] = peer
             state.leases.add_peer(hello.uuid)
             state.most_envs = max(state.most_envs, hello.num_envs)
-            if is_new:
-                peer.watch = ProgressWatch(
-                    state.options.hung_after_s, first_timeout_s=state.options.first_hung_after_s
-                )
             peer.first_unacked = hello.first_unacked
             state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
             self._store.greet(peer)

@@ -43,15 +43,8 @@ class Grants:
                 state.leases.end(lease.lease_id)
 
     def expire(self, now: float) -> None:
-        """Leases past their deadline, and runners without progress: slow, hung or gone."""
+        """Leases past their deadline: their runners are slow, hung or gone."""
         state = self._state
-        for peer in state.runners.values():
-            if not peer.is_suspect and peer.watch.health(now) == "hung":
-                peer.is_suspect = True
-                detail = f"no progress for {peer.watch.hung_after_s():g} s while it held a lease"
-                state.notify("hung", "runner", peer.hello.name, detail)
-                for lease in state.leases.of_peer(peer.uuid):
-                    state.leases.end(lease.lease_id)
         for lease in state.leases.expire(now):
             holder = state.runners.get(lease.peer)
             if holder is not None:

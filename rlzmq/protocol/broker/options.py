@@ -31,10 +31,9 @@ class BrokerOptions:
         forget_after_s: A runner that was away for so long is forgotten; it may not come back.
         death_limit: A fragment in flight at so many learner deaths is quarantined.
         push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
-        hung_after_s: A runner at work without progress for so long hangs; 0: learnt from its own
-            pace (see `ProgressWatch`).
         journal: Accepted fragments are acknowledged once a journal on disk holds them.
-        first_hung_after_s: The least limit before its first progress: environments are being reset.
+        first_hung_after_s: Least limit before the first minibatch of a rank that is alone; it learns its own
+            pace then (see `ProgressWatch`).
         late_after_s: A peer at work that says nothing for so long, or that other ranks wait for, is
             looked after; see `SilenceWatch` and `RankWatch`.
         rank_first_hung_after_s: The latter's limit until every rank has trained an update.
@@ -55,7 +54,6 @@ class BrokerOptions:
     forget_after_s: float = 3600.0
     death_limit: int = 3
     push_weights_below_bytes: int = 32 * 1024 * 1024
-    hung_after_s: float = 0.0
     first_hung_after_s: float = 300.0
     journal: bool = False
     late_after_s: float = 2.0

@@ -12,7 +12,7 @@ __all__ = ["Watch"]
 class Watch:
     """Tells the driver of runners and ranks whose event loop is silent, and of ranks that hold up the others.
 
-    Runners that answer but make no progress are found by their leases (see `Grants.expire`).
+    A runner whose environments hang ends by itself (see `runtime.env_watch`).
     """
 
     def __init__(self, state: BrokerState) -> None:
