@@ -178,8 +178,9 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.runners.env_runner import EnvRunner as EnvRunner
     from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
     from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
-    from rlzmq.runtime.env_runner_group import EnvRunnerGroup as EnvRunnerGroup
+    from rlzmq.runtime.sync_env_runner_group import EnvRunnerGroup as EnvRunnerGroup
     from rlzmq.runtime.learner_group import LearnerGroup as LearnerGroup
+    from rlzmq.runtime.parallel_sample import synchronous_parallel_sample as synchronous_parallel_sample
 
 __version__ = "0.1.0"
 
@@ -256,8 +257,9 @@ _EXPORTS: dict[str, str] = {
         "learners.learner": "Learner TorchLearner",
         "learners.ppo_learner": "PPOLearner PPOTorchLearner",
         "actors.system": "ActorHandle ActorSystem",
-        "runtime.env_runner_group": "EnvRunnerGroup",
+        "runtime.sync_env_runner_group": "EnvRunnerGroup",
         "runtime.learner_group": "LearnerGroup",
+        "runtime.parallel_sample": "synchronous_parallel_sample",
         "algorithms.algorithm_config": "AlgorithmConfig",
         "algorithms.settings": "NotProvided",
         "core.callbacks": "Callback RLlibCallback",

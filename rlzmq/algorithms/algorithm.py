@@ -18,10 +18,10 @@ from rlzmq.algorithms.checkpoints import (
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-from rlzmq.runtime.env_runner_group import EnvRunnerGroup
 from rlzmq.runtime.learner_group import LearnerGroup
 from rlzmq.runtime.reports import Accounting
 from rlzmq.runtime.run import runner_for
+from rlzmq.runtime.sync_env_runner_group import EnvRunnerGroup
 
 __all__ = ["Algorithm"]
 
@@ -46,6 +46,13 @@ class Algorithm:
     """
 
     config_class: ClassVar[Any] = None
+
+    @classmethod
+    def get_default_config(cls) -> Any:
+        """A config of this algorithm with its defaults; algorithms of one's own override it, or set `config_class`."""
+        from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+
+        return (cls.config_class or AlgorithmConfig)(algo_class=cls)
 
     def __init__(self, config: Any) -> None:
         if not config.is_frozen:

@@ -57,6 +57,8 @@ class Iterations:
             )
         for metas in self._session.take_sampled_metas():
             self.results.add_fragments(metas)
+        accounting = self._session.accounting
+        accounting.add(sampled=max(self.results.num_env_steps_lifetime - accounting.sampled, 0))
         for results, num_env_steps in self._session.take_learner_results():
             self.results.add_learner_results(results, num_env_steps)
         self.results.add_training_step(seconds)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
+from rlzmq.core.names import ALL_MODULES, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runners.fragment_metas import add_fragment_metas
 from rlzmq.runtime.reports import Accounting, UpdateReport
@@ -15,7 +16,6 @@ from rlzmq.runtime.reports import Accounting, UpdateReport
 __all__ = ["ResultBuilder", "merge_learner_results"]
 
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
-_ALL_MODULES = "__all_modules__"
 
 
 class ResultBuilder:
@@ -47,7 +47,7 @@ class ResultBuilder:
         self._start = time.perf_counter()
         self._timers = {}
         self._num_training_step_calls = 0
-        self._num_steps_before = self.episodes.num_env_steps_lifetime
+        self._num_steps_before = self.num_env_steps_lifetime
 
     def add_training_step(self, seconds: float) -> None:
         """One `training_step()` took so long."""
@@ -93,7 +93,7 @@ class ResultBuilder:
                 total = self._num_module_steps_trained_lifetime.get(module_id, 0) + int(steps)
                 self._num_module_steps_trained_lifetime[module_id] = total
                 values["num_module_steps_trained_lifetime"] = total
-        overall = merged.setdefault(_ALL_MODULES, {})
+        overall = merged.setdefault(ALL_MODULES, {})
         overall["num_env_steps_trained"] = num_env_steps
         overall["num_env_steps_trained_lifetime"] = self.num_env_steps_trained_lifetime
         self._learners = merged
@@ -106,7 +106,14 @@ class ResultBuilder:
     @property
     def num_env_steps_this_iter(self) -> int:
         """Env steps sampled since the iteration began."""
-        return self.episodes.num_env_steps_lifetime - self._num_steps_before
+        return self.num_env_steps_lifetime - self._num_steps_before
+
+    @property
+    def num_env_steps_lifetime(self) -> int:
+        """Env steps sampled in the run: reported with fragments, or by a training step that aggregated what its
+        runners' `get_metrics` returned."""
+        logged = self._metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
+        return max(self.episodes.num_env_steps_lifetime, int(logged))
 
     @property
     def num_training_step_calls(self) -> int:
@@ -137,7 +144,12 @@ class ResultBuilder:
             "fault_tolerance": dict(fault_tolerance),
             "accounting": accounting.to_dict(),
         }
-        merge_into(result, self._metrics.reduce())
+        logged = self._metrics.reduce()
+        if NUM_ENV_STEPS_SAMPLED_LIFETIME in logged.get(ENV_RUNNER_RESULTS, {}):
+            # A training step of the user's own sampled, and logged what was measured.
+            env_runners |= logged[ENV_RUNNER_RESULTS]
+            result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
+        merge_into(result, logged)
         return result
 
     def get_state(self) -> dict[str, Any]:
@@ -188,9 +200,9 @@ def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger)
         module_id: _merge_values([result[module_id] for result in results if module_id in result])
         for module_id in module_ids
     }
-    of_ranks = [result.get(_ALL_MODULES, {}) for result in results]
+    of_ranks = [result.get(ALL_MODULES, {}) for result in results]
     metrics.aggregate([values[METRICS_STATES] for values in of_ranks if METRICS_STATES in values])
-    merged.get(_ALL_MODULES, {}).pop(METRICS_STATES, None)
+    merged.get(ALL_MODULES, {}).pop(METRICS_STATES, None)
     for module_id, values in metrics.reduce().items():
         own = values if isinstance(values, dict) else {"value": values}
         merged.setdefault(module_id, {}).update(own)

@@ -14,7 +14,9 @@ from rlzmq.core.metrics_stats import (
     StatsBase,
     as_pushed,
     check_stats_cls_lookup,
+    logged_state,
 )
+from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["METRICS_STATES", "REDUCTIONS", "MetricsLogger", "ReducedMetrics", "Stat", "StatsBase"]
@@ -194,7 +196,9 @@ class MetricsLogger:
         """Merge what other loggers' `reduce` returned, under `key` where given.
 
         Their values count as logged side by side, which matters to "ema" alone: give what one logger
-        returned later to a later call.
+        returned later to a later call. The results of `EnvRunner.get_metrics`, `Learner.update` and
+        `LearnerGroup.update` are taken, too; of a learner's numbers, counters (``num_…``) are added up, those of a
+        lifetime are replaced, and all others are averaged.
 
         Raises:
             ValueError: Values without what they were reduced from, such as a copy of `reduce`'s result.
@@ -202,7 +206,7 @@ class MetricsLogger:
         prefix = () if key is None else _path(key)
         incoming: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
         for state in states:
-            for name, value in getattr(state, "states", state).items():
+            for name, value in _states_of(state).items():
                 if not isinstance(value, Mapping) or not ({"finished_count", "custom"} & value.keys()):
                     raise ValueError(
                         f"aggregate: expected what another logger's reduce() or reduce(compile=False) returned, "
@@ -270,6 +274,38 @@ class MetricsLogger:
                     f"Metric {'/'.join(path)!r} cannot stand beside {'/'.join(other)!r}: one name would be both a "
                     "value and a group."
                 )
+
+
+def _states_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `aggregate` merges of one of the things that it takes."""
+    if ALL_MODULES in given:
+        return {"/".join(path): state for path, state in _states_of_results(given)}
+    states: Mapping[str, Any] = getattr(given, "states", given)
+    return states
+
+
+def _states_of_results(
+    results: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """(path, state) of a learner's results: what it logged with its own metrics, and every other number."""
+    own: Mapping[str, Any] = results.get(ALL_MODULES, {}).get(METRICS_STATES, {}) if not above else {}
+    for name, state in own.items():
+        yield tuple(name.split("/")), dict(state)
+    for name, value in results.items():
+        path = (*above, str(name))
+        if name == METRICS_STATES or "/".join(path) in own:
+            continue
+        if isinstance(value, Mapping):
+            inner = ((p, s) for p, s in _states_of_results(value, path) if "/".join(p) not in own)
+            yield from inner
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, logged_state(_reduction_of(path[-1]), [value])
+
+
+def _reduction_of(name: str) -> str:
+    if name.endswith("_lifetime") or name == "weights_seq_no":
+        return "item"
+    return "sum" if name.startswith("num_") else "mean"
 
 
 def _path(key: Key) -> tuple[str, ...]:

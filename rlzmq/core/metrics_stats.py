@@ -6,13 +6,21 @@ import abc
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["REDUCTIONS", "CustomStat", "Stat", "StatsBase", "as_pushed", "check_stats_cls_lookup"]
+__all__ = [
+    "REDUCTIONS",
+    "CustomStat",
+    "Stat",
+    "StatsBase",
+    "as_pushed",
+    "check_stats_cls_lookup",
+    "logged_state",
+]
 
 REDUCTIONS = ("mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series")
 _PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
@@ -294,6 +302,14 @@ class Stat:
         stat.total, stat.count, stat.extreme = state["total"], state["count"], state["extreme"]
         stat.finished_count, stat.finished_total = state["finished_count"], state["finished_total"]
         return stat
+
+
+def logged_state(reduce: str, values: Iterable[Any], *, window: int | None = None) -> dict[str, Any]:
+    """What another logger merges of a metric that was logged with these values since the last reduce."""
+    stat = Stat(reduce, window)
+    for value in values:
+        stat.push(value)
+    return stat.delta()
 
 
 def as_pushed(value: Any) -> Any:

@@ -28,12 +28,12 @@ from torch import nn
 
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
+from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.learner_ranks import UpdateAgreement
 from rlzmq.learners.minibatches import MinibatchIterator
-from rlzmq.learners.optimizers import ALL_MODULES
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
 
 __all__ = ["Learner", "TorchLearner"]

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.compiling import LearnerCompiler
-from rlzmq.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerRegistry, make_adam
+from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, OptimizerRegistry, make_adam
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class LearnerBase:
         self._learner_connector = self.make_learner_connector(observation_space, action_space)
         for module_id in self.module:
             self._prepare_module(module_id)
+        self.configure_optimizers()
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
         """The learner pipeline: the config's. Algorithms that add pieces of their own extend this."""
@@ -117,7 +119,6 @@ class LearnerBase:
             self._compiler.compile_module(module)
         get_config = getattr(self.config, "get_config_for_module", None)
         self._module_configs[module_id] = self.config if get_config is None else get_config(module_id)
-        self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
 
     def _has_parameters(self, module_id: str) -> bool:
         module = self.module[module_id].unwrapped()
@@ -126,6 +127,11 @@ class LearnerBase:
     def config_for_module(self, module_id: str) -> Any:
         """The config with the module's own overrides."""
         return self._module_configs[module_id]
+
+    def configure_optimizers(self) -> None:
+        """Register all optimizers, once the modules are built; by default each module's own."""
+        for module_id in self.module:
+            self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
 
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
         """Register the module's optimizers; by default one Adam for all its parameters, at ``config.lr``.
@@ -231,6 +237,7 @@ class LearnerBase:
                 module_id: dict(config_overrides)
             }
         self._prepare_module(module_id)
+        self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
         if new_should_module_be_updated is not None:
             self._policies_to_train = new_should_module_be_updated
         self._on_modules_changed()

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlzmq.core.names import ALL_MODULES
 from rlzmq.learners.distributed import Vote
 from rlzmq.learners.gradients import clip_gradients, global_norm
 from rlzmq.learners.learner_ranks import LearnerRanks
-from rlzmq.learners.optimizers import ALL_MODULES
 from rlzmq.learners.update_stats import UpdateStats
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 

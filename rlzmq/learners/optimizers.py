@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.learners.adam import LeanAdam
 from rlzmq.learners.schedule import Schedule
 
-__all__ = ["ALL_MODULES", "DEFAULT_OPTIMIZER", "OptimizerRegistry", "RegisteredOptimizer", "make_adam"]
+__all__ = ["DEFAULT_OPTIMIZER", "OptimizerRegistry", "RegisteredOptimizer", "make_adam"]
 
 DEFAULT_OPTIMIZER = "default_optimizer"
-ALL_MODULES = "__all_modules__"
 
 
 @dataclass(frozen=True)

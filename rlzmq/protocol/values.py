@@ -6,8 +6,8 @@ nothing on the wire names a class to import, and there is no pickle.
 
 What travels: None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and scalars, torch
 tensors (arrive as CPU tensors), episodes (`SingleAgentEpisode`, `MultiAgentEpisode`, alone or in a
-list, `EpisodeBatch`, `MultiAgentEpisodeBatch`), and gymnasium spaces. Types are kept: a tuple arrives as
-a tuple.
+list, `EpisodeBatch`, `MultiAgentEpisodeBatch`), gymnasium spaces, and what loggers reduce to (`ReducedMetrics`).
+Types are kept: a tuple arrives as a tuple.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlzmq.core.metrics import ReducedMetrics
 from rlzmq.protocol.codec import (
     MAX_ARRAYS,
     Buffer,
@@ -57,7 +58,7 @@ _LIST_TIMES, _SPACE_TIMES = 5, 3  # Python's numbers, and a Box's copies, by the
 # Tags: every container in the tree is a list that starts with one of these.
 _LIST, _TUPLE, _DICT, _ARRAY, _SCALAR, _TENSOR, _BFLOAT16, _BIG_INT, _BYTES = range(9)
 _FLOATS, _INTS, _EPISODES, _EPISODE, _EPISODE_BATCH, _MULTI_EPISODES, _MULTI_EPISODE, _SPACE = range(9, 17)
-_MULTI_EPISODE_BATCH = 17
+_MULTI_EPISODE_BATCH, _METRICS = 17, 18
 _EPISODE_TAGS = frozenset(
     {_EPISODES, _EPISODE, _EPISODE_BATCH, _MULTI_EPISODES, _MULTI_EPISODE, _MULTI_EPISODE_BATCH}
 )
@@ -171,6 +172,8 @@ class _Packer:
                 if len(value) < _POOL_BELOW_BYTES
                 else [_BYTES, *self._ref(np.frombuffer(value, np.uint8))]
             )
+        if kind is ReducedMetrics:
+            return [_METRICS, *(self.pack(part, path, depth + 1) for part in (dict(value), value.states))]
         if isinstance(value, dict):
             items: list[Any] = [_DICT]
             for key, item in value.items():
@@ -273,7 +276,7 @@ class _Unpacker:
             if type(node) is dict:
                 raise MalformedFrameError("a value's tree holds tagged lists, got a map")
             return node
-        if not node or type(node[0]) is not int or not 0 <= node[0] <= _MULTI_EPISODE_BATCH:
+        if not node or type(node[0]) is not int or not 0 <= node[0] <= _METRICS:
             raise MalformedFrameError("a value's tree holds tagged lists, got an unknown tag")
         tag, body = node[0], node[1:]
         if tag == _LIST:
@@ -288,6 +291,8 @@ class _Unpacker:
             return _big_int(body)
         if tag == _SPACE:
             return self._space(body)
+        if tag == _METRICS:
+            return self._metrics(body)
         return self._array_like(tag, self._array(body))
 
     def _space(self, body: list[Any]) -> Any:
@@ -298,6 +303,12 @@ class _Unpacker:
             if isinstance(part, np.ndarray):
                 self._spend(_SPACE_TIMES * part.nbytes)
         return unpack_space(parts)
+
+    def _metrics(self, body: list[Any]) -> ReducedMetrics:
+        parts = [self.unpack(part) for part in body]
+        if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):
+            raise MalformedFrameError("packed metrics are two dicts: values and states")
+        return ReducedMetrics(parts[0], parts[1])
 
     def _spend(self, num_bytes: int) -> None:
         """Count what is about to be made."""

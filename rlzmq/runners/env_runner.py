@@ -17,7 +17,7 @@ import torch
 from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError
-from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.envs.registry import EnvContext
@@ -330,14 +330,19 @@ class EnvRunner(RunnerState, abc.ABC):
         runners = max(self.num_workers, 1)
         return (self._num_env_steps_lifetime_base // runners + self._num_env_steps_since_base) * runners
 
-    def get_metrics(self) -> dict[str, Any]:
-        """The metrics since the last call, under RLlib's keys, and what callbacks logged."""
+    def get_metrics(self) -> ReducedMetrics:
+        """The metrics since the last call, under RLlib's keys, and what callbacks logged.
+
+        ``algorithm.metrics.aggregate([runner.get_metrics(), …], key="env_runners")`` puts them into a run's results.
+        """
+        states = self.episode_metrics.states()
         result = self.episode_metrics.reduce()
         result["weights_seq_no"] = self.weights_seq_no
         if self.num_env_failures:
             result["num_env_failures_lifetime"] = self.num_env_failures
-        result.update(self.metrics.reduce())
-        return result
+        logged = self.metrics.compile()
+        result.update(logged)
+        return ReducedMetrics(result, {**states, **logged.states})
 
     def _count_steps(
         self, num_env_steps: int, agent_steps: Mapping[str, int], module_steps: Mapping[str, int]

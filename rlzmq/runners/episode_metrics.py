@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlzmq.core.metrics_stats import logged_state
 from rlzmq.core.stage_timers import StageTimers
 
 __all__ = ["EpisodeMetrics"]
@@ -32,6 +33,7 @@ class EpisodeMetrics:
         self.timers = StageTimers()
         self._num_smoothed = num_smoothed
         self.num_episodes = 0
+        self._num_split_returns: Counter[tuple[str, str]] = Counter()
         self.num_env_steps = 0
         self.agent_steps: dict[str, int] = {}
         self.module_steps: dict[str, int] = {}
@@ -60,8 +62,12 @@ class EpisodeMetrics:
         self, agents: Mapping[str, Sequence[float]], modules: Mapping[str, Sequence[float]]
     ) -> None:
         """Takes in finished episodes' returns by agent id and by module id."""
-        for own, new in ((self.agent_returns, agents), (self.module_returns, modules)):
+        for key, own, new in (
+            ("agent", self.agent_returns, agents),
+            ("module", self.module_returns, modules),
+        ):
             for name, returns in new.items():
+                self._num_split_returns[key, name] += len(returns)
                 if name not in own:
                     own[name] = deque(maxlen=self._num_smoothed)
                 own[name].extend(returns)
@@ -115,6 +121,36 @@ class EpisodeMetrics:
                 self, name, {key: deque(values, maxlen=self._num_smoothed) for key, values in windows.items()}
             )
 
+    def states(self) -> dict[str, dict[str, Any]]:
+        """What a MetricsLogger merges of everything since the last `reduce` (see its `aggregate`)."""
+        states: dict[str, dict[str, Any]] = {}
+        for name, count in (
+            ("num_episodes", self.num_episodes),
+            ("num_env_steps_sampled", self.num_env_steps),
+            *((f"num_agent_steps_sampled/{agent}", num) for agent, num in self.agent_steps.items()),
+            *((f"num_module_steps_sampled/{module}", num) for module, num in self.module_steps.items()),
+        ):
+            base, slash, rest = name.partition("/")
+            states[name] = logged_state("sum", [count])
+            states[f"{base}_lifetime{slash}{rest}"] = logged_state("lifetime_sum", [count])
+        for what, unit, window in (
+            ("episode_return", "", self.returns),
+            ("episode_len", "", self.lengths),
+            ("episode_duration", "_sec", self.durations_s),
+        ):
+            new = _newest(window, self.num_episodes)
+            for reduction in ("mean", "min", "max") if new and not unit else ("mean",) if new else ():
+                states[f"{what}{unit}_{reduction}"] = self._windowed(reduction, new)
+        for key, by_name in (("agent", self.agent_returns), ("module", self.module_returns)):
+            for name, window in by_name.items():
+                new = _newest(window, self._num_split_returns[key, name])
+                if new:
+                    states[f"{key}_episode_return_mean/{name}"] = self._windowed("mean", new)
+        return states
+
+    def _windowed(self, reduction: str, values: Sequence[float]) -> dict[str, Any]:
+        return logged_state(reduction, values, window=self._num_smoothed)
+
     def reduce(self) -> dict[str, Any]:
         """The results under RLlib's keys; counts start anew, means keep their window, timers are means per call."""
         result: dict[str, Any] = {
@@ -145,6 +181,11 @@ class EpisodeMetrics:
                 result[key] = {name: sum(values) / len(values) for name, values in by_name.items() if values}
         result.update(self.timers.reduce())
         self.num_episodes = self.num_env_steps = 0
+        self._num_split_returns.clear()
         self.agent_steps = {}
         self.module_steps = {}
         return result
+
+
+def _newest(window: deque[Any], count: int) -> list[Any]:
+    return list(window)[max(len(window) - count, 0) :]

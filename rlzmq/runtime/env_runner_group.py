@@ -1,20 +1,21 @@
-"""EnvRunnerGroup: all runners of a run (or of its evaluation) as one."""
+"""AsyncEnvRunnerGroup: all runners of a run (or of its evaluation) as one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.protocol.values import pack_blob, unpack_blob
 from rlzmq.runtime.fragments import sample_with_metrics
-from rlzmq.runtime.run import Run, runner_for
 from rlzmq.runtime.runner import EnvRunnerRole, make_env_runner
+from rlzmq.runtime.runner_calls import RunnerCalls
 from rlzmq.runtime.runner_supervision import RunnerSupervisor
+from rlzmq.runtime.runner_sync import RunnerSync
 
-__all__ = ["AsyncEnvRunnerGroup", "EnvRunnerGroup", "flatten_episodes"]
+__all__ = ["AsyncEnvRunnerGroup", "flatten_episodes"]
 
 _log = logging.getLogger("rlzmq.runtime")
 
@@ -24,7 +25,7 @@ _STATE_WITHIN_S = 5.0
 _START_S = 120.0
 
 
-class AsyncEnvRunnerGroup:
+class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
     """Samples with one local runner, or with several in processes of their own.
 
     Args:
@@ -43,6 +44,8 @@ class AsyncEnvRunnerGroup:
     """
 
     def __init__(self, config: Any, *, system: Any = None, is_evaluation: bool = False) -> None:
+        RunnerCalls.__init__(self)
+        RunnerSync.__init__(self)
         self.config = config
         self._system = system
         self._is_evaluation = is_evaluation
@@ -302,24 +305,6 @@ class AsyncEnvRunnerGroup:
             return [self.local_env_runner.get_metrics()]
         return await self._on_all(lambda handle: handle.get_metrics())
 
-    async def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
-        """``func(env_runner)`` in every runner's process; the results in runner order.
-
-        Args:
-            func: Travels by value to local processes; its result must be plain values or arrays.
-        """
-        if self.local_env_runner is not None:
-            return [func(self.local_env_runner)]
-
-        def on_role(role: Any) -> Any:
-            return func(role.env_runner)
-
-        return await self._on_all(lambda handle: handle.apply(on_role))
-
-    async def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
-        """``func(env)`` for every env of every runner; a list per runner."""
-        return await self.foreach_env_runner(lambda env_runner: env_runner.foreach_env(func))
-
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
         """``call(handle)`` of all remote runners at once; does not wait where there are none."""
         if self.supervisor is None:
@@ -327,12 +312,9 @@ class AsyncEnvRunnerGroup:
         calls = (self.supervisor.call(index, call) for index in range(len(self.handles)))
         return list(await asyncio.gather(*calls))
 
-    def num_healthy_remote_workers(self) -> int:
-        """Remote runners whose processes live."""
-        return self.supervisor.num_healthy if self.supervisor is not None else 0
-
     async def stop(self) -> None:
         """End the runners."""
+        await self.cancel_calls()
         if self.supervisor is not None:
             await self.supervisor.stop()
         if self.local_env_runner is not None:
@@ -340,76 +322,6 @@ class AsyncEnvRunnerGroup:
             self.local_env_runner = None
         handles, self.handles = self.handles, []
         await asyncio_gather(handles, lambda handle: handle.stop())
-
-
-class EnvRunnerGroup:
-    """The synchronous face of AsyncEnvRunnerGroup.
-
-    Args:
-        config: With ``num_env_runners=0`` the group is one local runner.
-
-    Example::
-
-        group = EnvRunnerGroup(config=config)
-        episodes = group.sample(num_episodes=4)
-        group.stop()
-    """
-
-    def __init__(self, *, config: Any) -> None:
-        run = runner_for(config)
-        self._run: Run = run
-        self._system: Any = None
-        if config.num_env_runners:
-            from rlzmq.actors.system import ActorSystem
-
-            self._system = ActorSystem()
-            run(self._system.start())
-        self._group = AsyncEnvRunnerGroup(config, system=self._system)
-        self._group.reports_samples = False  # there are no results that they would join
-        run(self._group.start())
-
-    @classmethod
-    def facing(cls, group: AsyncEnvRunnerGroup, run: Run) -> Self:
-        """The face of a group that lives already."""
-        face = cls.__new__(cls)
-        face._run, face._system, face._group = run, None, group
-        return face
-
-    def sample(self, **kwargs: Any) -> list[Any]:
-        """Episodes from all runners (see AsyncEnvRunnerGroup.sample)."""
-        return self._run(self._group.sample(**kwargs))  # type: ignore[no-any-return]
-
-    @property
-    def local_env_runner(self) -> Any:
-        """The runner in this process, or None."""
-        return self._group.local_env_runner
-
-    @property
-    def num_env_runners(self) -> int:
-        """Runners that sample."""
-        return self._group.num_env_runners
-
-    def num_healthy_remote_workers(self) -> int:
-        """Remote runners whose processes live."""
-        return self._group.num_healthy_remote_workers()
-
-    def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
-        """``func(env_runner)`` in every runner's process; the results in runner order."""
-        return self._run(self._group.foreach_env_runner(func))  # type: ignore[no-any-return]
-
-    def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
-        """``func(env)`` for every env of every runner; a list per runner."""
-        return self._run(self._group.foreach_env(func))  # type: ignore[no-any-return]
-
-    def get_metrics(self) -> list[dict[str, Any]]:
-        """Each runner's metrics since the last call (see AsyncEnvRunnerGroup.get_metrics)."""
-        return self._run(self._group.get_metrics())  # type: ignore[no-any-return]
-
-    def stop(self) -> None:
-        """End the runners."""
-        self._run(self._group.stop())
-        if self._system is not None:
-            self._run(self._system.stop())
 
 
 def flatten_episodes(batches: Sequence[Any]) -> list[Any]:

@@ -75,6 +75,11 @@ class LearnerGroup:
         return self._run(self._group.foreach_learner(func))  # type: ignore[no-any-return]
 
     @property
+    def group(self) -> AsyncLearnerGroup:
+        """What this is the face of."""
+        return self._group
+
+    @property
     def num_learners(self) -> int:
         """Ranks."""
         return self._group.num_learners

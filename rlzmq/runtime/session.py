@@ -61,10 +61,13 @@ class Session:
             await self.system.start()
         pipeline_system = self.system if has_broker(config) else None
         self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system)
+        self.env_runner_group.connector_sync = self._connectors
+        self.env_runner_group.sync_with_run = self.sync_weights
         join_keys = await self._open_door()
         self.learner_group = AsyncLearnerGroup(
             config, module_spec, system=pipeline_system, door=self._learner_door
         )
+        self.env_runner_group.learner_group = self.learner_group
         if pipeline_system is None:
             await self.env_runner_group.start()
             await self.learner_group.start()
@@ -141,9 +144,7 @@ class Session:
         if self.learner_group.handles:  # what the broker still has under way is older
             self.learner_group.generation += 1
         await self.env_runner_group.set_weights(snapshot, version, self.learner_group.generation)
-        if self._connectors.is_needed:
-            state = self._connectors.merge(await self.env_runner_group.get_connector_deltas())
-            await self.env_runner_group.set_connector_state(state or {})
+        await self.env_runner_group.sync_env_runner_states()
 
     async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
         """(snapshot of what runners need, version); see AsyncLearnerGroup.get_inference_weights."""
@@ -217,7 +218,9 @@ class Session:
         """RLlib's keys of the result's ``fault_tolerance``, and the same for learners and the broker."""
         group = self.env_runner_group
         return {
-            "num_healthy_workers": group.num_healthy_remote_workers() if self.config.num_env_runners else 0,
+            "num_healthy_workers": group.num_healthy_remote_env_runners()
+            if self.config.num_env_runners
+            else 0,
             "num_remote_worker_restarts": group.num_restarts,
             **self.learner_group.fault_tolerance(),
             **self._pipeline.fault_tolerance(),

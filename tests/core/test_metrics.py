@@ -291,3 +291,27 @@ def test_tensors_and_numpy_numbers_become_plain_numbers(reduce: str, window: int
     here, there = logger.reduce()["p0"], merged.reduce()["p0"]
     assert here["mine"] == there["mine"]
     json.dumps([here, there])
+
+
+def test_learners_results_are_merged_by_what_their_numbers_are() -> None:
+    own = MetricsLogger()
+    own.log_value(("p0", "mean_weight"), 3.0, window=1)
+
+    def of_rank(loss: float) -> dict[str, Any]:
+        return {
+            "p0": {"total_loss": loss, "num_module_steps_trained": 10, "other": 9.0},
+            "__all_modules__": {
+                "num_env_steps_trained_lifetime": 40,
+                "learner_connector": {"timers": {"a": loss}},
+                "metrics_states": own.reduce(compile=False) if loss == 1.0 else {},
+            },
+        }
+
+    run = MetricsLogger()
+    run.aggregate([of_rank(1.0)], key="learners")
+    run.aggregate([of_rank(2.0)], key="learners")
+    merged = run.reduce()["learners"]
+    assert merged["p0"]["total_loss"] == 1.5
+    assert merged["p0"]["num_module_steps_trained"] == 20
+    assert merged["__all_modules__"]["num_env_steps_trained_lifetime"] == 40
+    assert merged["__all_modules__"]["learner_connector"] == {"timers": {"a": 1.5}}

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.learner import Learner
-from rlzmq.learners.optimizers import ALL_MODULES
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import (
