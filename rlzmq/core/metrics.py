@@ -73,7 +73,8 @@ class MetricsLogger:
         reduce: str | None = None,
         window: int | None = None,
         ema_coeff: float | None = None,
-        percentiles: Sequence[float] | None = None,
+        percentiles: Sequence[float] | bool | None = None,
+        clear_on_reduce: bool | None = None,
         with_throughput: bool = False,
         stats: Sequence[str] = (),
     ) -> None:
@@ -83,19 +84,29 @@ class MetricsLogger:
             key: A name, or a tuple of names for a nested place.
             value: A number, also as an array or tensor of one element (or anything, for "item" and
                 "item_series"). Results hold plain numbers.
-            reduce: One of `REDUCTIONS`, or a name in the lookup; None: as logged first, or "mean".
-            window: Reduce over the newest so many values.
+            reduce: One of `REDUCTIONS`, or a name in the lookup; None: as logged first, else "ema" where
+                `ema_coeff` is given and "mean" where not.
+            window: Reduce over the newest so many values, not in "ema".
             ema_coeff: Weight of a new value in "ema".
-            percentiles: Which ones "percentiles" reports, from 0 to 100.
+            percentiles: Which ones "percentiles" reports, from 0 to 100, linearly between values.
+            clear_on_reduce: True: a window's values are forgotten at each `reduce`. False: a "sum" is a
+                "lifetime_sum". Else nothing changes.
             with_throughput: Report ``<key>_throughput`` too: the sum of the values since the last `reduce`,
                 per second.
             stats: Log several reductions at once, e.g. ``("mean", "min", "max")``, each under
                 ``<key>_<reduction>``.
 
         Raises:
-            ValueError: There is no such reduction, or the key was logged with another one before.
+            ValueError: There is no such reduction, an option does not go with it, or the key was logged with
+                another one before.
         """
         path = _path(key)
+        if ema_coeff is not None and reduce is None and not stats:
+            reduce = "ema"
+        if clear_on_reduce is False and reduce == "sum":
+            reduce = "lifetime_sum"
+        if isinstance(percentiles, bool):
+            percentiles = None
         if stats:
             for name in stats:
                 self.log_value((*path[:-1], f"{path[-1]}_{name}"), value, reduce=name, window=window)
@@ -104,7 +115,7 @@ class MetricsLogger:
         if stat is None:
             self._check_path(path)
             stat = self._stats[path] = self._new_stat(
-                reduce or "mean", window, ema_coeff, with_throughput, percentiles
+                reduce or "mean", window, ema_coeff, with_throughput, percentiles, bool(clear_on_reduce)
             )
         elif reduce is not None and reduce != stat.reduce:
             raise ValueError(
@@ -120,6 +131,7 @@ class MetricsLogger:
         ema_coeff: float | None,
         with_throughput: bool,
         percentiles: Sequence[float] | None,
+        clears_window: bool,
     ) -> Stat | CustomStat:
         if reduce in self._lookup:
             given = {"window": window, "ema_coeff": ema_coeff, "percentiles": percentiles}
@@ -128,7 +140,7 @@ class MetricsLogger:
         if reduce not in REDUCTIONS:
             names = [*REDUCTIONS, *self._lookup]
             raise ValueError(f"reduce={reduce!r} is not known.{did_you_mean(reduce, names)}")
-        return Stat(reduce, window, ema_coeff, with_throughput, percentiles)
+        return Stat(reduce, window, ema_coeff, with_throughput, percentiles, clears_window)
 
     def log_dict(self, values: Mapping[str, Any], *, key: Key | None = None, **options: Any) -> None:
         """Log every leaf of a nested dict, under `key` where given."""

@@ -132,6 +132,10 @@ class Stat:
         ema_coeff: Weight of a new value in "ema" (default 0.01).
         with_throughput: Also report the sum of new values per second between reduces.
         percentiles: Which ones "percentiles" reports, each from 0 to 100 (default: 0, 50, 75, 90, 95, 99, 100).
+        clears_window: Whether the window's values are forgotten at each reduce.
+
+    Raises:
+        ValueError: An option has no such value, or does not go with this reduction.
     """
 
     def __init__(
@@ -141,9 +145,14 @@ class Stat:
         ema_coeff: float | None = None,
         with_throughput: bool = False,
         percentiles: Sequence[float] | None = None,
+        clears_window: bool = False,
     ) -> None:
         if reduce not in REDUCTIONS:
             raise ValueError(f"reduce={reduce!r} is not known.{did_you_mean(reduce, REDUCTIONS)}")
+        if ema_coeff is not None and reduce != "ema":
+            raise ValueError(f"ema_coeff={ema_coeff!r} needs reduce='ema', got reduce={reduce!r}.")
+        if window is not None and reduce == "ema":
+            raise ValueError(f"window={window!r}: an 'ema' has no window, use reduce='mean' for one.")
         if window is not None and window < 1:
             raise ValueError(f"window: expected an int ≥ 1 or None, got {window!r}.")
         if percentiles is not None and not all(0 <= percentile <= 100 for percentile in percentiles):
@@ -153,6 +162,7 @@ class Stat:
         self.percentiles = None if percentiles is None else list(percentiles)
         self.ema_coeff = 0.01 if ema_coeff is None else ema_coeff
         self.with_throughput = with_throughput
+        self.clears_window = clears_window
         keeps_all = reduce in ("percentiles", "item_series") or window is not None
         self.values: deque[Any] | None = deque(maxlen=window or _MAX_SERIES) if keeps_all else None
         self.total: Any = 0
@@ -208,7 +218,7 @@ class Stat:
             self.last_time = now
             self.since_finish = 0
         if self.values is not None:
-            if self.window is None:
+            if self.window is None or self.clears_window:
                 self.values.clear()
         elif self.reduce not in ("lifetime_sum", "item", "ema"):
             self.total, self.count, self.extreme = 0, 0, None
@@ -261,6 +271,7 @@ class Stat:
             "finished_count": self.finished_count,
             "finished_total": _plain(self.finished_total),
             "percentiles": self.percentiles,
+            "clears_window": self.clears_window,
         }
 
     def delta(self) -> dict[str, Any]:
@@ -288,9 +299,10 @@ class Stat:
         return cls(
             state["reduce"],
             state["window"],
-            state["ema_coeff"],
+            state["ema_coeff"] if state["reduce"] == "ema" else None,
             state["with_throughput"],
             state.get("percentiles"),
+            state.get("clears_window", False),
         )
 
     @classmethod
@@ -423,13 +435,21 @@ def _spelled(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
+def _percentile(ordered: Sequence[Any], percentile: float) -> Any:
+    """Linearly between the two values next to its place."""
+    place = (len(ordered) - 1) * percentile / 100
+    below = math.floor(place)
+    value = ordered[below]
+    return value if place == below else value + (place - below) * (ordered[below + 1] - value)
+
+
 def _reduce_values(kind: str, values: list[Any], percentiles: Sequence[float] | None) -> Any:
     if kind == "item_series":
         return values
     if kind == "percentiles":
         ordered = sorted(values)
         wanted = _PERCENTILES if percentiles is None else percentiles
-        return {p: ordered[round((len(ordered) - 1) * p / 100)] for p in wanted} if ordered else {}
+        return {p: _percentile(ordered, p) for p in wanted} if ordered else {}
     if not values:
         return 0 if kind in ("sum", "lifetime_sum") else math.nan
     if kind == "min":

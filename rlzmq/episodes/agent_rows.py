@@ -89,7 +89,7 @@ class AgentRows:
 
     def between(
         self, first_t: IntArray, last_t: IntArray, is_whole: NDArray[np.bool_], new_index: IntArray
-    ) -> tuple[AgentRows, list[tuple[int, Any, tuple[bool, bool]]]]:
+    ) -> tuple[AgentRows, list[tuple[int, Any, tuple[bool, bool, int]]]]:
         """The chunks' steps that are completed in env steps ``(first_t, last_t]`` of their episodes.
 
         Args:
@@ -99,7 +99,7 @@ class AgentRows:
 
         Returns:
             The chunks, and what a part without an agent's chunk must know: (new episode, agent id,
-            (terminated, truncated)) of those that are done by the part's end.
+            (terminated, truncated, env step)) of those that are done by the part's end.
         """
         counts, offsets, batch = self.counts, self.offsets, self.batch
         chunk_of = np.repeat(np.arange(len(counts)), counts)
@@ -152,16 +152,17 @@ class AgentRows:
 
     def _departed(
         self, chunks: IntArray, last_t: IntArray, new_index: IntArray
-    ) -> list[tuple[int, Any, tuple[bool, bool]]]:
+    ) -> list[tuple[int, Any, tuple[bool, bool, int]]]:
         """Which of the chunks' agents are done by ``last_t`` of their episode; see `between`."""
         batch, departed = self.batch, []
         last_seen = self.obs_env_ts[self.offsets + self.counts - 1]
         for c in chunks[batch.terminated[chunks] | batch.truncated[chunks]].tolist():
             e = int(self.episode[c])
-            if self.tracks.get(c, {}).get("done_env_t", last_seen[c]) <= last_t[e]:
+            done_env_t = int(self.tracks.get(c, {}).get("done_env_t", last_seen[c]))
+            if done_env_t <= last_t[e]:
                 agent_id = None if batch.agent_ids is None else batch.agent_ids[c]
-                flags = bool(batch.terminated[c]), bool(batch.truncated[c])
-                departed.append((int(new_index[e]), agent_id, flags))
+                gone = bool(batch.terminated[c]), bool(batch.truncated[c]), done_env_t
+                departed.append((int(new_index[e]), agent_id, gone))
         return departed
 
 

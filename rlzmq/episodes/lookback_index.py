@@ -65,8 +65,9 @@ def resolve_slice(
         lookback: Number of items in the lookback part.
         total: Number of all items.
         neg_index_as_lookback: How negative bounds count (see the module's first lines).
-        fill: Whether positions without an item count; without it they are left out. A slice of step ±1 that
-            lies wholly on one side of the data counts ``abs(start - stop)`` of them, even when reversed.
+        fill: Whether positions without an item count, each on the slice's own stride. A slice that lies wholly
+            on one side of the data counts the positions between its bounds, even when reversed. Without it,
+            bounds are clipped to the data, as a list's are.
 
     Raises:
         ValueError: For a step of 0.
@@ -76,6 +77,9 @@ def resolve_slice(
         raise ValueError("expected a slice step other than 0, got 0.")
     start = _bound(slice_.start, lookback, lookback, total, neg_index_as_lookback)
     stop = _bound(slice_.stop, total, lookback, total, neg_index_as_lookback)
+    if not fill:
+        low, high = (0, total) if step > 0 else (-1, total - 1)
+        start, stop = min(max(start, low), high), min(max(stop, low), high)
 
     count = len(range(start, stop, step))
     if step > 0:

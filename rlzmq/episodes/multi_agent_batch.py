@@ -326,9 +326,14 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         is_whole = (first_t == self.env_t_started) & (last_t == self.env_t)
         parts = [group.between(first_t, last_t, is_whole, new_index) for group in self.rows]
         part = self._like([rows for rows, _ in parts if len(rows.batch)], kept)
-        for e, agent_id, flags in (gone for _, departed in parts for gone in departed):
+        for e, left in list(part.leftovers.items()):
+            if "departed" in left:  # not those who came and left behind the part's end
+                end_t = last_t[kept[e]]
+                known = {agent_id: gone for agent_id, gone in left["departed"].items() if gone[2] <= end_t}
+                part.leftovers[e] = {**left, "departed": known}
+        for e, agent_id, gone in (gone for _, departed in parts for gone in departed):
             left = part.leftovers.get(e, {})
-            part.leftovers[e] = {**left, "departed": {**left.get("departed", {}), agent_id: flags}}
+            part.leftovers[e] = {**left, "departed": {**left.get("departed", {}), agent_id: gone}}
         cut_at_end = last_t[kept] < part.env_t
         part.lookback = part.lookback + first_t[kept] - part.env_t_started
         part.env_t_started, part.env_t = first_t[kept], last_t[kept]

@@ -78,7 +78,7 @@ class MultiAgentChunks:
             elif begin < num - 1:
                 episodes[agent_id] = _part(sae, begin, num - 1, num - 1 - begin, is_last=True)
             else:
-                new.departed[agent_id] = (track.terminated, track.truncated)
+                new.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
                 continue
             new.tracks[agent_id] = track.carry_on(begin)
         chunk = self._derive(new, episodes)
@@ -123,7 +123,8 @@ class MultiAgentChunks:
             wanted = max(wanted, self._env_steps_to_first_own())
         new = Timeline(old.env_t_started + start, min(wanted, start + old.lookback))
         new.env_t = old.env_t_started + stop
-        new.departed = dict(old.departed)
+        # Who came, and left, behind the slice's end may still join it.
+        new.departed = {agent_id: gone for agent_id, gone in old.departed.items() if gone[2] <= new.env_t}
         if new.env_t == old.env_t:
             new.is_terminated, new.is_truncated = old.is_terminated, old.is_truncated
             new.early_rewards = dict(old.early_rewards)
@@ -139,7 +140,7 @@ class MultiAgentChunks:
             is_last = end == len(track.obs_env_ts) - 1
             is_done = track.is_done and is_last and track.done_env_t <= new.env_t
             if is_done and (begin > end or (begin == end and track.done_env_t <= new.env_t_started)):
-                new.departed[agent_id] = (track.terminated, track.truncated)
+                new.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
             elif begin <= end:
                 # at this chunk's own start, steps that began before it but ended in it stay in it
                 first_own = (
@@ -222,13 +223,13 @@ class MultiAgentChunks:
             mine.tracks[agent_id] = replace(
                 track.carry_on(0), obs_env_ts=own.obs_env_ts, reward_before_start=own.reward_before_start
             )
-        for agent_id, (terminated, truncated) in theirs.departed.items():
+        for agent_id, (terminated, truncated, env_t) in theirs.departed.items():
             departed = mine.tracks.get(agent_id)
             if departed is None:
-                mine.departed[agent_id] = (terminated, truncated)
+                mine.departed[agent_id] = (terminated, truncated, env_t)
             elif not departed.is_done:
                 departed.terminated, departed.truncated = terminated, truncated
-                departed.done_env_t = theirs.env_t_started
+                departed.done_env_t = env_t
                 self.agent_episodes[agent_id].is_terminated = terminated
                 self.agent_episodes[agent_id].is_truncated = truncated
         mine.early_rewards = dict(theirs.early_rewards)

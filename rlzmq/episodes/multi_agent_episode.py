@@ -56,8 +56,9 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         infos: One dict per env step, the reset included; None for none.
         actions: One dict per env step: actions of the agents that acted on the observations before it.
         action_space: As `observation_space`.
-        rewards: One dict per env step.
-        terminateds, truncateds: Flags of the last env step by agent id, ``"__all__"`` for all.
+        rewards: One dict per env step; there may be one more than actions, with rewards of what hangs.
+        terminateds, truncateds: Flags at the end by agent id, ``"__all__"`` for all. An agent that did not act
+            on its last observation was done with it.
         extra_model_outputs: One dict (agent id -> {key: value}) per env step.
         env_t_started: Env step that the chunk starts at (after its lookback part).
         agent_t_started: Each agent's own time step at the chunk's start, 0 for the others.
@@ -190,9 +191,9 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         Args:
             observations: Next observations, by agent.
             actions: Actions taken in this env step.
-            rewards: Rewards of this env step.
+            rewards: Rewards of this env step. A step that got none has 0.0.
             infos: Info dicts (or anything else) that come with the observations.
-            terminateds, truncateds: Done flags; ``"__all__"`` is for all agents that have none of their own.
+            terminateds, truncateds: Done flags; ``"__all__"`` is for all agents. One may be both.
             extra_model_outputs: Agent -> {key: value} of the actions, e.g. ``{"a": {"action_logp": -0.7}}``.
 
         Raises:
@@ -287,7 +288,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             track = self._timeline.tracks.pop(agent_id)
             del self.agent_episodes[agent_id]
             if track.is_done:
-                self._timeline.departed[agent_id] = (track.terminated, track.truncated)
+                self._timeline.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
 
     def to_numpy(self) -> MultiAgentEpisode:
         """Turns all agents' data into arrays ``[num_items, ...]``, in place; returns itself."""

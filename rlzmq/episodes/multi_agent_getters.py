@@ -94,15 +94,7 @@ class _Column:
             return None
         found = buffer.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, **self._options())
         several = indices is None or isinstance(indices, slice) or index_list(indices) is not None
-        return None if several and _is_empty(found) else found
-
-
-def _is_empty(found: Any) -> bool:
-    while isinstance(found, dict | tuple):
-        if not found:
-            return True
-        found = next(iter(found.values())) if isinstance(found, dict) else found[0]
-    return len(found) == 0
+        return None if several and isinstance(found, list) and not found else found
 
 
 class MultiAgentGetters:
@@ -142,7 +134,8 @@ class MultiAgentGetters:
         Returns:
             ``{agent_id: item}`` for an int; else ``{agent_id: items}`` with a list per agent (or arrays
             ``[num_items, ...]`` after `to_numpy`) of the steps at which it has data; agents without any
-            are left out. With `return_list`: ``[{agent_id: item}, …]``, one dict per env step.
+            are left out (by agent steps only while they are lists). With `return_list`:
+            ``[{agent_id: item}, …]``, one dict per env step.
 
         Raises:
             IndexError: An int or a list's element names no step and there is no `fill`.
@@ -235,9 +228,11 @@ class MultiAgentGetters:
             indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list: As in `get_actions`.
 
         Raises:
-            KeyError: No agent has an output of this name.
+            KeyError: None of these agents, of which there are any, has an output of this name.
         """
         chosen = self._chosen_agents(agent_ids)
+        if not chosen:
+            return [] if return_list else {}
         keys: dict[str, None] = {}
         for agent_id in chosen:
             pending = self._timeline.tracks[agent_id].pending

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, Timeline
+from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, AgentTrack, Timeline
 
 __all__ = ["GivenSteps"]
 
@@ -20,8 +20,10 @@ class GivenSteps:
     Attributes:
         num_steps: Number of env steps.
         observations, infos: One dict per env step and one for the reset (infos may be empty).
-        actions, rewards, extra_model_outputs: One dict per env step, or empty.
-        terminateds, truncateds: Flags of the last env step.
+        actions, rewards, extra_model_outputs: One dict per env step, or empty. Rewards may go on for one env
+            step more than actions and outputs: these then hang.
+        terminateds, truncateds: Flags at the end. An agent that did not act on its last observation was done
+            with it.
     """
 
     num_steps: int
@@ -61,12 +63,19 @@ class GivenSteps:
                 where=where,
             )
             _sort_in(agents, events)
+        for agent_id, track in timeline.tracks.items():
+            if self.num_steps and track.is_done and self._ended_with_last_observation(agent_id, track):
+                track.done_env_t = track.obs_env_ts[-1]
         if self.num_steps == 0:
             for agent_id, track in timeline.tracks.items():
                 track.terminated = bool(self.terminateds.get(agent_id, self.terminateds.get(ALL_AGENTS)))
                 track.truncated = bool(self.truncateds.get(agent_id, self.truncateds.get(ALL_AGENTS)))
                 track.done_env_t = timeline.env_t if track.is_done else -1
         return agents
+
+    def _ended_with_last_observation(self, agent_id: Any, track: AgentTrack) -> bool:
+        is_own = self.terminateds.get(agent_id) or self.truncateds.get(agent_id)
+        return bool(is_own) and track.pending is None and not track.reward
 
     def _check_lengths(self, where: str) -> None:
         num_observations, num_infos = len(self.observations), len(self.infos)
@@ -77,7 +86,10 @@ class GivenSteps:
             )
         for name in ("actions", "rewards", "extra_model_outputs"):
             data = getattr(self, name)
-            if data and len(data) != self.num_steps:
+            hangs = (
+                name != "rewards" and len(data) == self.num_steps - 1 and len(self.rewards) == self.num_steps
+            )
+            if data and len(data) != self.num_steps and not hangs:
                 raise ValueError(f"{where}: expected {name} of {self.num_steps} env steps, got {len(data)}.")
 
 

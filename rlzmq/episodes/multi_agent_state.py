@@ -123,7 +123,10 @@ def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
         timeline.env_t = _count(data["env_t"])
         timeline.is_terminated = bool(data["is_terminated"])
         timeline.is_truncated = bool(data["is_truncated"])
-        timeline.departed = {key: (bool(a), bool(b)) for key, (a, b) in data["departed"].items()}
+        timeline.departed = {
+            agent_id: (bool(terminated), bool(truncated), int(env_t))
+            for agent_id, (terminated, truncated, env_t) in data["departed"].items()
+        }
         timeline.early_rewards = dict(data["early_rewards"])
         for track in data["tracks"]:
             pending, keys = track["pending"], track["output_keys"]

@@ -180,8 +180,10 @@ def _text(buffer: memoryview, num_episodes: int, num_groups: int) -> dict[str, A
         if not isinstance(left.get("duration_s", 0.0), int | float):
             raise ProtocolError(f"leftovers of episode {e}: expected duration_s to be a number.")
         for agent_id, flags in left.get("departed", {}).items():
-            if not (isinstance(flags, tuple) and len(flags) == 2):
-                raise ProtocolError(f"leftovers of episode {e}: expected two flags of agent {agent_id!r}.")
+            if not (isinstance(flags, tuple) and [type(flag) for flag in flags] == [bool, bool, int]):
+                raise ProtocolError(
+                    f"leftovers of episode {e}: expected two flags and an env step of agent {agent_id!r}."
+                )
     return {"episode_ids": ids, "leftovers": leftovers, "tracks": tracks}
 
 

@@ -72,8 +72,8 @@ def can_add_up(total: Any, reward: Any) -> bool:
 
 
 def add_up(total: Any, reward: Any) -> Any:
-    """The sum of a reward and those that came before it; the reward itself if it is no number (see `can_add_up`)."""
-    return total + reward if _is_number(reward) else reward
+    """The sum of a reward and those that came before it; the reward as it is if there were none (see `can_add_up`)."""
+    return total + reward if total else reward
 
 
 def _is_number(reward: Any) -> bool:

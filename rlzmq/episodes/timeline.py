@@ -71,8 +71,8 @@ class AgentTrack:
 
     obs_env_ts: list[int] = field(default_factory=list)
     pending: Pending | None = None
-    reward: Any = 0
-    reward_before_start: Any = 0
+    reward: Any = 0.0
+    reward_before_start: Any = 0.0
     terminated: bool = False
     truncated: bool = False
     done_env_t: int = -1
@@ -85,7 +85,7 @@ class AgentTrack:
     def carry_on(self, begin: int) -> AgentTrack:
         """The track of a continuation that stores the observations from the begin-th on."""
         pending = None if self.pending is None else self.pending.copy()
-        return replace(self, obs_env_ts=self.obs_env_ts[begin:], pending=pending, reward_before_start=0)
+        return replace(self, obs_env_ts=self.obs_env_ts[begin:], pending=pending, reward_before_start=0.0)
 
 
 class AgentEvent(NamedTuple):
@@ -116,7 +116,7 @@ class SavedTimeline(NamedTuple):
 
     env_t: int
     repeated: set[Any]
-    departed: dict[Any, tuple[bool, bool]]
+    departed: dict[Any, tuple[bool, bool, int]]
     early_rewards: dict[Any, Any]
     # The tracks of agents that are not done, with their pending, reward and output_keys.
     ongoing: list[tuple[AgentTrack, Pending | None, Any, frozenset[str] | None]]
@@ -130,7 +130,7 @@ class Timeline:
         env_t: Env step of the latest observations.
         lookback: Number of env steps stored from before the chunk's start.
         tracks: Agent id -> track, in order of appearance.
-        departed: Agents that were done before the stored part: (terminated, truncated).
+        departed: Agents that are done, but not stored: (terminated, truncated, the env step they were done at).
         early_rewards: Rewards of agents that have not appeared yet.
         repeated: Agents that terminated at `env_t` without a last observation, so that it is their previous
             one once more.
@@ -154,7 +154,7 @@ class Timeline:
         self.env_t = env_t_started
         self.lookback = lookback
         self.tracks: dict[Any, AgentTrack] = {}
-        self.departed: dict[Any, tuple[bool, bool]] = {}
+        self.departed: dict[Any, tuple[bool, bool, int]] = {}
         self.early_rewards: dict[Any, Any] = {}
         self.repeated: set[Any] = set()
         self.is_terminated = False
@@ -237,7 +237,7 @@ class Timeline:
         events: list[AgentEvent] = []
         waiting: list[tuple[Any, Pending | None, Any]] = []  # agent, new hanging action, reward to add
         early: list[tuple[Any, Any]] = []
-        stillborn: list[tuple[Any, tuple[bool, bool]]] = []
+        stillborn: list[tuple[Any, tuple[bool, bool, int]]] = []
         any_alive = False
         sources = (self.tracks, observations, actions, rewards, terminateds, truncateds, infos)
         for agent_id in _each_once(sources):
@@ -248,7 +248,7 @@ class Timeline:
             if reward is not None:
                 if type(reward) not in REWARD_TYPES:
                     reward = kept_reward(reward)
-                total = self.early_rewards.get(agent_id, 0) if track is None else track.reward
+                total = self.early_rewards.get(agent_id, 0.0) if track is None else track.reward
                 if not can_add_up(total, reward):
                     raise MultiAgentEnvError(
                         f"{where}, env step {env_t}, agent {agent_id!r}, column 'rewards': expected numbers "
@@ -262,9 +262,8 @@ class Timeline:
                         "out of all dicts."
                     )
                 continue
-            own_terminated, own_truncated = bool(terminateds.get(agent_id)), bool(truncateds.get(agent_id))
-            terminated = own_terminated or (all_terminated and not own_truncated)
-            truncated = own_truncated or (all_truncated and not own_terminated)
+            terminated = all_terminated or bool(terminateds.get(agent_id))
+            truncated = all_truncated or bool(truncateds.get(agent_id))
 
             if track is None:
                 if action is not None:
@@ -276,7 +275,7 @@ class Timeline:
                     if reward is not None:
                         early.append((agent_id, reward))
                 elif terminated or truncated:
-                    stillborn.append((agent_id, (terminated, truncated)))
+                    stillborn.append((agent_id, (terminated, truncated, env_t)))
                 else:
                     any_alive = True
                     events.append(
@@ -361,14 +360,14 @@ class Timeline:
             if reward is not None:
                 track.reward = add_up(track.reward, reward)
         for agent_id, reward in early:
-            self.early_rewards[agent_id] = add_up(self.early_rewards.get(agent_id, 0), reward)
+            self.early_rewards[agent_id] = add_up(self.early_rewards.get(agent_id, 0.0), reward)
         self.departed.update(stillborn)
         self.repeated = {event.agent_id for event in events if event.observation is LAST_OBSERVATION}
         for agent_id, _ in stillborn:
             self.early_rewards.pop(agent_id, None)
         for event in events:
             if event.kind == "reset":
-                start = self.early_rewards.pop(event.agent_id, 0)
+                start = self.early_rewards.pop(event.agent_id, 0.0)
                 start = start if event.reward is None else add_up(start, event.reward)
                 self.tracks[event.agent_id] = AgentTrack([env_t], reward_before_start=start)
                 continue
@@ -381,7 +380,7 @@ class Timeline:
                     track.output_keys = frozenset(event.extra_model_outputs)
                 track.obs_env_ts.append(env_t)
                 track.pending = None
-                track.reward = 0
+                track.reward = 0.0
         knows_agents = bool(self.tracks) or bool(self.departed)
         self.is_terminated = all_terminated or (knows_agents and not any_alive and not all_truncated)
         self.is_truncated = all_truncated

@@ -42,7 +42,8 @@ def collect_batch(
                 module_ids.pop(agent_id, None)
                 order += 1
             elif record.track.is_done:
-                departed[agent_id] = (record.track.terminated, record.track.truncated)
+                track = record.track
+                departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
         values = {
             "departed": departed,
             "early_rewards": dict(live.timeline.early_rewards),

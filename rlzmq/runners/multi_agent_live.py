@@ -305,7 +305,7 @@ class LiveEpisode:
         for agent_id, record in self.records.items():
             track = record.track
             if track.is_done:
-                new.departed[agent_id] = (track.terminated, track.truncated)
+                new.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
                 continue
             begin = min(bisect_left(track.obs_env_ts, first), len(track.obs_env_ts) - 1)
             chunk.records[agent_id] = carried = record.carry_on(begin)

@@ -155,6 +155,46 @@ def test_mistakes_are_named() -> None:
     assert logger.peek("nothing", default=7) == 7
 
 
+def test_percentiles_lie_linearly_between_values() -> None:
+    logger = MetricsLogger()
+    for value in (8.0, 1.0, 4.0, 2.0):
+        logger.log_value("p", value, reduce="percentiles", percentiles=[0, 10, 50, 75, 100])
+        logger.log_value("default", value, reduce="percentiles", percentiles=True)
+    assert logger.peek("p") == pytest.approx({0: 1.0, 10: 1.3, 50: 3.0, 75: 5.0, 100: 8.0})
+    assert logger.peek("default")[90] == pytest.approx(6.8)
+
+
+def test_an_ema_coeff_asks_for_an_ema() -> None:
+    logger = MetricsLogger()
+    for value in (1.0, 2.0, 4.0, 8.0):
+        logger.log_value("ema", value, ema_coeff=0.5)
+        logger.log_dict({"of": {"many": value}}, ema_coeff=0.5)
+    assert logger.reduce() == {"ema": 5.375, "of": {"many": 5.375}}
+    with pytest.raises(ValueError, match=r"ema_coeff=0.5 needs reduce='ema', got reduce='mean'"):
+        logger.log_value("mean", 1.0, reduce="mean", ema_coeff=0.5)
+    with pytest.raises(ValueError, match=r"window=3: an .ema. has no window, use reduce=.mean."):
+        logger.log_value("windowed", 1.0, window=3, ema_coeff=0.5)
+
+
+def test_clear_on_reduce_empties_windows_and_makes_sums_last() -> None:
+    logger = MetricsLogger()
+    results = []
+    for value in (1.0, 5.0):
+        logger.log_value("window", value, window=9, clear_on_reduce=True)
+        logger.log_value("lasting", value, reduce="sum", clear_on_reduce=False)
+        logger.log_value("sum", value, reduce="sum", clear_on_reduce=True)
+        logger.log_value("mean", value, clear_on_reduce=True)
+        with logger.log_time("seconds", clear_on_reduce=True):
+            pass
+        restored = MetricsLogger()
+        restored.set_state(logger.get_state())
+        logger = restored
+        results.append(logger.reduce())
+    wanted = [{"window": 1.0, "lasting": 1.0, "sum": 1.0, "mean": 1.0}]
+    wanted.append({"window": 5.0, "lasting": 6.0, "sum": 5.0, "mean": 5.0})
+    assert [{name: result[name] for name in wanted[0]} for result in results] == wanted
+
+
 def test_percentiles_can_be_chosen_and_survive_state_and_merging() -> None:
     worker, root = MetricsLogger(), MetricsLogger()
     for value in range(101):
@@ -276,6 +316,7 @@ def test_mistakes_with_custom_stats_are_named() -> None:
 )
 @pytest.mark.parametrize("window", [None, 3])
 def test_tensors_and_numpy_numbers_become_plain_numbers(reduce: str, window: int | None) -> None:
+    window = None if reduce == "ema" else window
     logger, remote = MetricsLogger(), MetricsLogger()
     weight = torch.ones((), requires_grad=True)
     for value in (weight * 2.0, np.float32(2.0), np.full((1,), 2.0), torch.tensor([2.0])):

@@ -76,8 +76,8 @@ class Model:
             life.obs.append((0, self.reset[agent], {}))
         for env_t, step in enumerate(self.log[:until], 1):
             own_end, own_cut = step.terminateds.get(agent, False), step.truncateds.get(agent, False)
-            ends = own_end or (step.terminateds.get("__all__", False) and not own_cut)
-            is_cut = own_cut or (step.truncateds.get("__all__", False) and not own_end)
+            ends = own_end or step.terminateds.get("__all__", False)
+            is_cut = own_cut or step.truncateds.get("__all__", False)
             reward = step.rewards.get(agent, 0)
             if not life.obs:
                 life.before += reward
@@ -225,9 +225,12 @@ class Model:
         else:
             start = self.begin if indices.start is None else time_of(indices.start)
             stop = self.end + (not is_step) if indices.stop is None else time_of(indices.stop)
-            wanted = list(range(start, stop, indices.step or 1))
-            if fill is None:
-                wanted = [t for t in wanted if t in times]
+            stride = indices.step or 1
+            if fill is None:  # as in a list of all stored env steps
+                first, last = times[0] if times else self.end, self.end - is_step
+                low, high = (first, last + 1) if stride > 0 else (first - 1, last)
+                start, stop = min(max(start, low), high), min(max(stop, low), high)
+            wanted = list(range(start, stop, stride))
         if fill is None and any(t not in times for t in wanted):
             raise IndexError
         per_step: list[dict[Any, Any]] = []
@@ -301,8 +304,8 @@ def random_step(rng: random.Random, model: Model, counter: list[int]) -> Step:
             step.terminateds[agent] = True
         if rng.random() < 0.05:
             step.truncateds[agent] = True
-        is_cut = step.truncateds.get(agent) or (all_cut and not step.terminateds.get(agent))
-        ends = step.terminateds.get(agent) or (all_end and not step.truncateds.get(agent))
+        is_cut = step.truncateds.get(agent) or all_cut
+        ends = step.terminateds.get(agent) or all_end
         if acted and is_cut and not ends:
             step.observations[agent] = fresh()
         if agent in step.observations and rng.random() < 0.4:
@@ -361,6 +364,7 @@ def assert_same(episode: MultiAgentEpisode, model: Model) -> None:
             life = model.life(agent)
             if not life.obs and life.done_t is None:
                 hanging_total += life.before
+    assert all(gone[2] <= model.end for gone in episode._timeline.departed.values())
     assert episode.get_return() == total
     assert episode.get_return(include_hanging_rewards=True) == total + hanging_total
     assert episode.agent_steps() == num_steps
@@ -390,7 +394,7 @@ def assert_same_getter(rng: random.Random, episode: MultiAgentEpisode, model: Mo
         indices = [rng.randrange(low, high) for _ in range(rng.randrange(4))]
     elif kind == 3:
         bounds = [rng.choice([None, rng.randrange(low, high)]) for _ in range(2)]
-        indices = slice(*bounds, rng.choice([None, 1, 2]))
+        indices = slice(*bounds, rng.choice([None, 1, 2, 3, -1, -2]))
         if (
             fill is not None
         ):  # fillers for slices that lie wholly outside of the data: see the buffer's own tests

@@ -177,6 +177,14 @@ class ReferenceEpisode:
         start = self.t_started if slice_.start is None else self.time_of(name, slice_.start, neg)
         stop = end if slice_.stop is None else self.time_of(name, slice_.stop, neg)
         step = 1 if slice_.step is None else slice_.step
+        if not fill:
+            # As in a list of all items: bounds outside of it are clipped to it first.
+            start, stop = start - first, stop - first
+            if step > 0:
+                start, stop = max(start, 0), max(stop, 0)
+            else:
+                start, stop = min(start, end - first - 1), min(stop, end - first - 1)
+            start, stop = start + first, stop + first
         if fill and ((start < first and stop < first) or (start >= end and stop >= end)):
             # Wholly outside: as many fillers as the bounds are apart, in either direction.
             count, covered = 0, 0

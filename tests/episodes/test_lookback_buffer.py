@@ -75,9 +75,13 @@ def test_slices_with_none_bounds_leave_the_lookback_part_out(make: Any) -> None:
     assert plain(buffer[2:0]) == plain(buffer[::-1]) == []
     assert plain(buffer[2:0:-1]) == [14, 13]
     assert plain(buffer.get(slice(2, -9, -2))) == [14, 12, 10]
-    # Bound -4 is position 1: every third from there, of which only existing ones are kept.
     assert plain(buffer[-4:99:3]) == [11, 14]
-    assert plain(buffer[-7:99:3]) == [11, 14]
+    # Bounds outside of the data are clipped to it first, as a list's are.
+    assert plain(buffer[-7:99:3]) == [10, 13]
+    assert plain(buffer[99:-99:-3]) == [14, 11]
+    assert plain(buffer.get(slice(-9, 99, 2), neg_index_as_lookback=True)) == [10, 12, 14]
+    # Fillers stand for positions: the stride begins where the slice does.
+    assert plain(buffer.get(slice(-6, 4, 2), fill=0)) == [0, 11, 13, 0]
     assert plain(buffer[100:200]) == []
     with pytest.raises(ValueError, match="step other than 0"):
         buffer[::0]

@@ -89,10 +89,10 @@ def test_agents_done_before_a_part_of_a_split_stay_done_in_it() -> None:
     batch = MultiAgentEpisodeBatch.from_episodes([episode])
     head, tail = batch.split(2)
     for part in (tail, sent(tail), tail[:], batch.split(1)[1].split(1)[1]):
-        assert part[0]._timeline.departed == {"b": (True, False), "c": (False, True)}
+        assert part[0]._timeline.departed == {"b": (True, False, 1), "c": (False, True, 1)}
         with pytest.raises(MultiAgentEnvError, match="agent 'b' is done already"):
             part[0].add_env_step({"a": 4, "b": 9}, {"a": 1}, {"a": 1})
-    assert head[0]._timeline.departed == {"c": (False, True)}
+    assert head[0]._timeline.departed == {"c": (False, True, 1)}
     assert head[0].get_terminateds()["b"]
     assert batch.leftovers[0].keys() == {"duration_s"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -330,6 +331,127 @@ def test_items_of_any_kind_are_kept_and_numbers_asked_for_where_they_are_needed(
     assert chunk.get_rewards(-1) == {}
     assert chunk.get_rewards(agent_ids="b", env_steps=False) == {"b": ["hanging"]}
     assert list(chunk.to_numpy().get_observations(agent_ids="b", env_steps=False)["b"]) == [{1}, {2}]
+
+
+# -- as RLlib has it -----------------------------------------------------------------------------------
+
+
+def with_an_early_end(**ends: Any) -> MultiAgentEpisode:
+    """Agent b observes at env steps 0 and 1 and does not act on the latter."""
+    return MultiAgentEpisode(
+        observations=[{"a": 0, "b": 0}, {"a": 1, "b": 1}, {"a": 2}],
+        actions=[{"a": 0, "b": 0}, {"a": 1}],
+        rewards=[{"a": 0.1, "b": 1}, {"a": 0.2}],
+        len_lookback_buffer=0,
+        **ends,
+    )
+
+
+@pytest.mark.parametrize("name", ["terminateds", "truncateds"])
+def test_a_slice_keeps_the_ends_that_an_episode_was_made_with(name: str) -> None:
+    episode = with_an_early_end(**{name: {"b": True}})
+    for part in (episode, episode[:], episode[:1], episode[:-1]):
+        assert getattr(part, f"get_{name}")() == {"a": False, "b": True, "__all__": False}
+        assert (part.agent_episodes["b"].is_done, part.is_done) == (True, False)
+    assert episode[1:].agent_ids == {"a"}
+    with pytest.raises(MultiAgentEnvError, match="agent 'b' is done already"):
+        episode[1:].add_env_step({"a": 3, "b": 3}, {"a": 2}, {"a": 1})
+    whole = episode[:1]
+    whole.concat_episode(episode[1:])
+    assert facts(whole) == facts(episode)
+
+
+def test_who_acted_or_was_rewarded_last_ends_with_the_last_env_step() -> None:
+    ends = {"terminateds": {"__all__": True}}
+    assert with_an_early_end(**ends)[:1].get_terminateds() == {"a": False, "b": False, "__all__": False}
+    assert with_an_early_end(**ends)[1:].get_terminateds() == {"a": True, "b": True, "__all__": True}
+
+
+def test_a_step_without_a_reward_has_reward_0() -> None:
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={"a": 0, "b": 0})
+    episode.add_env_step({"a": 1}, {"a": 0, "b": 1}, {"a": 1})
+    assert (episode.get_rewards(-1), type(episode.get_rewards(-1)["b"])) == ({"a": 1, "b": 0.0}, float)
+    episode.add_env_step({"a": 2, "b": 1}, {"a": 0}, {"a": 1})
+    rewards = episode.to_numpy().get_rewards()
+    assert (rewards["a"].dtype, rewards["b"].dtype, rewards["b"].tolist()) == (np.int64, np.float64, [0.0])
+
+
+def test_rewards_may_be_given_for_one_env_step_more_than_actions() -> None:
+    episode = MultiAgentEpisode(
+        observations=[{"a": 0, "b": 0}, {"a": 1}],
+        actions=[{"a": 0, "b": 5}],
+        rewards=[{"a": 1}, {"b": 7}],
+        extra_model_outputs=[{"a": {"l": 1}, "b": {"l": 2}}],
+        len_lookback_buffer=0,
+    )
+    assert (len(episode), episode.get_rewards()) == (2, {"a": [1], "b": [7]})
+    assert (episode.get_return(), episode.get_return(include_hanging_rewards=True)) == (1, 8)
+    episode.add_env_step({"b": 1}, {}, {"b": 2})
+    assert episode.get_rewards(agent_ids="b", env_steps=False) == {"b": [9]}
+    with pytest.raises(ValueError, match="expected rewards of 2 env steps, got 1"):
+        MultiAgentEpisode(observations=[{"a": 0}, {"a": 1}], actions=[{"a": 0}, {"a": 1}], rewards=[{"a": 1}])
+
+
+def test_an_agent_may_be_terminated_and_truncated_in_one_step() -> None:
+    step = ({"a": 1, "b": 1}, {"a": 0, "b": 1}, {"a": 1, "b": 1})
+    for own, of_all in (("terminateds", "truncateds"), ("truncateds", "terminateds")):
+        ends = {own: {"a": True}, of_all: {"__all__": True}}
+        episode = MultiAgentEpisode()
+        episode.add_env_reset(observations={"a": 0, "b": 0})
+        episode.add_env_step(*step, **ends)
+        given = MultiAgentEpisode(
+            observations=[{"a": 0, "b": 0}, step[0]], actions=[step[1]], rewards=[step[2]], **ends
+        )
+        for each in (episode, given, MultiAgentEpisodeBatch.from_episodes([episode])[0]):
+            assert getattr(each, f"get_{own}")() == {"a": True, "b": False, "__all__": False}
+            assert getattr(each, f"get_{of_all}")() == {"a": True, "b": True, "__all__": True}
+            sae = each.agent_episodes["a"]
+            assert (sae.is_terminated, sae.is_truncated) == (True, True)
+
+
+@pytest.mark.parametrize("nothing", [[], slice(1, 1), slice(5, 9), slice(-1, 0)])
+def test_no_steps_of_array_backed_agents_are_empty_arrays(nothing: Any) -> None:
+    episode = stepped()
+    episode.add_env_step(**STEP)
+    getters = [episode.get_observations, episode.get_actions, episode.get_rewards]
+    getters.append(functools.partial(episode.get_extra_model_outputs, "l"))
+    assert [get(nothing, env_steps=False) for get in getters] == [{}] * 4
+    episode.to_numpy()
+    for get in getters:
+        found = get(nothing, env_steps=False)
+        assert {agent_id: items.shape for agent_id, items in found.items()} == {"a": (0,), "b": (0,)}
+        assert get(nothing) == {}
+
+
+def test_extra_model_outputs_of_no_agents_are_none() -> None:
+    episode = stepped()
+    episode.add_env_step(**STEP)
+    for arguments, empty in (({}, {}), ({"key": "l"}, {}), ({"key": "l", "return_list": True}, [])):
+        assert MultiAgentEpisode().get_extra_model_outputs(**arguments) == empty  # type: ignore[arg-type]
+        assert episode.get_extra_model_outputs(**arguments, agent_ids=["nobody"]) == empty  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="no agent has the extra model output 'x'"):
+        episode.get_extra_model_outputs("x")
+
+
+@pytest.mark.parametrize("as_batch", [False, True])
+def test_an_agent_that_came_behind_a_slices_end_may_join_the_slice(as_batch: bool) -> None:
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={"a": 0})
+    episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0})
+    episode.add_env_step({"a": 2, "b": 7, "c": 8}, {"a": 1}, {"a": 0}, terminateds={"c": True})  # c at once
+    episode.add_env_step({"a": 3, "b": 8}, {"a": 2, "b": 1}, {"a": 0, "b": 1}, terminateds={"b": True})
+    episode.add_env_step({"a": 4}, {"a": 3}, {"a": 0})
+    part, rest = episode[:1], episode[3:]
+    if as_batch:
+        head, tail = MultiAgentEpisodeBatch.from_episodes([episode]).split(1)
+        part, rest = head[0], tail.split(2)[1][0]
+    assert part.agent_ids == {"a"}
+    part.add_env_step({"a": 9, "b": 5, "c": 6}, {"a": 0}, {"a": 0})
+    assert part.get_agents_to_act() == {"a", "b", "c"}
+    for agent_id in ("b", "c"):
+        with pytest.raises(MultiAgentEnvError, match=f"agent '{agent_id}' is done already"):
+            rest.add_env_step({"a": 5, agent_id: 5}, {"a": 0}, {"a": 0})
 
 
 # -- done agents ---------------------------------------------------------------------------------------
