@@ -217,8 +217,10 @@ class _Server:
             from rlzmq.actors.child import run_child
 
             code = run_child(channel, role)
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            from rlzmq.core.tracebacks import format_error
+
+            print(format_error(error), file=sys.stderr)
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()

@@ -14,6 +14,7 @@ from rlzmq.actors.exit_status import ExitStatus
 from rlzmq.actors.links import ActorLink
 from rlzmq.core.errors import DeadlineError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tracebacks import ShortTraceback
 
 __all__ = ["ActorHandle", "Exited"]
 
@@ -196,13 +197,14 @@ class ActorHandle:
         return f"<ActorHandle {self.name!r}: {self._class.__name__}, pid {self.pid}, {self._exited!r}>"
 
     async def _within(self, deadline_s: float | None, method: str, work: Any) -> Any:
-        if deadline_s is None:
-            return await work
         try:
-            async with asyncio.timeout(deadline_s) as scope:
-                return await work
+            with ShortTraceback(is_inner=True):
+                if deadline_s is None:
+                    return await work
+                async with asyncio.timeout(deadline_s) as scope:
+                    return await work
         except TimeoutError as error:
-            if not scope.expired():
+            if deadline_s is None or not scope.expired():
                 raise  # the method's own
             raise DeadlineError(
                 f"actor {self.name!r} ({self._class.__name__}, pid {self.pid}) gave no answer to {method}() "

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from rlzmq.actors import forkserver  # noqa: F401  (so that it ends last: see the end of this file)
 from rlzmq.actors.event_loop import new_event_loop
 from rlzmq.core.errors import ClosedError
+from rlzmq.core.tracebacks import ShortTraceback
 
 __all__ = ["LoopThread", "get_loop_thread", "in_calling_thread"]
 
@@ -134,15 +135,16 @@ class LoopThread:
             coroutine.close()
             raise ClosedError("the loop's thread has ended")
         waiter = _Waiter(self._loop, coroutine)
-        try:
-            self._loop.call_soon_threadsafe(waiter.start)
-            waiter.wait()
-        except BaseException:  # KeyboardInterrupt
-            self._loop.call_soon_threadsafe(waiter.cancel)
-            waiter.wait_for_clean_up()
-            raise
-        assert waiter.task is not None
-        return waiter.task.result()
+        with ShortTraceback(is_inner=True):
+            try:
+                self._loop.call_soon_threadsafe(waiter.start)
+                waiter.wait()
+            except BaseException:  # KeyboardInterrupt
+                self._loop.call_soon_threadsafe(waiter.cancel)
+                waiter.wait_for_clean_up()
+                raise
+            assert waiter.task is not None
+            return waiter.task.result()
 
     def close(self) -> None:
         """Cancels what runs and ends the thread. Idempotent."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import builtins
 import os
 import socket
-import traceback
 from dataclasses import dataclass
 from typing import Any, cast
 
 from rlzmq.core import errors
 from rlzmq.core.errors import RemoteError
 from rlzmq.core.printable import cut, printable
+from rlzmq.core.tracebacks import origin_parts
 
 __all__ = ["RemoteOrigin", "pack_error", "unpack_error"]
 
@@ -44,7 +44,8 @@ class RemoteOrigin:
 
     Attributes:
         host, pid, role: The process.
-        traceback_text: The original traceback, formatted there.
+        traceback_text: The user's own frames there and the errors that led to it; with ``RLZMQ_TRACEBACK=full`` the
+            whole traceback.
     """
 
     host: str
@@ -113,9 +114,8 @@ def unpack_error(packed: dict[str, Any]) -> Exception:
         except TypeError:  # the base has a constructor of its own
             error = RemoteError(message, pid=origin.pid, **facts)
     cast(Any, error).remote_origin = origin
-    error.add_note(
-        f"raised in actor {origin.role!r} (pid {origin.pid} on {origin.host}):\n{origin.traceback_text}"
-    )
+    where = f"raised in actor {origin.role!r} (pid {origin.pid} on {origin.host})"
+    error.add_note(f"{where}:\n{origin.traceback_text}" if origin.traceback_text else f"{where}.")
     return error
 
 
@@ -168,16 +168,7 @@ def _end_of(text: str, max_bytes: int) -> str:
 
 
 def _format(error: BaseException) -> str:
-    trace = error.__traceback__
-    # The frames of the machinery that called the user's method say nothing: start at the method.
-    while (
-        trace is not None
-        and trace.tb_next is not None
-        and trace.tb_frame.f_globals.get("__package__") in ("rlzmq.actors", "concurrent.futures")
-    ):
-        trace = trace.tb_next
-    parts = traceback.TracebackException(type(error), error, trace).format()
-    return "".join(_short(part) for part in parts).rstrip()
+    return "".join(_short(part) for part in origin_parts(error)).rstrip()
 
 
 def _short(part: str) -> str:

@@ -20,6 +20,7 @@ from rlzmq.actors.links import LocalLink, ProcessLink
 from rlzmq.actors.messages import decode_message
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
 from rlzmq.core.files import make_directories
+from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
 from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
@@ -221,8 +222,9 @@ class ActorSystem:
         link = self._fork(role, actor_class)
         deadline_s = self._spawn_deadline_s if deadline_s is None else deadline_s
         try:
-            async with asyncio.timeout(deadline_s) as scope:
-                await link.construct(self._settings(link), payload)
+            with ShortTraceback():
+                async with asyncio.timeout(deadline_s) as scope:
+                    await link.construct(self._settings(link), payload)
         except BaseException as error:
             link.kill()
             if isinstance(error, TimeoutError) and scope.expired():

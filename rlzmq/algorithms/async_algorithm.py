@@ -39,6 +39,7 @@ from rlzmq.algorithms.training_loop import TrainingLoop
 from rlzmq.core.errors import CheckpointError, ClosedError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runtime.reports import Accounting
@@ -91,14 +92,15 @@ class AsyncAlgorithm:
         Raises:
             ConfigurationError, RlzmqError: What is wrong; whatever was started is stopped again.
         """
-        try:
-            await self.session.start()
-            self.session.learner_group.algorithm = self
-            await self._evaluation.start()
-        except BaseException:
-            await self.stop()
-            raise
-        await self._face.call("on_algorithm_init", metrics_logger=self.metrics)
+        with ShortTraceback():
+            try:
+                await self.session.start()
+                self.session.learner_group.algorithm = self
+                await self._evaluation.start()
+            except BaseException:
+                await self.stop()
+                raise
+            await self._face.call("on_algorithm_init", metrics_logger=self.metrics)
 
     async def stop(self) -> None:
         """End every process of the run. May be called twice."""
@@ -129,7 +131,8 @@ class AsyncAlgorithm:
             The result dict, under RLlib's keys.
         """
         self._check_running()
-        return await self._loop.train(self.training_step, self.evaluate)
+        with ShortTraceback():
+            return await self._loop.train(self.training_step, self.evaluate)
 
     async def training_step(self) -> Any:
         """One update of exactly `total_train_batch_size` env steps. Override for other algorithms.
@@ -164,7 +167,8 @@ class AsyncAlgorithm:
             ``{"env_runners": {episode_return_mean, …}}``.
         """
         self._check_running()
-        return await self._evaluation.run()
+        with ShortTraceback():
+            return await self._evaluation.run()
 
     # -- parts ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 
 if TYPE_CHECKING:
@@ -37,17 +38,20 @@ class ConfigBuilders:
         Raises:
             ConfigurationError: Settings that do not fit together.
         """
-        return self._algorithm_class()(self._for_build(env, use_copy))  # type: ignore[no-any-return]
+        with ShortTraceback():
+            return self._algorithm_class()(self._for_build(env, use_copy))  # type: ignore[no-any-return]
 
     def build(self, env: Any = None, *, use_copy: bool = True) -> Algorithm:
         """The same as `build_algo`."""
-        return self.build_algo(env, use_copy=use_copy)
+        with ShortTraceback():
+            return self.build_algo(env, use_copy=use_copy)
 
     def build_async(self, env: Any = None, *, use_copy: bool = True) -> AsyncAlgorithm:
         """An AsyncAlgorithm: use it as ``async with config.build_async() as algo``."""
         from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
 
-        return AsyncAlgorithm(self._for_build(env, use_copy))
+        with ShortTraceback():
+            return AsyncAlgorithm(self._for_build(env, use_copy))
 
     def _for_build(self, env: Any, use_copy: bool) -> Any:
         config: Any = self.copy(copy_frozen=False) if use_copy else self

@@ -18,6 +18,7 @@ __all__ = [
     "main",
 ]
 
+_SUMMARY_CHARS = 300
 _LINES = "\n\t"  # an error's text may have several
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69
@@ -25,6 +26,8 @@ EXIT_INTERNAL = 70
 EXIT_RESUMABLE = 75
 EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130
+
+_VERBOSE = "\n\n  --verbose  with any command: errors with all frames, not the user's own alone"
 
 _COMMANDS = {
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
@@ -71,6 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rlzmq: no command {given[0]!r}.{did_you_mean(given[0], _COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
     find_modules_here()
+    if "--verbose" in given:
+        from rlzmq.core.tracebacks import FULL
+
+        os.environ[FULL] = "full"  # the run's processes take it over
+        given = [argument for argument in given if argument != "--verbose"]
     return _guarded(entry[0], given[1:])
 
 
@@ -104,14 +112,22 @@ def _guarded(module: str, arguments: list[str]) -> int:
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else EXIT_USAGE
     except Exception as error:
-        import traceback
-
-        from rlzmq.core.import_errors import hidden_modules
-
-        traceback.print_exception(error)
-        for line in hidden_modules(error.__traceback__):
-            print(line, file=sys.stderr)
+        _print_failure(error)
         return EXIT_INTERNAL
+
+
+def _print_failure(error: Exception) -> None:
+    """The user's own frames, then what it comes down to, in one line."""
+    from rlzmq.core.import_errors import hidden_modules
+    from rlzmq.core.printable import cut, printable
+    from rlzmq.core.tracebacks import format_error, shows_all_frames
+
+    print(printable(format_error(error), keep=_LINES), file=sys.stderr)
+    for line in hidden_modules(error.__traceback__):
+        print(line, file=sys.stderr)
+    text = cut(str(error).partition("\n")[0], _SUMMARY_CHARS)
+    more = "" if shows_all_frames() else " (--verbose shows all frames)"
+    print(printable(f"rlzmq: ended by {type(error).__name__}: {text}{more}"), file=sys.stderr)
 
 
 def _print_with_notes(error: BaseException) -> None:
@@ -123,4 +139,4 @@ def _print_with_notes(error: BaseException) -> None:
 
 def _usage() -> str:
     lines = [f"  {name:<10} {text}" for name, (_, text) in _COMMANDS.items()]
-    return "usage: rlzmq COMMAND …   (rlzmq COMMAND --help says more)\n\n" + "\n".join(lines)
+    return "usage: rlzmq COMMAND …   (rlzmq COMMAND --help says more)\n\n" + "\n".join(lines) + _VERBOSE

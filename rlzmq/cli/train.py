@@ -153,6 +153,7 @@ def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Inter
     why = ""
     saved: Path | None = None
     error: CheckpointError | None = None
+    ended_by: Exception | None = None
     try:
         directory = RunDirectory.create(path, algorithm.config, arguments)
         algorithm.keep_checkpoints(directory.checkpoints)
@@ -170,6 +171,8 @@ def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Inter
                     saved = algorithm.save_checkpoint()
         except CheckpointError as failure:
             error = failure
+        except Exception as failure:
+            ended_by, why = failure, "ended by an error, see below"
         except KeyboardInterrupt:
             why = "interrupted before the update at hand was over: what it would have trained is lost"
     finally:
@@ -186,6 +189,8 @@ def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Inter
         print(f"evaluate    rlzmq evaluate {shlex.quote(str(saved))}{options_there}")
         print(f"resume      rlzmq train {name} --resume {shlex.quote(str(saved))}{options_there}")
     sys.stdout.flush()
+    if ended_by is not None:
+        raise ended_by
     if error is not None:
         print(f"rlzmq: {error}", file=sys.stderr)
     if why.startswith("interrupted"):

@@ -31,6 +31,7 @@ from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
+from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.learner_ranks import UpdateAgreement
 from rlzmq.learners.minibatches import MinibatchIterator
@@ -168,7 +169,7 @@ class Learner(LearnerHooks):
         self._num_skipped = {}
         self._num_module_steps = {}
         self._num_env_steps_agreed = 0
-        with self._torch_threads(), self._random_stream(), self.all_or_nothing():
+        with ShortTraceback(), self._torch_threads(), self._random_stream(), self.all_or_nothing():
             self.before_gradient_based_update(timesteps=counters)
             start = time.perf_counter()
             if data_iterators is None:

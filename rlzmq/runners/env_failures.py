@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import numpy as np
 from rlzmq.core.errors import EnvironmentError_, StepFailedRecreateEnvError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.printable import cut
+from rlzmq.core.tracebacks import place_of, shows_all_frames
 from rlzmq.core.tree import tree_map, tree_unstack
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class EnvFailures:
     def __init__(self, runner: EnvRunner) -> None:
         self._runner = runner
         self._times: deque[float] = deque()
+        self._num_by_place: Counter[tuple[str, str]] = Counter()
 
     def count(self, error: BaseException, env_index: int | None, where: str, way: WayThere | None) -> None:
         """See `EnvRunner.count_env_failure`."""
@@ -114,7 +117,19 @@ class EnvFailures:
         if isinstance(error, StepFailedRecreateEnvError):  # it asked for it: not an error
             return
         self._check_rate(text, error, way)
-        _logger.warning("%s The environment is recreated.", text, exc_info=error)
+        self._log(text, error)
+
+    def _log(self, text: str, error: BaseException) -> None:
+        """The first failure of its kind at length, then each tenth, hundredth …: a run with many goes on."""
+        place = place_of(error)
+        kind = (type(error).__name__, place)
+        self._num_by_place[kind] = num = self._num_by_place[kind] + 1
+        shown = error if shows_all_frames() else None
+        if num == 1:
+            _logger.warning("%s Raised at %s. The environment is recreated.", text, place, exc_info=shown)
+        elif math.log10(num).is_integer():
+            who = f"Environments of env runner {self._runner.worker_index} have"
+            _logger.warning("%s raised %s at %s %d times.", who, *kind, num, exc_info=shown)
 
     def _check_rate(self, text: str, error: BaseException, way: WayThere | None) -> None:
         tolerance = getattr(self._runner.config, "env_failures_per_minute_tolerance", 4)

@@ -18,7 +18,7 @@ from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
 from rlzmq.runtime.broker import BrokerRole
 from rlzmq.runtime.joining import JoinKeys, at_host, listen_addresses, write_join_files
-from rlzmq.runtime.processes import lost_error
+from rlzmq.runtime.processes import first_line, lost_error
 
 __all__ = ["BrokerKeeper"]
 
@@ -159,7 +159,7 @@ class BrokerKeeper:
                     self.failed.set_exception(error)
                     self.failed.exception()  # those who wait raise it; nobody needs to
                     return
-                _log.warning("%s Restarted in %g s.", error, decision.delay_s)
+                _log.warning("%s Restarted in %g s.", first_line(error), decision.delay_s)
                 await asyncio.sleep(decision.delay_s)
                 try:
                     await self._spawn()

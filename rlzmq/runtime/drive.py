@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from rlzmq.core.tracebacks import ShortTraceback
+
 __all__ = ["drive"]
 
 T = TypeVar("T")
@@ -20,7 +22,8 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
         RuntimeError: The coroutine did wait: it talks to another process and needs a loop.
     """
     try:
-        coroutine.send(None)
+        with ShortTraceback(is_inner=True):
+            coroutine.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     coroutine.close()

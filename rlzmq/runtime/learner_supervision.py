@@ -25,7 +25,7 @@ from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, Patience, RestartPolicy, Supervision
 from rlzmq.runtime.forming import connecting_timeout_s
-from rlzmq.runtime.processes import ANSWER_DEADLINE_S, end_if_hanging, is_stopped, lost_error
+from rlzmq.runtime.processes import ANSWER_DEADLINE_S, end_if_hanging, first_line, is_stopped, lost_error
 
 __all__ = ["LearnerSupervisor"]
 
@@ -393,7 +393,7 @@ class LearnerSupervisor:
 
     def _bury(self, handle: Any) -> None:
         """A rank is gone: its replacement starts, if there is to be one."""
-        _log.warning("%s", lost_error(handle))
+        _log.warning("%s", first_line(lost_error(handle)))
         if not self._config.restart_failed_learners:
             return
         self._num_replacing += 1

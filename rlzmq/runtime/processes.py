@@ -9,7 +9,7 @@ from typing import Any
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import DeadlineError, PeerLostError
 
-__all__ = ["ANSWER_DEADLINE_S", "end_if_hanging", "is_stopped", "lost_error"]
+__all__ = ["ANSWER_DEADLINE_S", "end_if_hanging", "first_line", "is_stopped", "lost_error"]
 
 _log = logging.getLogger("rlzmq.runtime")
 
@@ -69,3 +69,8 @@ def lost_error(handle: Any) -> ActorLostError:
     if status.stderr_lines:
         text += "\nIts last stderr lines:\n" + "\n".join(f"  {line}" for line in status.stderr_lines)
     return ActorLostError(text, role=handle.name, pid=handle.pid, exit_status=status)
+
+
+def first_line(error: BaseException) -> str:
+    """An error's text for a log line: the last lines of a process's stderr, below it, were passed on already."""
+    return str(error).partition("\n")[0]

@@ -22,7 +22,7 @@ from typing import Any
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
-from rlzmq.runtime.processes import is_stopped, lost_error
+from rlzmq.runtime.processes import first_line, is_stopped, lost_error
 
 __all__ = ["RunnerSupervisor"]
 
@@ -224,7 +224,7 @@ class RunnerSupervisor:
                 delay_s = self._decide(place, error)
                 if delay_s is None:
                     return
-                _log.warning("%s Restarted in %g s.", error, delay_s)
+                _log.warning("%s Restarted in %g s.", first_line(error), delay_s)
                 await asyncio.sleep(delay_s)
                 try:
                     await self._restart(place)
@@ -253,7 +253,7 @@ class RunnerSupervisor:
             return decision.delay_s
         others = [other for other in self._places if other is not place and not other.is_given_up]
         if config.ignore_env_runner_failures and others:
-            _log.warning("%s The run goes on without it (%s).", error, reason)
+            _log.warning("%s The run goes on without it (%s).", first_line(error), reason)
             place.is_given_up = True
             place.up.set()  # whoever waits for it learns that it is given up
             return None

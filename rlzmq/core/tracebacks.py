@@ -1,0 +1,185 @@
+"""Tracebacks as users read them: their own frames, and one of ours; all frames with ``RLZMQ_TRACEBACK=full``."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rlzmq.core.errors import RlzmqError
+
+__all__ = ["FULL", "ShortTraceback", "format_error", "origin_parts", "place_of", "shows_all_frames"]
+
+FULL = "RLZMQ_TRACEBACK"
+"""The environment variable: ``full`` shows all frames."""
+
+_OURS = str(Path(__file__).parent.parent) + os.sep
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_PLUMBING = tuple(
+    os.path.join(sysconfig.get_path("stdlib"), name)
+    for name in ("asyncio", "concurrent", "threading.py", "contextlib.py", "selectors.py")
+)
+
+
+def shows_all_frames() -> bool:
+    """Whether the user asked for all frames."""
+    return os.environ.get(FULL) == "full"
+
+
+class ShortTraceback:
+    """``with ShortTraceback():`` around what a user calls: errors leave the block with the user's own frames.
+
+    The block's function stays as the one frame of ours, unless `is_inner`: then its caller does. An error out of the
+    middle of this library, which is no RlzmqError, keeps all frames: it may be a bug of ours.
+
+    Args:
+        is_inner: The function that has the block is called by the one that the user calls.
+    """
+
+    def __init__(self, *, is_inner: bool = False) -> None:
+        self._is_inner = is_inner
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or shows_all_frames():
+            return
+        for each in _chain(error):
+            _shorten(each, with_first=each is error and not self._is_inner)
+
+
+def format_error(error: BaseException) -> str:
+    """The text that Python prints for an error, with the user's own frames."""
+    shown = traceback.TracebackException.from_exception(error)
+    _shorten_shown(shown, error)
+    return "".join(shown.format()).rstrip("\n")
+
+
+def origin_parts(error: BaseException) -> list[str]:
+    """Parts of a text that follows an error's type and message: the frames that raised it, and what led to it."""
+    shown = traceback.TracebackException.from_exception(error)
+    if shows_all_frames():
+        return list(shown.format())
+    _shorten_shown(shown, error)
+    cause = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+    parts = [] if cause is None else list(cause.format())
+    frames = shown.stack.format()
+    if parts and frames:
+        parts.append("and, because of it, in\n")
+    parts += frames
+    for part in shown.exceptions or ():
+        parts += part.format()
+    return [*parts, *(f"{note}\n" for note in shown.__notes__ or ())]
+
+
+def place_of(error: BaseException) -> str:
+    """``FILE:LINE in FUNCTION``: where the user's code was, or what it called, when an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "an unknown place"
+    theirs = [
+        frame for frame in frames if not _is_library(frame.filename) and not frame.filename.startswith(_OURS)
+    ]
+    frame = theirs[-1] if theirs else frames[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what led to it, and the members of groups; each once."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        todo += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
+
+
+def _shorten(error: BaseException, *, with_first: bool) -> None:
+    links = []
+    trace = error.__traceback__
+    while trace is not None:
+        links.append(trace)
+        trace = trace.tb_next
+    kept = _kept([link.tb_frame.f_code.co_filename for link in links], error)
+    if with_first:
+        kept = sorted({0, *kept})
+    following = None
+    for index in reversed(kept):
+        link = links[index]
+        following = TracebackType(following, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    error.__traceback__ = following
+
+
+def _shorten_shown(shown: traceback.TracebackException, error: BaseException) -> None:
+    if shows_all_frames():
+        return
+    stack = list(shown.stack)
+    kept = _kept([frame.filename for frame in stack], error)
+    shown.stack[:] = [stack[index] for index in kept]
+    for part, of in ((shown.__cause__, error.__cause__), (shown.__context__, error.__context__)):
+        if part is not None and of is not None:
+            _shorten_shown(part, of)
+    if shown.exceptions is not None and isinstance(error, BaseExceptionGroup):
+        for part, of in zip(shown.exceptions, error.exceptions, strict=True):
+            _shorten_shown(part, of)
+
+
+def _kept(files: Sequence[str], error: BaseException) -> list[int]:
+    """Indices of the frames to show.
+
+    The user's own, and what these called; of ours and of libraries before the user's code nothing. Without any code
+    of the user's: the libraries' frames; and everything where an error comes out of the middle of this library.
+    """
+    ours = [file.startswith(_OURS) for file in files]
+    theirs = [index for index, file in enumerate(files) if not ours[index] and not _is_library(file)]
+    if not theirs:
+        if isinstance(error, KeyboardInterrupt):
+            return []
+        if files and ours[-1] and not _is_explained(error):
+            return list(range(len(files)))
+        return [
+            index for index, file in enumerate(files) if not ours[index] and not file.startswith(_PLUMBING)
+        ]
+    last = theirs[-1]
+    after = list(range(last + 1, len(files)))
+    if after and ours[after[0]] and _is_explained(error):  # a call of ours that the user's code made
+        after = after[:1]
+    return [*_with_libraries_between(theirs, ours), *after]
+
+
+def _with_libraries_between(theirs: Sequence[int], ours: Sequence[bool]) -> list[int]:
+    """The user's frames, with those of libraries that lie between two of them."""
+    kept = [theirs[0]]
+    for index in theirs[1:]:
+        between = range(kept[-1] + 1, index)
+        if not any(ours[other] for other in between):
+            kept += between
+        kept.append(index)
+    return kept
+
+
+def _is_explained(error: BaseException) -> bool:
+    """Whether the error's own text says all: it was raised on purpose, or in another process."""
+    return isinstance(error, RlzmqError) or hasattr(error, "remote_origin")
+
+
+def _is_library(file: str) -> bool:
+    return (
+        file.startswith(_LIBRARIES)
+        or file.startswith(("<frozen ", "<__array_function__"))
+        or file.endswith((".pyx", ".pxi"))
+        or "site-packages" in file
+    )
