@@ -160,9 +160,11 @@ def _in_order(items: Any) -> list[Any]:
 
 def _is_tagged(value: Mapping[Any, Any]) -> bool:
     """Whether a dict is the plain form of something that is no dict with texts for keys (or looks like one)."""
-    from rlzmq.algorithms.config_values import is_plain_value
+    if len(value) != 1 or not str(key := next(iter(value))).startswith("__"):
+        return False
+    from rlzmq.algorithms.config_values import is_plain_value  # brings torch: a preset is read without it
 
-    return len(value) == 1 and (next(iter(value)) in _READERS or is_plain_value(value))
+    return key in _READERS or is_plain_value(value)
 
 
 def _revived(items: Any) -> list[Any]:

@@ -27,18 +27,17 @@ class AttachOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq attach``; the exit code is that of the run."""
-    import tyro
-
     from rlzmq.cli import train
     from rlzmq.cli.main import find_modules_here
+    from rlzmq.cli.parsing import parse
     from rlzmq.core.checkpoint_series import find_checkpoint
 
     given = list(arguments)
     where = given.pop(0) if given and not given[0].startswith("-") else ""
-    options: AttachOptions = tyro.cli(
+    options = parse(
         AttachOptions,
-        args=given,
-        prog="rlzmq attach [RUN_DIR]",
+        given,
+        usage="rlzmq attach [RUN_DIR]",
         description="Go on with a run whose driver died.",
     )
     directory = _find(where or options.run_dir)

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 __all__ = ["BrokerOptions", "run"]
 
@@ -33,13 +33,14 @@ class BrokerOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq broker``; the exit code."""
-    import tyro
-
     from rlzmq.cli.joining import run_async
+    from rlzmq.cli.parsing import parse
 
-    kind: Any = Annotated[BrokerOptions, tyro.conf.FlagCreatePairsOff]
-    options: BrokerOptions = tyro.cli(
-        kind, args=list(arguments), prog="rlzmq broker", description="Run a broker that waits for its roles."
+    options = parse(
+        BrokerOptions,
+        arguments,
+        usage="rlzmq broker --listen tcp://HOST:PORT [options]",
+        description="Run a broker that waits for its roles.",
     )
     return run_async(_main(options))
 

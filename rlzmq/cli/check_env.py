@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -25,7 +25,7 @@ class CheckEnvOptions:
     """Env steps to play at random, at least 1 (default: 500)."""
     seed: int = 0
     """Seed of the first reset (default: 0)."""
-    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
@@ -33,13 +33,16 @@ def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq check-env``; 0, or 78 where the env breaks the contract."""
     from rlzmq.cli.joining import import_first
     from rlzmq.cli.main import EXIT_CONFIG
+    from rlzmq.cli.parsing import parse
     from rlzmq.core.errors import ConfigurationError
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.envs.registry import make_env
 
-    kind: Any = Annotated[CheckEnvOptions, tyro.conf.UseAppendAction]
-    options: CheckEnvOptions = tyro.cli(
-        kind, args=list(arguments), prog="rlzmq check-env", description="Check an environment."
+    options = parse(
+        CheckEnvOptions,
+        arguments,
+        usage="rlzmq check-env ENV [options]",
+        description="Check an environment: what training would refuse, and what Gymnasium's checker says.",
     )
     if options.steps < 1:
         raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")

@@ -61,14 +61,13 @@ class DoctorOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq doctor``; 0 where nothing fails, else 78."""
-    import tyro
-
     from rlzmq.cli.main import EXIT_CONFIG
+    from rlzmq.cli.parsing import parse
 
-    options = tyro.cli(
+    options = parse(
         DoctorOptions,
-        args=list(arguments),
-        prog="rlzmq doctor",
+        arguments,
+        usage="rlzmq doctor [options]",
         description="Check this machine before a run.",
     )
     num_failed = 0

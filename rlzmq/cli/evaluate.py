@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
 
 import tyro
 
@@ -17,7 +16,7 @@ __all__ = ["EvaluateOptions", "run"]
 class EvaluateOptions:
     """Options of ``rlzmq evaluate``."""
 
-    checkpoint: Path
+    checkpoint: tyro.conf.Positional[Path]
     """A checkpoint, or a run directory that holds one."""
     episodes: int = 10
     """Whole episodes to play (default: 10)."""
@@ -29,16 +28,21 @@ class EvaluateOptions:
     """TOML file of settings, for a checkpoint whose config held code."""
     trust_code: bool = False
     """Import functions and classes that the checkpoint's config names (default: False)."""
-    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq evaluate``; the exit code."""
     from rlzmq.cli.joining import import_first
+    from rlzmq.cli.parsing import parse
 
-    kind: Any = Annotated[EvaluateOptions, tyro.conf.PositionalRequiredArgs, tyro.conf.UseAppendAction]
-    options: EvaluateOptions = tyro.cli(kind, args=list(arguments), prog="rlzmq evaluate")
+    options = parse(
+        EvaluateOptions,
+        arguments,
+        usage="rlzmq evaluate RUN_OR_CHECKPOINT [options]",
+        description="Play whole episodes with a checkpoint's policy, in one process.",
+    )
     import_first(options.import_)
     returns = evaluate(options.checkpoint, options)
     mean, half = mean_and_half_width(returns)

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 __all__ = ["InspectOptions", "run"]
 
@@ -27,7 +25,7 @@ class InspectOptions:
     """TOML file of settings (default: the algorithm's defaults)."""
     steps: int = 8
     """Env steps to sample, at least 1 (default: 8)."""
-    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
@@ -35,10 +33,10 @@ def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq inspect``; the exit code."""
     from rlzmq.algorithms.registry import get_config_class
     from rlzmq.cli.joining import import_first
+    from rlzmq.cli.parsing import parse
     from rlzmq.core.errors import ConfigurationError
     from rlzmq.runtime.runner import make_env_runner
 
-    kind: Any = Annotated[InspectOptions, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff]
     given = list(arguments)
     if given and Path(given[0]).is_dir():
         from rlzmq.cli.inspect_checkpoints import show_checkpoints
@@ -46,10 +44,10 @@ def run(arguments: Sequence[str]) -> int:
         return show_checkpoints(Path(given[0]))
     if given and not given[0].startswith("-"):
         given.insert(0, "--algorithm")
-    options: InspectOptions = tyro.cli(
-        kind,
-        args=given,
-        prog="rlzmq inspect [ALGORITHM | PATH]",
+    options = parse(
+        InspectOptions,
+        given,
+        usage="rlzmq inspect ALGORITHM --env ENV [options], or rlzmq inspect RUN_OR_CHECKPOINT",
         description="Show what flows through a run; of a run directory or checkpoint: check every byte.",
     )
     if options.steps < 1:

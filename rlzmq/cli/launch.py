@@ -8,7 +8,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
+
+import tyro
 
 __all__ = ["LaunchOptions", "run"]
 
@@ -17,7 +19,7 @@ __all__ = ["LaunchOptions", "run"]
 class LaunchOptions:
     """Options of ``rlzmq launch``."""
 
-    cluster: Path
+    cluster: tyro.conf.Positional[Path]
     """The cluster file (docs/cluster.md)."""
     render: Literal["slurm", "kubernetes"] | None = None
     """Print a job file for this scheduler instead of starting anything (default: none)."""
@@ -25,14 +27,15 @@ class LaunchOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq launch``; the head's exit code."""
-    import tyro
-
     from rlzmq.cli.joining import run_async
+    from rlzmq.cli.parsing import parse
     from rlzmq.launch.cluster import Cluster
 
-    kind: Any = Annotated[LaunchOptions, tyro.conf.PositionalRequiredArgs, tyro.conf.FlagCreatePairsOff]
-    options: LaunchOptions = tyro.cli(
-        kind, args=list(arguments), prog="rlzmq launch", description="Run a cluster file over ssh."
+    options = parse(
+        LaunchOptions,
+        arguments,
+        usage="rlzmq launch CLUSTER_FILE [options]",
+        description="Run a cluster file over ssh.",
     )
     cluster = Cluster.read(options.cluster)
     if options.render is not None:

@@ -8,9 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 __all__ = ["LearnerOptions", "run"]
 
@@ -23,19 +21,19 @@ class LearnerOptions:
     """The run's *.learner.toml, mode 0600; -: standard input."""
     timeout: float = 300.0
     """Seconds to wait for the driver at the start (default: 300); once connected it waits as a spare."""
-    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    import_: list[str] = field(default_factory=list)
     """Module to import first; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq learner``; the exit code."""
     from rlzmq.cli.joining import run_async
+    from rlzmq.cli.parsing import parse
 
-    kind: Any = Annotated[LearnerOptions, tyro.conf.UseAppendAction]
-    options: LearnerOptions = tyro.cli(
-        kind,
-        args=list(arguments),
-        prog="rlzmq learner",
+    options = parse(
+        LearnerOptions,
+        arguments,
+        usage="rlzmq learner --join FILE [options]",
         description="Train a rank of a run with num_remote_learners. RANK, LOCAL_RANK (torchrun) and "
         "SLURM_PROCID, SLURM_LOCALID are used where set.",
     )

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resumable, 78 configuration error, 130 Ctrl-C.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help"):
+    if not given or given[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if given else EXIT_USAGE
     if given[0] == "--version":

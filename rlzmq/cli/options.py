@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tomllib
 import typing
 from typing import Annotated, Any, Literal
+
+from rlzmq.algorithms.fixed_settings import FIXED_SETTINGS
+from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["apply_settings", "options_type"]
 
@@ -16,89 +20,176 @@ _ALIASES = {
     "num_learners": "--learners",
     "train_batch_size_per_learner": "--batch-size-per-learner",
 }
-_SIMPLE = (bool, int, float, str)
-_AS_JSON = ("model_config", "evaluation_config")  # take objects from Python, dicts from here
+_TABLES = ("model_config", "evaluation_config")  # take objects from Python, dicts from here
+_METAVARS = {
+    bool: "true|false",
+    int: "INT",
+    float: "NUMBER",
+    str: "TEXT",
+    list: "JSON",
+    dict: "KEY=VALUE|JSON",
+}
 
 
 def options_type(config_class: Any, name: str, base: type) -> type:
-    """A dataclass for tyro: `base`'s fields, then one optional field per setting of `config_class`.
+    """A dataclass for tyro: `base`'s fields, then one dataclass per setter, in it a field per setting.
 
-    Settings that hold code (connectors, callbacks, …) have no flag; those with structure (dicts,
-    schedules) are written as JSON. ``--import`` is among the options here: `base` need not import tyro for it.
+    Settings that hold code (connectors, callbacks, …) have no flag, and neither have those with one possible
+    value. All flags are texts here: the config checks what they mean (`apply_settings`).
     """
     import tyro
 
     defaults = config_class()
-    helps = _setting_helps(config_class)
+    docs = _docs(config_class)
     taken = {field.name for field in dataclasses.fields(base)}
-    named = tyro.conf.arg(name="import", help="Module to import first; repeatable (default: none).")
-    importing: Any = Annotated[list[str], named]
-    fields: list[tuple[str, Any, Any]] = [("import_", importing, dataclasses.field(default_factory=list))]
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}
     for setting, field in config_class._fields.items():
-        option_type = str if setting in _AS_JSON else _option_type(field.annotation)
-        if option_type is None or setting in taken or setting.startswith("_"):
+        metavar = _metavar(setting, field.annotation)
+        if metavar is None or setting in taken or setting.startswith("_") or setting in FIXED_SETTINGS:
             continue
-        default = defaults._values.get(setting)
-        text = f"{helps.get(setting, setting)} (default: {json.dumps(default, default=str)})"
+        text = f"{docs.get(setting, setting)} (default: {_shown(defaults._values.get(setting))})"
         aliases = [_ALIASES[setting]] if setting in _ALIASES else None
-        marks = tyro.conf.arg(help=text, help_behavior_hint="", aliases=aliases)
-        annotated: Any = Annotated[option_type | None, marks]
-        fields.append((setting, annotated, dataclasses.field(default=None)))
+        flag = _flag(setting)[2:]
+        marks = tyro.conf.arg(name=flag, help=text, metavar=metavar, help_behavior_hint="", aliases=aliases)
+        is_table = metavar == _METAVARS[dict]
+        kind: Any = Annotated[list[str] if is_table else str, marks]
+        default = dataclasses.field(default_factory=list) if is_table else dataclasses.field(default="")
+        groups.setdefault(field.group, []).append((setting, kind, default))
+    fields: list[tuple[str, Any, Any]] = []
+    for group, members in groups.items():
+        members_type = dataclasses.make_dataclass(group, members)
+        members_type.__doc__ = (getattr(config_class, group).__doc__ or "").partition("\n")[0]
+        title = tyro.conf.arg(name=group.replace("_", " "))
+        fields.append(
+            (
+                f"group_{group}",
+                Annotated[members_type, title],
+                dataclasses.field(default_factory=members_type),
+            )
+        )
     return dataclasses.make_dataclass(name, fields, bases=(base,), kw_only=True)
 
 
 def apply_settings(config: Any, options: Any) -> None:
-    """Set on `config` every setting that was given as a flag."""
-    for setting, field in type(config)._fields.items():
-        value = getattr(options, setting, None)
-        if value is None:
+    """Set on `config` every setting that was given as a flag.
+
+    Raises:
+        ConfigurationError: Names the flag, what was expected and what came.
+    """
+    for field in dataclasses.fields(options):
+        if not field.name.startswith("group_"):
             continue
-        if isinstance(value, str) and (setting in _AS_JSON or _option_type(field.annotation) is str):
-            value = _parsed(value)
-        setattr(config, setting, value)
+        for setting, given in vars(getattr(options, field.name)).items():
+            if not given:
+                continue
+            value = _table(setting, given) if isinstance(given, list) else _value(config, setting, given)
+            try:
+                setattr(config, setting, value)
+            except ConfigurationError as error:
+                text = str(error).replace(f"config.{setting}", _flag(setting))
+                raise ConfigurationError(text.partition(" Set it with .")[0]) from None
 
 
-def _parsed(text: str) -> Any:
+def _value(config: Any, setting: str, text: str) -> Any:
+    """What a flag's text means: JSON, Python's True, False and None, or the text itself."""
+    options = _options_of(type(config)._fields[setting].annotation)
+    if text.lower() in ("none", "null") and type(None) in options:
+        return None
+    if str in options:
+        return text
+    if text.lower() in ("true", "false") and bool in options:
+        return text.lower() == "true"
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _option_type(annotation: Any) -> Any:
+def _table(setting: str, texts: list[str]) -> dict[str, Any]:
+    """A dict from ``key=value`` pairs, JSON objects and TOML inline tables; later ones win.
+
+    Raises:
+        ConfigurationError: One is none of these.
+    """
+    table: dict[str, Any] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if text.lstrip().startswith("{"):
+            part = _parsed_json(text, default=None)
+            part = _parsed_toml(f"table = {text}").get("table") if part is None else part
+        elif separator and key.strip():
+            part = _parsed_toml(text) or {key.strip(): _parsed_json(value, default=value)}
+        else:
+            part = None
+        if not isinstance(part, dict):
+            raise ConfigurationError(
+                f"{_flag(setting)} {text!r}: expected key=value (repeat the flag for more), a JSON object such as "
+                "'{\"key\": 3}', or a TOML inline table such as '{key = 3}'."
+            )
+        table.update(part)
+    return table
+
+
+def _parsed_json(text: str, *, default: Any) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return default
+
+
+def _parsed_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _flag(setting: str) -> str:
+    return "--" + setting.rstrip("_").replace("_", "-")
+
+
+def _metavar(setting: str, annotation: Any) -> str | None:
+    """What a flag's value looks like; None: no text says what this setting holds."""
+    if setting in _TABLES:
+        return _METAVARS[dict]
+    parts: list[str] = []
+    for option in _options_of(annotation):
+        kind = typing.get_origin(option) or option
+        if kind is Literal:
+            parts += map(str, typing.get_args(option))
+        elif kind is type(None):
+            parts.append("none")
+        elif kind in _METAVARS:
+            parts.append(_METAVARS[kind])
+        else:
+            return None
+    return "|".join(parts)
+
+
+def _options_of(annotation: Any) -> list[Any]:
+    """The members of a union, without their bounds; of another type: that one."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
-        return _option_type(typing.get_args(annotation)[0])
-    if annotation in _SIMPLE:
-        return annotation
-    if origin is Literal:
-        return annotation
-    if origin is dict or annotation is Any:
-        return str if origin is dict else None
+        return _options_of(typing.get_args(annotation)[0])
     if origin is typing.Union or isinstance(annotation, type(int | str)):
-        options = [option for option in typing.get_args(annotation) if option is not type(None)]
-        if any("Callable" in str(option) for option in options):
-            return None
-        kinds = [_option_type(option) for option in options]
-        if len(kinds) == 1:
-            return kinds[0]
-        return (
-            str
-            if any(kind is not None or "list" in str(o) for kind, o in zip(kinds, options, strict=True))
-            else None
-        )
-    return None
+        return [option for member in typing.get_args(annotation) for option in _options_of(member)]
+    return [annotation]
 
 
-def _setting_helps(config_class: Any) -> dict[str, str]:
-    """Setting -> first sentence of its line in the setter's docstring."""
-    helps: dict[str, str] = {}
+def _shown(value: Any) -> str:
+    """A default as one would type it."""
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
+
+
+def _docs(config_class: Any) -> dict[str, str]:
+    """Setting -> its line in the setter's docstring, on one line and without markup."""
+    docs: dict[str, str] = {}
     for klass in reversed(config_class.__mro__):
         for attribute in vars(klass).values():
-            names = getattr(attribute, "__setting_names__", None)
-            if names is None:
+            if getattr(attribute, "__setting_names__", None) is None:
                 continue
             lines = (attribute.__doc__ or "").partition("Args:")[2]
             for match in re.finditer(r"^ +(\w+): (.+(?:\n {16,}.+)*)", lines, re.MULTILINE):
-                helps[match[1]] = " ".join(match[2].split()).rstrip(".")
-    return helps
+                text = re.sub(r"\bNone\b", "none", match[2].replace("`", ""))
+                docs[match[1]] = " ".join(text.split()).rstrip(".")
+    return docs

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -21,25 +21,25 @@ _MAX_BYTES = 1 << 30
 class ReplayOptions:
     """Options of ``rlzmq replay``."""
 
-    fragment: Path
+    fragment: tyro.conf.Positional[Path]
     """NAME.fragment in the run's quarantine_dir."""
     run_dir: Path | None = None
     """Run directory whose config.toml makes a learner that trains the fragment (default: only look at it)."""
     algorithm: str = "ppo"
     """Algorithm of that run (default: ppo)."""
-    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq replay``; 0, or what the learner's error or death makes of it."""
     from rlzmq.cli.joining import import_first
+    from rlzmq.cli.parsing import parse
 
-    kind: Any = Annotated[ReplayOptions, tyro.conf.PositionalRequiredArgs, tyro.conf.UseAppendAction]
-    options: ReplayOptions = tyro.cli(
-        kind,
-        args=list(arguments),
-        prog="rlzmq replay",
+    options = parse(
+        ReplayOptions,
+        arguments,
+        usage="rlzmq replay FRAGMENT [options]",
         description="Look at a quarantined fragment, and train it.",
     )
     import_first(options.import_)

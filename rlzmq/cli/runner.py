@@ -7,9 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
 
 __all__ = ["RunnerOptions", "run"]
 
@@ -26,7 +23,7 @@ class RunnerOptions:
     """Seconds to wait for the broker at the start (default: 30)."""
     patience: float = 120.0
     """Seconds of the broker's silence after which this runner gives up (default: 120)."""
-    import_: Annotated[list[str], tyro.conf.arg(name="import")] = field(default_factory=list)
+    import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
     quiet: bool = False
     """Print nothing but errors (default: False)."""
@@ -35,10 +32,13 @@ class RunnerOptions:
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq runner``; the exit code."""
     from rlzmq.cli.joining import run_async
+    from rlzmq.cli.parsing import parse
 
-    kind: Any = Annotated[RunnerOptions, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff]
-    options: RunnerOptions = tyro.cli(
-        kind, args=list(arguments), prog="rlzmq runner", description="Sample for a run that listens."
+    options = parse(
+        RunnerOptions,
+        arguments,
+        usage="rlzmq runner --join FILE [options]",
+        description="Sample for a run that listens.",
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return run_async(_main(options))

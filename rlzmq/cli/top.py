@@ -34,14 +34,16 @@ class TopOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq top``; the exit code."""
-    import tyro
-
     from rlzmq.cli.joining import run_async
+    from rlzmq.cli.parsing import parse
 
     given = list(arguments)
     where = given.pop(0) if given and not given[0].startswith("-") else ""
-    options: TopOptions = tyro.cli(
-        TopOptions, args=given, prog="rlzmq top [FILE|DIRECTORY|ADDRESS]", description="Watch a run."
+    options = parse(
+        TopOptions,
+        given,
+        usage="rlzmq top [FILE | DIRECTORY | ADDRESS] [options]",
+        description="Watch a run.",
     )
     options.where = where or options.where
     return run_async(_main(options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import shlex
 import signal
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
@@ -32,30 +33,35 @@ class TrainOptions:
     """Options that are no settings of the algorithm; each says its unit and default."""
 
     env: str | None = None
-    """Gymnasium id, or 'package.module:Class'."""
+    """Gymnasium id, or 'package.module:Class' (default: that of --config or of the checkpoint)."""
     config: Path | None = None
-    """TOML file of settings; flags win over it."""
+    """TOML file of settings; flags win over it (default: none)."""
     preset: Literal["auto", "none"] = "auto"
-    """Begin with the settings shipped for this algorithm and env, if there are some; config and flags win."""
+    """Begin with the settings shipped for this algorithm and env, if there are some; config and flags win
+    (default: auto)."""
     stop: list[str] = field(default_factory=list)
-    """End when met: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number; repeatable."""
+    """End when met: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number;
+    repeatable (default: never)."""
     run_dir: Path | None = None
     """Directory for config, metrics and checkpoints (default: runs/<algorithm>-<env>-<time>)."""
     resume: str | None = None
     """Go on from this checkpoint, or run directory; 'auto': from the newest whole checkpoint of --run-dir (else of
     the newest run of this algorithm and env under runs/), or anew if there is none. Without --env and --config the
-    settings are the checkpoint's."""
+    settings are the checkpoint's (default: a new run)."""
     quiet: bool = False
-    """Print the summary at the end only."""
+    """Print the summary at the end only (default: every iteration)."""
+    import_: list[str] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq train``; the exit code."""
     algorithm = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    asks = bool({"-h", "--help"} & set(arguments))
     if not algorithm:
-        print("usage: rlzmq train ALGORITHM --env ENV [options]   (rlzmq train ppo --help)", file=sys.stderr)
-        return 0 if arguments and arguments[0] in ("-h", "--help") else EXIT_USAGE
-    if {"-h", "--help"} & set(arguments):
+        print(_usage(), file=sys.stdout if asks else sys.stderr)
+        return 0 if asks else EXIT_USAGE
+    if asks:
         _parse(algorithm, list(arguments[1:]))
     with Interrupt(drain_s=_DRAIN_S) as interrupt:  # a job may be stopped while it starts
         try:
@@ -68,6 +74,29 @@ def run(arguments: Sequence[str]) -> int:
             return interrupt.exit_code or EXIT_INTERRUPTED
 
 
+def _usage() -> str:
+    """What to type, and every algorithm with its presets."""
+    from rlzmq.algorithms.presets import presets_of
+    from rlzmq.algorithms.registry import ALGORITHMS
+
+    lines = ["usage: rlzmq train ALGORITHM --env ENV [options]", "", "algorithms:"]
+    for name in ALGORITHMS:
+        lines.append(f"  {name:<8} {_about(name).partition(' (')[0]}")
+        if presets := presets_of(name):
+            lines.append(f"  {'':<8} presets: {', '.join(presets)}")
+    first = next(iter(ALGORITHMS))
+    lines += ["", f"e.g.  rlzmq train {first} --env CartPole-v1", f"      rlzmq train {first} --help"]
+    return "\n".join(lines)
+
+
+def _about(algorithm: str) -> str:
+    """The first line of the docstring of the algorithm's package."""
+    from rlzmq.algorithms.registry import ALGORITHMS
+
+    package = importlib.import_module(ALGORITHMS[algorithm.lower()].partition(":")[0])
+    return (package.__doc__ or "").partition("\n")[0]
+
+
 def _prestart() -> None:
     """Let the fork server import torch while this process still parses its options."""
     try:
@@ -78,18 +107,19 @@ def _prestart() -> None:
 
 
 def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
-    import tyro
-
     from rlzmq.algorithms.presets import apply_preset
     from rlzmq.algorithms.registry import get_config_class
     from rlzmq.cli.joining import import_first
     from rlzmq.cli.options import apply_settings, options_type
+    from rlzmq.cli.parsing import parse
 
     config_class = get_config_class(algorithm)
     kind: Any = options_type(config_class, f"Train{config_class.__name__}", TrainOptions)
-    marked: Any = Annotated[kind, tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff]
-    options = tyro.cli(
-        marked, args=arguments, prog=f"rlzmq train {algorithm}", description=f"Train {algorithm}."
+    options: Any = parse(
+        kind,
+        arguments,
+        usage=f"rlzmq train {algorithm} --env ENV [options]",
+        description=_about(algorithm),
     )
     import_first(options.import_)
     config = config_class()
@@ -116,12 +146,12 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
     Raises:
         CheckpointError: They hold code.
     """
-    from rlzmq.algorithms.checkpoints import load_config
-    from rlzmq.core.checkpoint_series import find_checkpoint
-
     place = options.run_dir if options.resume == "auto" else options.resume
     if place is None or options.env is not None or options.config is not None:
         return None
+    from rlzmq.algorithms.checkpoints import load_config
+    from rlzmq.core.checkpoint_series import find_checkpoint
+
     found = find_checkpoint(place).path
     if found is None:
         return None
@@ -142,6 +172,12 @@ def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Inter
 
     name = arguments[0]
     criteria = StopCriteria(options.stop)
+    if config.env is None and config.observation_space is None:
+        raise ConfigurationError(
+            f"which environment? rlzmq train {name} --env CartPole-v1, or env in the --config file."
+        )
+    if not options.quiet:  # before torch is imported, which takes seconds
+        print(f"starting    {_processes(config)} for {config.env}", flush=True)
     path, checkpoint = _places(name, options, config)
     if config.durability == "journal" and config.journal_dir is None:
         config.fault_tolerance(journal_dir=str((path / "journal").absolute()))
@@ -196,6 +232,19 @@ def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Inter
     if why.startswith("interrupted"):
         return interrupt.exit_code
     return 0 if error is None else EXIT_INTERNAL
+
+
+def _processes(config: Any) -> str:
+    """Who will work, in words."""
+    parts = []
+    for number, what in (
+        (config.num_env_runners, "runner"),
+        (config.num_learners, "learner"),
+        (config.evaluation_num_env_runners if config.evaluation_interval else 0, "evaluation runner"),
+    ):
+        if number:
+            parts.append(f"{number} {what}{'s' if number > 1 else ''}")
+    return ", ".join(parts) or "one process"
 
 
 def _places(name: str, options: Any, config: Any) -> tuple[Path, Path | None]:

@@ -35,7 +35,7 @@ def test_a_mistyped_flag_names_the_closest(capsys: pytest.CaptureFixture[str]) -
     [
         (["trian"], 2, "Did you mean 'train'"),
         (["train", "pppo", "--env", "CartPole-v1"], 78, "Did you mean 'ppo'"),
-        (["train", "ppo"], 78, "env is None"),
+        (["train", "ppo"], 78, "rlzmq train ppo --env CartPole-v1"),
         (["train", "ppo", "--env", "CartPole-v1", "--gamma", "2"], 78, "gamma: expected"),
         (["train", "ppo", "--env", "CartPole-v1", "--stop", "retrun=3"], 78, "Did you mean 'return'"),
         (["train", "ppo", "--env", "CartPol-v1", "--env-runners", "0"], 78, "CartPole"),

@@ -1,0 +1,86 @@
+"""How every command reads its options, and shows its help within the terminal's width."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import inspect
+import io
+import itertools
+import shutil
+import sys
+import textwrap
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+__all__ = ["parse"]
+
+_Options = TypeVar("_Options")
+
+
+def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, description: str) -> _Options:
+    """Read a command's options.
+
+    Args:
+        kind: A dataclass with a docstring under each field that states the field's default.
+        arguments: The command line behind the command's name.
+        usage: Its form, e.g. ``"rlzmq evaluate PATH [options]"``; the command is what is written in lower case.
+        description: What the command does, for its help.
+
+    Raises:
+        SystemExit: The help was printed (0), or the options are wrong (2).
+    """
+    import tyro
+
+    prog = " ".join(word for word in usage.split(" [")[0].split() if word.islower() and word[0] != "-")
+    markers = (tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+    config = (*markers, tyro.conf.OmitArgPrefixes)
+    shown = _with_our_defaults(kind)
+    if not {"-h", "--help"} & set(arguments):
+        return typing.cast(_Options, tyro.cli(shown, args=list(arguments), prog=prog, config=config))
+    said = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="\n")
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tyro.cli(shown, args=["--help"], prog=prog, config=config)
+    said.seek(0)
+    _, _, listed = said.read().partition("\n\n")  # without tyro's usage line, which is not wrapped
+    width = shutil.get_terminal_size().columns
+    print(textwrap.fill(f"usage: {usage}", width, subsequent_indent="  "), end="\n\n")
+    print(textwrap.fill(description, width), end="\n\n")
+    print(listed.rstrip())
+    raise SystemExit(0)
+
+
+def _with_our_defaults(kind: Any) -> Any:
+    """`kind` with each docstring under a field on one line, and no word of tyro's on optional fields' defaults."""
+    import tyro
+
+    hints = typing.get_type_hints(kind, include_extras=True)
+    docs = _docs_of_fields(kind)
+    fields: list[tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(kind):
+        if field.name not in docs:  # generated, with its help in place
+            continue
+        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        name = "import" if field.name == "import_" else None
+        marks = tyro.conf.arg(
+            help=docs[field.name], help_behavior_hint=None if is_required else "", name=name
+        )
+        again: Any = dataclasses.field(
+            default=field.default, default_factory=field.default_factory, kw_only=field.kw_only
+        )
+        fields.append((field.name, Annotated[hints[field.name], marks], again))
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,))
+
+
+def _docs_of_fields(kind: type) -> dict[str, str]:
+    """Field -> the docstring below it, of the classes whose source there is."""
+    docs: dict[str, str] = {}
+    for klass in kind.__mro__:
+        with contextlib.suppress(OSError, TypeError):
+            body = ast.parse(textwrap.dedent(inspect.getsource(klass))).body[0].body  # type: ignore[attr-defined]
+            for field, below in itertools.pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    docs[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+    return docs

@@ -1,0 +1,97 @@
+"""What a newcomer types: every command's help at 80 columns, and settings as flags."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rlzmq import ConfigurationError
+from rlzmq.algorithms.fixed_settings import FIXED_SETTINGS
+from rlzmq.algorithms.registry import ALGORITHMS
+from rlzmq.cli.main import _COMMANDS, main
+from rlzmq.cli.train import _parse
+
+
+@pytest.mark.parametrize("command", [*_COMMANDS, "train ppo"])
+def test_help_keeps_to_the_terminals_width(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: rlzmq {command} ")
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert "None" not in text
+    assert "Only " not in text
+
+
+def test_help_of_train_lists_the_algorithms_and_their_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code in ((["train", "--help"], 0), (["train"], 2), (["train", "--env", "CartPole-v1"], 2)):
+        assert main(arguments) == code
+        said = capsys.readouterr()
+        text = said.out if code == 0 else said.err
+        assert all(f"\n  {name} " in text for name in ALGORITHMS)
+        assert "presets: CartPole-v1" in text
+
+
+def test_settings_with_one_possible_value_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "--help"]) == 0
+    flags = {word for word in capsys.readouterr().out.split() if word.startswith("--")}
+    assert "--lambda" in flags
+    assert {"--" + name.replace("_", "-") for name in FIXED_SETTINGS} & flags == set()
+
+
+@pytest.mark.parametrize(
+    ("texts", "value"),
+    [
+        (["size=3"], {"size": 3}),
+        (["size=3", "map=4x4", "slippery=false"], {"size": 3, "map": "4x4", "slippery": False}),
+        (['{"size": 3, "goal": [1, 2]}', "size=4"], {"size": 4, "goal": [1, 2]}),
+        (['{size = 3, map = "4x4"}'], {"size": 3, "map": "4x4"}),
+        (["limits.low=1", "none=null"], {"limits": {"low": 1}, "none": None}),
+    ],
+)
+def test_dicts_are_given_by_keys_json_or_toml(texts: list[str], value: dict[str, object]) -> None:
+    arguments = ["--env", "CartPole-v1", "--preset", "none"]
+    for text in texts:
+        arguments += ["--env-config", text]
+    _, config = _parse("ppo", arguments)
+    assert config.env_config == value
+
+
+def test_flags_mean_what_they_look_like() -> None:
+    text = "--env Pendulum-v1 --grad-clip none --normalize-actions False --explore true --lr 1e-4 --seed 3"
+    _, config = _parse("ppo", [*text.split(), "--join-file", "7"])
+    assert (config.grad_clip, config.normalize_actions, config.explore) == (None, False, True)
+    assert (config.lr, config.seed, config.join_file) == (1e-4, 3, "7")
+    assert config.num_envs_per_env_runner == 4  # the preset's
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--env-config size", "--env-config 'size': expected key=value"),
+        ("--num-env-runners two", "--num-env-runners: expected int ≥ 0, got 'two'"),
+        ("--batch-mode whole", "--batch-mode: expected one of 'truncate_episodes', 'complete_episodes'"),
+        ("--explore maybe", "--explore: expected bool, got 'maybe'"),
+    ],
+)
+def test_a_wrong_value_names_the_flag(arguments: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        _parse("ppo", ["--env", "CartPole-v1", *arguments.split()])
+    assert str(caught.value).startswith(message)
+    assert ".env_runners(" not in str(caught.value)
+
+
+def test_a_run_says_what_it_starts_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from rlzmq.cli import train\n"
+        "train._places = lambda *a: sys.exit('torch is imported' if 'torch' in sys.modules else 0)\n"
+        "train._prestart = lambda: None\n"
+        "train.run(['ppo', '--env', 'CartPole-v1', '--learners', '1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "starting    2 runners, 1 learner for CartPole-v1"
