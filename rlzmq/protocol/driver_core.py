@@ -1,7 +1,8 @@
 """The driver's side: updates opened in order, each reported exactly once.
 
 Guarantees: every opened update is reported once and in order, whatever is lost or restarted in
-between; open updates and the newest connector state are sent again to a restarted broker.
+between; open updates and the newest connector state are sent again to a restarted broker, which is told
+whom to expect, too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class DriverCore(PeerCore):
         trained, dropped: Env steps accounted for before (of the checkpoint).
         config_digest, spaces_digest, package_version: What every other peer must have too.
         config: One opaque frame for runners that join by themselves; b"" for none.
+
+    Attributes:
+        expected: (role, name) of runners and learners that live and should be registered: brokers come and go,
+            and whoever is missing there is told as a Notice ("silent", later "hung").
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class DriverCore(PeerCore):
         self.min_generation = -1
         self._watermarks: dict[tuple[str, int], int] = {}
         self._is_paused = False
+        self.expected: set[tuple[str, str]] = set()
 
     # ------------------------------------------------------------------ calls
 
@@ -164,7 +170,7 @@ class DriverCore(PeerCore):
             for key in report.forgotten:
                 self._watermarks.pop(key, None)
             instructions.append(report)
-        return [*instructions, Send(b"", DriverState(self.min_generation, self.next_report))]
+        return [*instructions, Send(b"", self._state())]
 
     def _catch_up(self, progress: Progress) -> list[Instruction]:
         """Sends again what the broker has not got."""
@@ -218,7 +224,11 @@ class DriverCore(PeerCore):
         return hello, tuple(pack_ranges(settled))
 
     def _state(self) -> DriverState:
-        return DriverState(self.min_generation, self.next_report)
+        runners, learners = (
+            tuple(sorted(name for role, name in self.expected if role == wanted))
+            for wanted in ("runner", "learner")
+        )
+        return DriverState(self.min_generation, self.next_report, runners, learners)
 
 
 def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:

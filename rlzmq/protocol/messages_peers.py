@@ -179,8 +179,11 @@ class DriverState(WireMessage):
     Attributes:
         min_generation: Of the driver's last RESET: a state of another lineage is ignored.
         next_report: First update without a report here; earlier reports need not be kept.
+        runners, learners: Names of the driver's own processes that live and should be registered.
     """
 
     kind: ClassVar[Kind] = Kind.DRIVER_STATE
     min_generation: int
     next_report: int
+    runners: tuple[str, ...] = ()
+    learners: tuple[str, ...] = ()

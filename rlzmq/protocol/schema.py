@@ -103,6 +103,12 @@ def _ints(value: Any) -> tuple[int, ...]:
     raise TypeError
 
 
+def _strs(value: Any) -> tuple[str, ...]:
+    if type(value) in (list, tuple):
+        return tuple(map(_str, value))
+    raise TypeError
+
+
 def _spans(value: Any) -> tuple[tuple[int, int], ...]:
     if type(value) not in (list, tuple):
         raise TypeError
@@ -138,6 +144,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "float": _float,
     "str": _str,
     "bool": _bool,
+    "tuple[str, ...]": _strs,
     "tuple[int, ...]": _ints,
     "Spans": _spans,
     "dict[str, int]": _counts,

@@ -79,6 +79,8 @@ class BrokerPipeline:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._place_of: dict[str, int] = {}
+        self._index_of: dict[str, int] = {}
+        self._ranks: list[str] = []
         self._connector_version = -1
         self._journal: RunJournal | None = None
         self._reader = ReportReader(
@@ -125,6 +127,7 @@ class BrokerPipeline:
         if self._connectors.is_needed:
             self._send_connector_state(self._connectors.get_state())
         learners.supervisor.prepare = self._connect_learner
+        learners.supervisor.on_group = self._expect_learners
         await asyncio.gather(
             self._register_learners(begins_lineage=takes_over),
             *(self._connect_runner(index, handle, 0) for index, handle in enumerate(self._runners.handles)),
@@ -151,18 +154,20 @@ class BrokerPipeline:
 
     async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
         assert self._broker is not None
-        peer_id = new_peer_id()
+        assert self._driver is not None
+        peer_id, name = new_peer_id(), self._runner_name(index)
         await handle.connect(
             self._link(
-                self._runner_name(index),
+                name,
                 weights_address=self._broker.addresses["weights"],
                 incarnation=incarnation + 1,  # 0 would leave it to the broker, and 1 is what it would choose
                 peer_id=peer_id,
                 **self._keys_of("runner"),
             )
         )
-        self._place_of[peer_id] = index
-        self._run_task(self._watch(handle))
+        self._place_of[peer_id] = self._index_of[name] = index
+        self._driver.expect("runner", name)
+        self._run_task(self._watch(handle, name))
 
     async def _connect_learner(self, handle: Any) -> None:
         await handle.connect(
@@ -173,6 +178,15 @@ class BrokerPipeline:
                 **self._keys_of("learner"),
             )
         )
+
+    def _expect_learners(self, handles: list[Any]) -> None:
+        """These ranks are the group's now; whoever else was one is not awaited any more."""
+        assert self._driver is not None
+        for name in self._ranks:
+            self._driver.excuse("learner", name)
+        self._ranks = [handle.name for handle in handles]
+        for name in self._ranks:
+            self._driver.expect("learner", name)
 
     async def _register_learners(self, *, begins_lineage: bool) -> None:
         """Connect the ranks and have them register; again if one dies meanwhile."""
@@ -203,11 +217,13 @@ class BrokerPipeline:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _watch(self, handle: Any) -> None:
+    async def _watch(self, handle: Any, name: str) -> None:
         """What a runner's code raises ends the run; that its process ends is its supervisor's business."""
         try:
             ended = await handle.call("run_until_failure")
         except ActorLostError:
+            assert self._driver is not None
+            self._driver.excuse("runner", name)
             return
         except Exception as error:
             if not self._broken.done():
@@ -225,12 +241,10 @@ class BrokerPipeline:
         if notice.role == "learner" and event in _MISSED:
             self._run_task(self._learners.supervisor.suspect(notice.name, event, detail))
             return
-        role, _, number = notice.name.rpartition("-")
-        if notice.role != "runner" or role != "runner" or not number.isdigit():
+        index = self._index_of.get(notice.name)
+        if notice.role != "runner" or index is None:
             return  # one from outside is not ours to restart
-        runners, index = self._runners.supervisor, int(number)
-        if index >= len(self._runners.handles):
-            return
+        runners = self._runners.supervisor
         if event in _MISSED:
             self._run_task(runners.suspect(index, event, detail))
         elif event in ("bad_fragment", "quarantined"):
@@ -377,6 +391,7 @@ class BrokerPipeline:
             await learners.supervisor.prepare_all(handles)
             version = await handles[0].ping()
             generation = learners.generation = learners.generation + 1
+            self._expect_learners([])
             if begins_lineage:
                 self._driver.reset(generation, version)
                 if self._connectors.is_needed:
@@ -387,6 +402,7 @@ class BrokerPipeline:
                     for rank, handle in enumerate(handles)
                 )
             )
+            self._expect_learners(handles)
         except PeerLostError:
             learners.supervisor.notice()
             return False

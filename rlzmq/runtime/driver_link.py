@@ -87,6 +87,14 @@ class DriverLink(PeerLink):
         self._cancel_reports()
         self.do(self.core.reset(generation, next_update))
 
+    def expect(self, role: str, name: str) -> None:
+        """A process is connected: where it does not register, `on_notice` hears of it."""
+        self.core.expected.add((role, name))
+
+    def excuse(self, role: str, name: str) -> None:
+        """It is gone, or is about to register anew."""
+        self.core.expected.discard((role, name))
+
     def act(self, instruction: Instruction) -> None:
         """Reports resolve their update's future; notices go to the supervisor and the log."""
         if isinstance(instruction, Report):

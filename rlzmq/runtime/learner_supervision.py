@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -25,7 +24,14 @@ from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import ClosedError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, Patience, RestartPolicy, Supervision
 from rlzmq.runtime.forming import connecting_timeout_s
-from rlzmq.runtime.processes import ANSWER_DEADLINE_S, end_if_hanging, first_line, is_stopped, lost_error
+from rlzmq.runtime.processes import (
+    ANSWER_DEADLINE_S,
+    end_if_hanging,
+    first_line,
+    is_stopped,
+    lost_error,
+    wake,
+)
 
 __all__ = ["LearnerSupervisor"]
 
@@ -53,6 +59,7 @@ class LearnerSupervisor:
 
     Attributes:
         prepare: ``await prepare(handle)`` before a rank is in a group, e.g. to connect it; None: nothing to do.
+        on_group: Called with the ranks of a group that stands, and with [] while it is formed anew.
         is_untouched: Nothing was trained or loaded yet: a replacement has the weights of any other rank.
         last_resort: The learner state to go back to where no rank is left, e.g. of the last checkpoint; or None.
         begin_lineage: ``await begin_lineage(handles)`` after going back to it: everybody forgets what was under
@@ -87,6 +94,7 @@ class LearnerSupervisor:
         self._prepared: set[Any] = set()
         self._watches_training = False
         self.prepare: Callable[[Any], Awaitable[None]] | None = None
+        self.on_group: Callable[[list[Any]], None] = lambda handles: None
         self.is_untouched = True
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
@@ -216,7 +224,7 @@ class LearnerSupervisor:
                     handle.name,
                     handle.pid,
                 )
-                handle.send_signal(signal.SIGCONT)
+                await wake(handle)
                 is_certain = False
         hung = await end_if_hanging(handle, what, method=method, deadline_s=deadline_s, is_certain=is_certain)
         if hung:
@@ -300,6 +308,7 @@ class LearnerSupervisor:
         while True:
             self._formed.clear()
             self._is_lost.clear()
+            self.on_group([])
             await self._end_hanging()
             for handle in [handle for handle in self._handles if handle.exited.done()]:
                 self._handles.remove(handle)
@@ -331,6 +340,7 @@ class LearnerSupervisor:
                 continue
             went_back = False
             if not self._is_lost.is_set():
+                self.on_group(self._handles)
                 self._formed.set()
                 return
 

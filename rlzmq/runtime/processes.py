@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import signal
 from pathlib import Path
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import DeadlineError, PeerLostError
 
-__all__ = ["ANSWER_DEADLINE_S", "end_if_hanging", "first_line", "is_stopped", "lost_error"]
+__all__ = ["ANSWER_DEADLINE_S", "end_if_hanging", "first_line", "is_stopped", "lost_error", "wake"]
 
 _log = logging.getLogger("rlzmq.runtime")
 
 ANSWER_DEADLINE_S = 5.0
 """Seconds after which a process that does not answer hangs, where nothing else is known of it."""
+
+_WAKE_S = 1.0
 
 
 async def end_if_hanging(
@@ -60,6 +65,15 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] == "T"
+
+
+async def wake(handle: Any) -> None:
+    """Continue a process that was stopped; returns when it is, or after a second."""
+    handle.send_signal(signal.SIGCONT)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_WAKE_S):
+            while is_stopped(handle.pid):  # noqa: ASYNC110 (a fact of the kernel's)
+                await asyncio.sleep(0.01)
 
 
 def lost_error(handle: Any) -> ActorLostError:

@@ -1,9 +1,10 @@
 """A whole run in one simulated network, driven by one seed: cores, fake clock, faults.
 
 Runners, a broker, learners and a driver exchange messages over a network that drops, duplicates,
-delays (and so reorders) them; processes crash at any event and come back; peers are cut off for a
-while. After a time the faults stop, and the run must finish. Everything that happens is written into
-a `History`, which `history.check` judges afterwards.
+delays (and so reorders) them; processes crash at any event and come back, or freeze for good, and only
+a supervisor that hears of it ends them; peers are cut off for a while; forming the group fails. After a
+time the faults stop, and the run must finish. Everything that happens is written into a `History`,
+which `history.check` judges afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rlzmq.protocol import events as E
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
-from rlzmq.protocol.messages import Fragment, OpenUpdate, Weights, Welcome, decode_message
+from rlzmq.protocol.messages import Fragment, Notice, OpenUpdate, Weights, Welcome, decode_message
 from rlzmq.protocol.ranges import FragmentRange
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.sharding import rank_shares
@@ -53,6 +54,7 @@ class Plan:
     allow_broker_crash: bool
     allow_rollback: bool
     allow_attach: bool = False
+    allow_freeze: bool = False
 
     @staticmethod
     def draw(seed: int) -> Plan:
@@ -84,6 +86,7 @@ class Plan:
             allow_broker_crash=rng.random() < 0.6,
             allow_rollback=rng.random() < 0.15,
             allow_attach=rng.random() < 0.15,
+            allow_freeze=rng.random() < 0.3,
         )
 
 
@@ -96,6 +99,15 @@ class Process:
     core: Any
     alive: bool = True
     cut_until: float = 0.0
+    is_frozen: bool = False
+    missed: list[Callable[[], None]] = field(default_factory=list)
+
+    def unless_frozen(self, action: Callable[[], None]) -> None:
+        """Now, or when it is continued."""
+        if self.is_frozen:
+            self.missed.append(action)
+        else:
+            action()
 
 
 @dataclass
@@ -174,7 +186,7 @@ class Simulation:
 
     def tick(self) -> None:
         for process in [self.driver, *self.runners.values(), *self.learners.values()]:
-            if process.alive:
+            if process.alive and not process.is_frozen:
                 self.do(process, process.core.handle(E.Tick(), self.now))
         if self.broker is not None:
             self.do_broker(self.broker.handle(E.Tick(), self.now))
@@ -206,7 +218,7 @@ class Simulation:
             if self.broker is not None:
                 self.do_broker(self.broker.handle(event, self.now))
         elif process.alive:
-            self.do(process, process.core.handle(event, self.now))
+            process.unless_frozen(lambda: self.do(process, process.core.handle(event, self.now)))
 
     def do_broker(self, instructions: list[E.Instruction]) -> None:
         assert self.broker is not None
@@ -228,7 +240,7 @@ class Simulation:
 
     def publish(self, process: Process, event: E.ReceivedWeights) -> None:
         if process.alive:
-            self.do(process, process.core.handle(event, self.now))
+            process.unless_frozen(lambda: self.do(process, process.core.handle(event, self.now)))
 
     def do(self, process: Process, instructions: list[E.Instruction]) -> None:
         """Carries out what a peer's core says."""
@@ -251,6 +263,8 @@ class Simulation:
                 self.reported(item)
             elif isinstance(item, E.Tell) and isinstance(item.message, Welcome) and self.attaching:
                 self.attach(item.message)
+            elif isinstance(item, E.Tell) and isinstance(item.message, Notice):
+                self.supervise(item.message)
             elif isinstance(item, E.Stop) and process.name.startswith("runner") and process.alive:
                 # Refused: in this world only as fenced; its supervisor starts a new process.
                 self.kill(process)
@@ -275,7 +289,12 @@ class Simulation:
         core = RunnerCore(RUN, name, uuid, num_envs=self.plan.num_envs, incarnation=incarnation)
         process = self.runners[name] = Process(name, uuid.encode(), core)
         self.by_routing[process.routing] = process
+        self.expected.add(("runner", name))
         self.do(process, core.start(self.now))
+
+    @property
+    def expected(self) -> set[tuple[str, str]]:
+        return self.driver.core.expected  # type: ignore[no-any-return]
 
     def restart_runner(self, dead: Process) -> None:
         if self.runners.get(dead.name) is dead:
@@ -308,8 +327,13 @@ class Simulation:
         """Survivors adopt the furthest state; replacements get it from them; a new generation."""
         if self.attaching or not self.driver.alive:
             return
-        self.forming = False
         members = [self.learners[name] for name in sorted(self.learners) if self.learners[name].alive]
+        for member in self.learners.values():
+            self.expected.discard(("learner", member.name))
+        if self.fails_to_form(members):
+            self.after(1.2, self.form_group)
+            return
+        self.forming = False
         source = max((m for m in members if m.generation >= 0), key=lambda m: len(m.chain), default=None)
         furthest = None if source is None else source.chain
         memory = b"" if source is None else source.core.export_memory()
@@ -327,8 +351,19 @@ class Simulation:
             event = E.GroupFormed(
                 self.generation, rank, len(members), len(member.chain), memory, begins_lineage=is_rollback
             )
+            self.expected.add(("learner", member.name))
             self.do(member, member.core.handle(event, self.now))
         self.new_weights(members[0])
+
+    def fails_to_form(self, members: list[LearnerProcess]) -> bool:
+        """Who is frozen does not come, and is ended, unless it has the only state; now and then one dies."""
+        frozen = [member for member in members if member.is_frozen]
+        for member in frozen:
+            self.end_frozen(member)
+        doomed = self.faulty() and self.plan.allow_freeze and self.rng.random() < 0.2
+        if doomed and len(members) > 1:
+            self.kill_learner(self.rng.choice(members))
+        return bool(frozen) or (doomed and len(members) > 1) or not members
 
     def new_weights(self, member: LearnerProcess) -> None:
         buffer = new_publication_buffer(8)
@@ -340,8 +375,8 @@ class Simulation:
         self.do(member, member.core.handle(event, self.now))
 
     def decode(self, process: LearnerProcess, item: E.DecodeShard) -> None:
-        if not process.alive:
-            return
+        if not process.alive or process.is_frozen:
+            return  # its core sees to it that a frozen one never trains: it lacks this shard
         event: Any
         if self.plan.poison and item.fragment.seq % 7 == 3:
             event = E.ShardFailed(item.update_id, item.attempt, item.index, "not_finite", "NaN")
@@ -374,6 +409,9 @@ class Simulation:
             self.after(0.02 + self.rng.uniform(0, 0.002), lambda m=member: self.step(m, step, generation))
 
     def step(self, member: LearnerProcess, step: Step, generation: int) -> None:
+        if member.is_frozen:
+            member.missed.append(lambda: self.step(member, step, generation))
+            return
         if not member.alive or generation != self.generation or self.forming:
             return
         assert len(member.chain) == step.update_id, "updates out of order"
@@ -413,6 +451,8 @@ class Simulation:
             return
         rng = self.rng
         kinds = ["runner", "runner", "learner", "broker", "cut", "lost"]
+        if self.plan.allow_freeze:
+            kinds += ["freeze", "freeze", "freeze and broker"]
         kind = rng.choice([*kinds, "driver"] if self.plan.allow_attach else kinds)
         if kind == "runner":
             process = self.runners[rng.choice(sorted(self.runners))]
@@ -426,10 +466,13 @@ class Simulation:
                     self.kill_learner(member)
         elif kind == "driver":
             self.kill_driver()
-        elif kind == "broker" and self.plan.allow_broker_crash and self.broker is not None:
+        if kind.startswith("freeze"):
+            rng.choice([*self.runners.values(), *self.learners.values()]).is_frozen = True
+            kind = kind.rpartition(" ")[2]
+        if kind == "broker" and self.plan.allow_broker_crash and self.broker is not None:
             self.broker = None
             self.after(rng.uniform(0.05, 2.0), self.start_broker)
-        elif kind == "cut":
+        if kind == "cut":
             everyone = [*self.runners.values(), *self.learners.values(), self.driver]
             rng.choice(everyone).cut_until = self.now + rng.uniform(0.5, 8.0)
         elif kind == "lost" and self.broker is not None:
@@ -439,8 +482,31 @@ class Simulation:
         self.history.num_faults += 1
         self.after(rng.expovariate(1 / self.plan.mean_time_between_crashes), self.crash)
 
+    def supervise(self, notice: Notice) -> None:
+        """The driver hears that someone is missed: who is frozen does not answer, whoever else does."""
+        everyone: dict[str, Process] = {**self.runners, **self.learners}
+        process = everyone.get(notice.name)
+        if notice.event in ("silent", "lost", "hung") and process is not None and process.is_frozen:
+            self.end_frozen(process)
+
+    def end_frozen(self, process: Process) -> None:
+        """Kill it, unless it has the only state of the learners."""
+        if not process.alive:
+            return
+        if not isinstance(process, LearnerProcess):
+            self.kill(process)
+            self.after(0.5, lambda: self.restart_runner(process))
+        elif [member for member in self.group if member.alive] == [process]:
+            process.is_frozen = False
+            missed, process.missed = process.missed, []
+            for action in missed:
+                action()
+        else:
+            self.kill_learner(process)
+
     def kill(self, process: Process) -> None:
         process.alive = False
+        self.expected.discard(("learner" if isinstance(process, LearnerProcess) else "runner", process.name))
         if self.broker is not None and self.rng.random() < 0.5:
             event = E.PeerLost(process.routing)
             self.after(0.01, lambda: self.broker and self.do_broker(self.broker.handle(event, self.now)))
@@ -470,6 +536,8 @@ class Simulation:
         )
         self.driver = self.by_routing[uuid.encode()] = Process("driver", uuid.encode(), core)
         self.attaching = True
+        for runner in self.runners.values():
+            self.expected.add(("runner", runner.name))
         self.do(self.driver, core.start(self.now))
 
     def attach(self, welcome: Welcome) -> None:

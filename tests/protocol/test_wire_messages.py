@@ -31,6 +31,7 @@ _VALUES = {
     "str": "text",
     "bool": True,
     "tuple[int, ...]": (1, 2),
+    "tuple[str, ...]": ("runner-0", "runner-1"),
     "Spans": ((1, 3), (5, 5)),
     "dict[str, int]": {"stale": 3},
     "dict[str, Any]": {"columns": ["obs"]},

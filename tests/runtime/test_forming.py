@@ -173,7 +173,7 @@ class StoppedRank(FakeRank):
     is_stopped = True
 
     def send_signal(self, number: int) -> None:
-        StoppedRank.is_stopped = False
+        asyncio.get_running_loop().call_later(0.05, setattr, StoppedRank, "is_stopped", False)
 
 
 async def test_the_only_rank_left_is_continued_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,3 +101,29 @@ async def test_runner_learner_and_broker_may_die_at_once() -> None:
             check_account(result, number)
         await until(lambda: group.num_healthy_remote_workers() == 2)
     assert result["fault_tolerance"]["num_broker_restarts"] == 1
+
+
+async def test_processes_that_were_frozen_when_the_broker_died_are_missed_by_the_next_one() -> None:
+    async with small(2, 2).build_async() as algo:
+        await algo.train()
+        group, runners = algo.learner_group, algo.env_runner_group
+        keeps_the_state = group.handles[0]
+        for handle in (keeps_the_state, runners.handles[0]):
+            os.kill(handle.pid, signal.SIGSTOP)
+        frozen = runners.handles[0]
+        await kill(broker_of(algo).handle)
+        await kill(group.handles[1])
+        start = time.monotonic()
+        result = await algo.train()
+        check_account(result, 2)
+        number = 2
+        while runners.supervisor.num_restarts == 0:
+            result = await algo.train()
+            number += 1
+            check_account(result, number)
+        took_s = time.monotonic() - start
+        assert keeps_the_state in group.handles
+    assert frozen.exited.done()
+    assert result["fault_tolerance"]["num_learner_rollbacks"] == 0, "one rank still held the state"
+    assert result["fault_tolerance"]["num_learner_group_reforms"] == 1
+    assert took_s < 12.0, "4 s on a machine that is not busy"

@@ -102,7 +102,7 @@ class BrokerCore:
         self._delivery = Delivery(state)
         self._reports = Reports(state)
         recovery = Recovery(state)
-        requests = Requests(state, recovery, self._reports)
+        requests = self._requests = Requests(state, recovery, self._reports)
         self._updates = Updates(state, self._store, recovery, self._delivery, self._reports)
         self._admission = Admission(state, self._door, self._intake, recovery, requests)
         self._watch = Watch(state)
@@ -120,7 +120,7 @@ class BrokerCore:
             ShardRefused: self._on_shard_refused,
             UpdateDone: self._updates.on_update_done,
             Weights: self._store.put_weights,
-            DriverState: requests.on_driver_state,
+            DriverState: self._on_driver_state,
             OpenUpdate: requests.on_open_update,
             ConnectorState: self._store.put_connector_state,
             Pause: requests.on_pause,
@@ -198,6 +198,11 @@ class BrokerCore:
         assert isinstance(event.message, LearnerState)
         self._delivery.on_learner_state(peer, event.message, now)
         self._watch.learner_reports(peer, event.message, now)
+
+    def _on_driver_state(self, peer: Peer, event: Received, now: float) -> None:
+        assert isinstance(event.message, DriverState)
+        self._requests.on_driver_state(event.message)
+        self._watch.driver_expects(peer, event.message)
 
     def _on_shard_ready(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, ShardReady)

@@ -61,11 +61,10 @@ class Requests:
         accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
         self._state.sampled_before += accounting.sampled - before
 
-    def on_driver_state(self, peer: Peer, event: Received, now: float) -> None:
+    def on_driver_state(self, message: DriverState) -> None:
         """Which reports it has."""
-        assert isinstance(event.message, DriverState)
-        if event.message.min_generation == self._state.min_generation:
-            self._reports.driver_has(event.message.next_report)
+        if message.min_generation == self._state.min_generation:
+            self._reports.driver_has(message.next_report)
 
     # ------------------------------------------------------------------ it asks
 

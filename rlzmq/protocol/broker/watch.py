@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.messages import LearnerState
+from rlzmq.protocol.messages import DriverState, LearnerState
 from rlzmq.protocol.rank_watch import RankWatch
+from rlzmq.protocol.roll_call import RollCall
 
 __all__ = ["Watch"]
 
 
 class Watch:
-    """Tells the driver of runners and ranks whose event loop is silent, and of ranks that hold up the others.
+    """Tells the driver of runners and ranks whose event loop is silent, of ranks that hold up the others, and of
+    those that the driver expects and that do not register (`RollCall`): a restarted broker knows nobody.
 
     A runner whose environments hang ends by itself (see `runtime.env_watch`).
     """
@@ -18,6 +20,9 @@ class Watch:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._generation = -1
+        self._roll_call = RollCall()
+        self._expected: list[tuple[str, str]] = []
+        self._expected_by = ""
         self._ranks = RankWatch(
             min_s=state.options.late_after_s, first_s=state.options.rank_first_hung_after_s
         )
@@ -38,11 +43,20 @@ class Watch:
         else:
             peer.watch.idle(now)
 
+    def driver_expects(self, peer: Peer, message: DriverState) -> None:
+        """The driver's heartbeat."""
+        self._expected_by = peer.uuid
+        self._expected = [
+            *(("runner", name) for name in message.runners),
+            *(("learner", name) for name in message.learners),
+        ]
+
     def forgive(self, away_s: float, now: float) -> None:
         """This broker was stopped for so long."""
         for peer in self._state.by_routing.values():
             peer.forgive(away_s, now)
         self._ranks.forgive(away_s, now)
+        self._roll_call.forgive(away_s, now)
 
     def tick(self, now: float) -> None:
         """Looks at everybody."""
@@ -52,10 +66,22 @@ class Watch:
                 peer.is_late = True
                 detail = f"it says nothing for {peer.silence.limit_s():.1f} s"
                 state.notify("silent", peer.hello.role, peer.hello.name, detail)
+        self._call_the_roll(now)
         if state.num_ranks == 1:
             self._watch_alone(now)
         elif state.group_is_complete and state.generation == self._generation:
             self._watch_ranks(now)
+
+    def _call_the_roll(self, now: float) -> None:
+        state = self._state
+        if state.driver is None or state.driver.uuid != self._expected_by:
+            self._expected = []  # the next one says whom it expects
+        here = [("runner", peer.hello.name) for peer in state.runners.values()]
+        here += [("learner", peer.hello.name) for peer in state.ranks.values()]
+        self._roll_call.look(self._expected, here, now)
+        for role, name, absence in self._roll_call.overdue(now):
+            detail = f"it has not registered for {now - absence.since:.1f} s"
+            state.notify(absence.event, role, name, detail)
 
     def _watch_ranks(self, now: float) -> None:
         limit_s = self._ranks.limit_s()
