@@ -330,8 +330,8 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
             num_gpus_per_env_runner: Only 0: runners act on the CPU.
             custom_resources_per_env_runner: Only {}: a cluster file says which machine has which runners.
             validate_env_runners_after_construction: Only True: a runner that cannot be made fails at once.
-            sample_timeout_s: Seconds to wait for samples before a warning names who is late; no data
-                is lost by it.
+            sample_timeout_s: After so many seconds without progress another runner, if one is free, samples what
+                this one should have; a warning names it. No data is lost by it.
             max_requests_in_flight_per_env_runner: Only 1: leases keep runners busy.
             env_to_module_connector: Callable ``(env, spaces, device)`` giving one piece or a list.
             module_to_env_connector: Callable ``(env, spaces)`` giving one piece or a list.

@@ -118,7 +118,9 @@ class GrantedLease:
 
     Attributes:
         num_env_steps: If no step is an autoreset step: the most it can yield.
-        deadline: After it the lease counts as lost and its steps are granted anew.
+        counted_env_steps: What is expected of it; others sample the rest.
+        deadline: If its holder shows no progress until then, its steps may be granted anew.
+        max_s: After so many seconds of sampling its holder hands over what it has; 0: never.
     """
 
     lease_id: int
@@ -126,8 +128,11 @@ class GrantedLease:
     update_id: int
     num_vector_steps: int
     num_env_steps: int
+    counted_env_steps: int
     granted_at: float
+    timeout_s: float
     deadline: float
+    max_s: float
 
 
 class LeaseBook:
@@ -149,23 +154,41 @@ class LeaseBook:
         self._turn = 0
 
     def grant(
-        self, peer: str, update_id: int, num_vector_steps: int, num_envs: int, now: float, timeout_s: float
+        self,
+        peer: str,
+        update_id: int,
+        num_vector_steps: int,
+        num_envs: int,
+        now: float,
+        timeout_s: float,
+        *,
+        max_s: float = 0.0,
+        counted_envs: int | None = None,
     ) -> GrantedLease:
-        """Records a new lease for a peer."""
+        """Records a new lease for a peer.
+
+        Args:
+            peer, update_id, num_vector_steps, timeout_s, max_s: See `GrantedLease`.
+            num_envs: Env steps per vector step that the peer says it makes.
+            counted_envs: Those expected of it; None: as many.
+        """
         lease = GrantedLease(
             self._next_id,
             peer,
             update_id,
             num_vector_steps,
             num_vector_steps * num_envs,
+            num_vector_steps * (num_envs if counted_envs is None else counted_envs),
             now,
+            timeout_s,
             now + timeout_s,
+            max_s,
         )
         self._next_id += 1
         self._turn += 1
         self._last_turn[peer] = self._turn
         self.leases[lease.lease_id] = lease
-        self._env_steps[update_id] = self._env_steps.get(update_id, 0) + lease.num_env_steps
+        self._env_steps[update_id] = self._env_steps.get(update_id, 0) + lease.counted_env_steps
         held = self._by_peer.setdefault(peer, {})
         held[lease.lease_id] = lease
         if len(held) >= self.max_per_peer:
@@ -180,7 +203,7 @@ class LeaseBook:
             del held[lease_id]
             if len(held) < self.max_per_peer:
                 self.available.add(lease.peer)
-            self._env_steps[lease.update_id] -= lease.num_env_steps
+            self._env_steps[lease.update_id] -= lease.counted_env_steps
             if not self._env_steps[lease.update_id]:
                 del self._env_steps[lease.update_id]
         return lease
@@ -207,19 +230,20 @@ class LeaseBook:
         return ended
 
     def leased_env_steps(self, update_id: int | None = None) -> int:
-        """Env steps that the leases of an update (or all) can still yield."""
+        """Env steps expected of the leases of an update (or of all)."""
         if update_id is None:
             return sum(self._env_steps.values())
         return self._env_steps.get(update_id, 0)
 
-    def expire(self, now: float) -> list[GrantedLease]:
-        """Ends and returns the leases whose deadline has passed."""
-        expired = [lease for lease in self.leases.values() if lease.deadline <= now]
-        return [lease for lease in expired if self.end(lease.lease_id)]
+    def renew(self, peer: str, now: float, patience_s: float) -> None:
+        """The peer shows progress: its leases have their time-out, or `patience_s` if that is more, from now."""
+        for lease in self.of_peer(peer):
+            lease.deadline = max(lease.deadline, now + max(lease.timeout_s, patience_s))
 
     def extend(self, seconds: float) -> None:
-        """Nobody could fulfil a lease for so long: all deadlines are later."""
+        """Nobody could fulfil a lease for so long: all of this is later."""
         for lease in self.leases.values():
+            lease.granted_at += seconds
             lease.deadline += seconds
 
     def in_turn(self, peers: Iterable[str]) -> list[str]:

@@ -33,7 +33,7 @@ class OpenUpdate(WireMessage):
         max_policy_lag: Fragments older than this many versions are dropped; -1: never (off-policy).
         connector_version: Runners need at least this connector state; -1 if there is none.
         fragment_length: Vector steps of a full lease.
-        lease_timeout_s: After this a lease's steps are granted to someone else.
+        lease_timeout_s: After so long without progress a lease's steps may be granted to someone else.
         replay_ratio: Off-policy: steps trained per step sampled (> 0 bounds sampling by what was
             trained); 0: every sampled step is trained once.
         min_generation: Of the driver's last RESET; `DriverCore` fills it in.

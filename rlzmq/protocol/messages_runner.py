@@ -27,7 +27,7 @@ class Lease(WireMessage):
         num_vector_steps: Exactly so many steps of the runner's vector env, unless `max_s` ends it.
         generation, weights_version: At least these weights; exactly this version if ``exact``.
         connector_version: At least this connector state; -1 if there is none.
-        timeout_s: After this the broker grants the steps to someone else.
+        timeout_s: After so long without progress the broker may grant the steps to someone else.
         accepted: Sequence numbers accepted since the last message to this runner.
         max_s: Hand over what there is after this many seconds of sampling; 0: however long it takes.
     """

@@ -69,13 +69,12 @@ class ProgressWatch:
         return max(self._first_timeout_s, self._limit_s()) if self._stamp == 0 else self._limit_s()
 
     def _limit_s(self) -> float:
-        if self._timeout_s > 0:
-            return self._timeout_s
-        if not self._intervals:
-            return self._min_hung_s
+        return self._timeout_s or max(self._min_hung_s, 20 * self.usual_s())
+
+    def usual_s(self) -> float:
+        """The longest of 99 in 100 intervals between progress stamps; 0 as long as nothing is known."""
         intervals = sorted(self._intervals)
-        p99 = intervals[min(len(intervals) - 1, int(len(intervals) * 0.99))]
-        return max(self._min_hung_s, 20 * p99)
+        return intervals[min(len(intervals) - 1, int(len(intervals) * 0.99))] if intervals else 0.0
 
 
 class SilenceWatch:

@@ -111,6 +111,7 @@ class RunnerCore(PeerCore):
         self._asked_at = float("-inf")
         self._ask_after_s = self.timers.snapshot_wait_s
         self._leaving: str | None = None
+        self._free_since = float("-inf")
 
     # ------------------------------------------------------------------ facts
 
@@ -201,6 +202,7 @@ class RunnerCore(PeerCore):
         if self._current is None or self._current.lease_id != event.lease_id:
             raise ValueError(f"lease {event.lease_id} was sampled, but it was not started")
         self._current = None
+        self._free_since = now
         fragment = Fragment(
             runner=self.uuid,
             incarnation=self.incarnation,
@@ -298,7 +300,7 @@ class RunnerCore(PeerCore):
 
     def _is_outdated(self, lease: Lease, since: float, now: float) -> bool:
         """Its update is over, its generation was replaced, or the broker gave it to someone else."""
-        if now - since >= lease.timeout_s:
+        if now - max(since, self._free_since) >= lease.timeout_s:
             return True
         own = self.weights
         if own.generation > lease.generation:

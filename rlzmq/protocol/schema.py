@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 # Names and ids are short, and details are one sentence: what is longer is not ours.
 _MAX_TEXT_CHARS = 4096
+_MAX_COUNT = 2**48
 
 
 class FragmentId(NamedTuple):
@@ -68,13 +69,22 @@ def _fields_of(cls: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     fields = _cache.get(cls)
     if fields is None:
         declared = dataclasses.fields(cls)
-        fields = _cache[cls] = tuple((field.name, _CHECKS[str(field.type)]) for field in declared)
+        fields = _cache[cls] = tuple(
+            (field.name, _IDS.get(field.name) or _CHECKS[str(field.type)]) for field in declared
+        )
     return fields
 
 
-def _int(value: Any) -> int:
+def _id(value: Any) -> int:
     # -1 means "none" throughout; nothing on the wire is more negative than that.
     if type(value) is int and -1 <= value < 2**63:
+        return value
+    raise TypeError
+
+
+def _int(value: Any) -> int:
+    # No process counts so far, not even milliseconds; nor does a sum of counts leave 64 bits then.
+    if type(value) is int and -1 <= value <= _MAX_COUNT:
         return value
     raise TypeError
 
@@ -109,6 +119,12 @@ def _strs(value: Any) -> tuple[str, ...]:
     raise TypeError
 
 
+def _ids(value: Any) -> tuple[int, ...]:
+    if type(value) in (list, tuple):
+        return tuple(map(_id, value))
+    raise TypeError
+
+
 def _spans(value: Any) -> tuple[tuple[int, int], ...]:
     if type(value) not in (list, tuple):
         raise TypeError
@@ -139,6 +155,14 @@ def _fragment_id(value: Any) -> FragmentId:
     return FragmentId(_str(runner), _int(incarnation), _int(seq))
 
 
+# Counted up from a broker's incarnation (see `kinds.first_number`).
+_IDS: dict[str, Callable[[Any], Any]] = {
+    "lease_id": _id,
+    "leases": _ids,
+    "attempt": _id,
+    "attempts": _ids,
+    "training_attempts": _ids,
+}
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "int": _int,
     "float": _float,

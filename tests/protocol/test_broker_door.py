@@ -65,6 +65,7 @@ def test_a_lower_incarnation_is_refused():
         ({"spaces_digest": "theirs"}, "spaces_digest"),
         ({"package_version": "0.0.1"}, "package_version"),
         ({"num_envs": 0}, "num_envs"),
+        ({"num_envs": 2**20 + 1}, "num_envs"),
         ({"uuid": "a\nb"}, "identity"),
     ],
 )

@@ -9,6 +9,7 @@ from rlzmq.protocol.events import Malformed, Tick
 from rlzmq.protocol.messages import (
     Accepted,
     ConnectorState,
+    Goodbye,
     LearnerState,
     LeaseReturned,
     Notice,
@@ -109,10 +110,12 @@ def test_a_slow_runner_gets_less_of_the_rest_and_is_cut_after_twice_its_time():
 
 def test_what_a_slow_runner_left_of_its_lease_is_granted_to_others():
     bench = Bench()
-    bench.ready_run(batch=80)
+    bench.ready_run(batch=84)
     bench.runner("a")
     bench.runner("b")
     bench.now = 1.0
+    (trial,) = bench.state.leases.of_peer("uuid-b")
+    bench.fragment(trial.lease_id, steps=4, runner="b")
     for lease in bench.state.leases.of_peer("uuid-b"):
         bench.fragment(lease.lease_id, steps=20, runner="b")
     assert bench.leases("b") == [], "a holds all that is left"
@@ -176,6 +179,136 @@ def test_expired_leases_go_to_someone_else_and_the_late_fragment_still_counts():
     assert [notice.event for notice in bench.sent("driver", Notice)] == ["lease_expired"]
     bench.fragment(lease.lease_id, steps=20, runner="a")
     assert bench.sent("learner-0", ShardPlan)[0].num_env_steps == 20
+
+
+def _says(lease_ids, *, progress=0, is_sampling=True, unaccepted=()):
+    return RunnerState(0, 0, unaccepted, tuple(lease_ids), is_sampling, 1, 0, -1, progress, 0)
+
+
+def _two_runners(batch=20, **terms):
+    """Runner a holds the whole batch; b is free."""
+    bench = Bench(peer_timeout_s=1e4)
+    bench.ready_run(batch=batch, **terms)
+    bench.runner("a")
+    leases = bench.leases("a")
+    bench.runner("b")
+    return bench, leases
+
+
+def _work(bench, lease_ids, until, *, every=1.0, progress=1, runner="a"):
+    """Heartbeats that show progress, and the broker's ticks; events that the driver is told."""
+    told = []
+    while bench.now < until:
+        bench.now += every
+        progress += 1
+        bench.send(runner, _says(lease_ids, progress=progress))
+        bench.event(Tick())
+        told += [notice.event for notice in bench.sent("driver", Notice)]
+    return told
+
+
+def test_a_lease_that_takes_long_lasts_as_long_as_its_runner_shows_progress():
+    bench, (lease,) = _two_runners(lease_timeout_s=30.0)
+    assert _work(bench, [lease.lease_id], 59.0) == []
+    bench.fragment(lease.lease_id, steps=20, runner="a")
+    assert bench.sent("learner-0", ShardPlan)[0].num_env_steps == 20
+    assert bench.state.ledger.accounting.dropped == {}
+
+
+def test_a_lease_without_progress_is_kept_while_nobody_else_is_free():
+    bench = Bench(peer_timeout_s=1e4)
+    bench.ready_run(batch=20, lease_timeout_s=30.0)
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.now = 1000.0
+    bench.event(Tick())
+    assert bench.state.leases.of_peer("uuid-a"), "what it delivers late would be wasted"
+    bench.runner("b")
+    bench.event(Tick())
+    assert [notice.event for notice in bench.sent("driver", Notice)] == ["lease_expired"]
+    assert len(bench.leases("b")) == 1
+    assert lease.lease_id not in bench.state.leases.leases
+
+
+def test_a_lease_waits_for_a_slow_runner_by_the_steps_that_it_has_shown():
+    bench, (lease,) = _two_runners(lease_timeout_s=30.0)
+    bench.state.runners["uuid-a"].pace.note(20, 400.0)
+    assert _work(bench, [lease.lease_id], 80.0, every=20.0) == []
+    bench.now = 80.0 + 5 * 20.0 - 1.0
+    bench.event(Tick())
+    assert bench.state.leases.of_peer("uuid-a")
+    bench.now += 1.0
+    bench.event(Tick())
+    assert not bench.state.leases.of_peer("uuid-a")
+
+
+def test_a_runner_that_shows_progress_and_delivers_nothing_loses_its_lease_and_gets_no_other():
+    bench, (lease,) = _two_runners(lease_timeout_s=30.0)
+    told = _work(bench, [lease.lease_id], 60.0)
+    assert told == ["lease_expired"], "its time-out twice: it has shown no pace"
+    (rest,) = bench.state.leases.of_peer("uuid-b")
+    for message in (_says([], progress=99), _says([], is_sampling=False)):
+        bench.now += 1.0
+        bench.send("a", message)
+        assert bench.leases("a") == []
+    bench.send("b", LeaseReturned(rest.lease_id, "leaving"))
+    bench.send("b", Goodbye("leaving"))
+    assert bench.leases("a") == []
+    bench.fragment(lease.lease_id, steps=4, runner="a")
+    assert len(bench.leases("a")) == 1, "it has delivered"
+
+
+def test_progress_clears_suspicion():
+    bench, (lease,) = _two_runners(lease_timeout_s=3.0)
+    bench.send("a", _says([lease.lease_id], progress=1))
+    bench.now = 3.0
+    bench.event(Tick())
+    a = bench.state.runners["uuid-a"]
+    assert a.is_suspect
+    bench.send("a", _says([lease.lease_id], progress=1))
+    assert a.is_suspect, "it stands where it stood"
+    bench.send("a", _says([lease.lease_id], progress=2))
+    assert not a.is_suspect
+
+
+def test_a_heartbeat_ends_no_lease_while_a_fragment_that_may_answer_it_is_on_its_way():
+    bench = Bench(resend_s=2.0)
+    bench.ready_run(batch=4)
+    bench.runner()
+    (lease,) = bench.leases()
+    bench.now = 5.0
+    bench.send("runner", _says([], is_sampling=False, unaccepted=((0, 0),)))
+    assert list(bench.state.leases.leases) == [lease.lease_id]
+    bench.send("runner", _says([], is_sampling=False))
+    assert lease.lease_id not in bench.state.leases.leases
+
+
+def test_a_runner_that_has_shown_nothing_yet_gets_one_small_lease_beside_others():
+    bench = Bench()
+    bench.ready_run(batch=1600, fragment_length=40, lease_timeout_s=60.0)
+    bench.runner("a")
+    bench.runner("b")
+    (lease,) = bench.leases("b")
+    assert (lease.num_vector_steps, lease.max_s) == (10, 30.0)
+    bench.now = 1.0
+    bench.fragment(lease.lease_id, steps=40, runner="b")
+    assert bench.leases("b")[0].num_vector_steps > 10
+
+
+def test_what_a_runner_claims_counts_only_once_it_has_shown_it():
+    bench = Bench(peer_timeout_s=1e4)
+    bench.ready_run(batch=400)
+    bench.runner("a")
+    bench.fragment(bench.leases("a")[0].lease_id, steps=20, runner="a")
+    assert bench.state.most_envs == 4
+    bench.runner("b", num_envs=2**20)
+    (lease,) = bench.leases("b")
+    assert bench.state.leases.leases[lease.lease_id].counted_env_steps == 4
+    assert bench.state.leases.leased_env_steps() < 100, "others sample the rest"
+    bench.fragment(lease.lease_id, steps=64, runner="b")
+    assert bench.state.most_envs == 64, "it may have more than others, and deliver more"
+    bench.send("b", Goodbye("leaving"))
+    assert bench.state.most_envs == 4, "nor does it widen the bound on staleness for ever"
 
 
 def test_a_lease_that_never_arrived_is_granted_anew():

@@ -62,9 +62,7 @@ def test_a_connection_is_one_peer_at_a_time():
     assert bench.state.leases.leased_env_steps() == 20, "what the others had is free again"
 
 
-@pytest.mark.parametrize(
-    "fields", [{"uuid": "u" * 201}, {"name": "n" * 201}, {"next_seq": 2**63 - 1}, {"first_unacked": 2**50}]
-)
+@pytest.mark.parametrize("fields", [{"uuid": "u" * 201}, {"name": "n" * 201}])
 def test_an_impossible_hello_is_refused(fields):
     bench = Bench()
     bench.hello("runner", "runner", num_envs=4, **fields)

@@ -143,14 +143,25 @@ def test_turns_go_to_whoever_waited_longest():
     assert book.in_turn(["a", "b", "c", "new-2", "new-1"]) == ["new-1", "new-2", "b", "a", "c"]
 
 
-def test_expired_leases_end_once():
+def test_progress_renews_the_leases_of_its_peer_and_never_shortens_them():
+    book = LeaseBook()
+    lease, other = (book.grant(peer, 0, 5, 4, now=0.0, timeout_s=10.0) for peer in "ab")
+    book.renew("a", 5.0, 0.0)
+    assert (lease.deadline, other.deadline) == (15.0, 10.0)
+    book.renew("a", 6.0, 100.0)
+    book.renew("a", 7.0, 0.0)
+    assert lease.deadline == 106.0
+    book.extend(3.0)
+    assert (lease.deadline, lease.granted_at, other.deadline) == (109.0, 3.0, 13.0)
+
+
+def test_leases_end_once():
     book = LeaseBook(first_id=100)
     early = book.grant("a", 3, 5, 4, now=0.0, timeout_s=1.0)
     late = book.grant("a", 3, 5, 4, now=0.0, timeout_s=2.0)
     assert (early.lease_id, late.lease_id) == (100, 101)
     assert book.leased_env_steps(3) == book.leased_env_steps() == 40
-    assert book.expire(1.0) == [early]
-    assert book.expire(1.0) == []
+    assert book.end(early.lease_id) is early
     assert book.end(early.lease_id) is None
     assert (book.leased_env_steps(3), book.num_of_peer("a")) == (20, 1)
     assert book.forget_peer("a") == [late]

@@ -130,6 +130,14 @@ def test_a_lease_waits_for_its_connector_state():
     assert _made(started, E.ApplyConnectorState)[0].blob == b"new"
 
 
+def test_a_lease_that_waits_for_the_one_before_it_is_not_outdated():
+    core = _ready_runner()
+    assert _made(_receive(core, _lease(1, timeout_s=10.0)), E.StartLease)
+    assert _receive(core, _lease(2, timeout_s=10.0)) == []
+    started = _made(_sampled(core, lease_id=1, now=100.0), E.StartLease)
+    assert [item.lease_id for item in started] == [2]
+
+
 @pytest.mark.parametrize(("version", "generation"), [(0, 1), (5, 1)])
 def test_a_lease_of_the_past_is_given_back(version, generation):
     core = _ready_runner()

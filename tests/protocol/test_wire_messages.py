@@ -76,6 +76,27 @@ def test_unknown_missing_and_wrongly_typed_fields_are_refused_by_name(cls):
                 from_header(cls, {**header, name: wrong})
 
 
+_IDS = {"lease_id", "leases", "attempt", "attempts", "training_attempts"}
+
+
+@pytest.mark.parametrize("cls", _CLASSES, ids=lambda cls: cls.__name__)
+def test_every_number_that_a_peer_states_is_bounded(cls):
+    """A sum of counts never leaves 64 bits; ids count up from a broker's incarnation."""
+    header = to_header(_example(cls))
+    too_much = {
+        "int": lambda most: most + 1,
+        "tuple[int, ...]": lambda most: (1, most + 1),
+        "Spans": lambda most: ((0, most + 1),),
+        "dict[str, int]": lambda most: {"stale": most + 1},
+        "FragmentId": lambda most: ("runner", 1, most + 1),
+    }
+    for field in dataclasses.fields(cls):
+        if str(field.type) in too_much:
+            value = too_much[str(field.type)](2**63 - 1 if field.name in _IDS else 2**48)
+            with pytest.raises(errors.SchemaError, match=field.name):
+                from_header(cls, {**header, field.name: value})
+
+
 def test_unknown_kinds_are_refused():
     with pytest.raises(errors.SchemaError, match="kind 200"):
         m.decode_message(encode_opaque(200, {}))

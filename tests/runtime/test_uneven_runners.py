@@ -7,18 +7,19 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 
 from rlzmq import PPOConfig
 
 
 class SleepyEnv(gymnasium.Env[Any, Any]):
-    """One step of the second runner takes as long as twenty of the first one."""
+    """One step of the second runner takes as long as twenty of the first one, unless `step_s` says otherwise."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, config: Any) -> None:
-        self._step_s = 0.04 if config.worker_index == 2 else 0.002
+        self._step_s = config.get("step_s") or (0.04 if config.worker_index == 2 else 0.002)
         self._num_steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
@@ -54,3 +55,24 @@ def test_a_slow_runner_samples_its_part_of_a_batch_not_an_equal_one() -> None:
                 counts[name] += result["env_runners"].get(name, 0)
     assert sum(counts.values()) >= 3 * 400
     assert 0 < counts["runner-2"] <= 0.2 * sum(counts.values()), "a twenty-first part by its pace"
+
+
+@pytest.mark.parametrize("num_env_runners", [1, 3])
+def test_slow_environments_waste_nothing(num_env_runners: int) -> None:
+    """A batch takes three times as long as a runner may be without progress; so does a single lease."""
+    step_s, batch = 0.05, 60 * num_env_runners
+    config = (
+        PPOConfig()
+        .environment(SleepyEnv, env_config={"step_s": step_s})
+        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=1, sample_timeout_s=1.0)
+        .training(train_batch_size_per_learner=batch, minibatch_size=batch, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+    )
+    with config.build() as algo:
+        start = time.monotonic()
+        result = algo.train()
+        took_s = time.monotonic() - start
+    account = result["accounting"]
+    assert account["trained"] == batch
+    assert account["dropped"].get("surplus", 0) <= 2 * (num_env_runners - 1), "the last steps of the batch"
+    assert took_s < 2 * 60 * step_s, "3.1 s on a machine that is not busy"

@@ -12,7 +12,8 @@ from rlzmq.protocol.progress_watch import ProgressWatch, SilenceWatch
 __all__ = ["Door"]
 
 _MAX_NAME = 200
-_MAX_COUNT = 2**48
+_MAX_ENVS = 2**20
+_MAX_RANKS = 2**16
 _ROLES = frozenset({"runner", "learner", "driver", "observer"})
 
 
@@ -59,6 +60,7 @@ class Door:
         if previous is not None:
             peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
             peer.silence, peer.pace = previous.silence, previous.pace
+            peer.is_overdue, peer.shown_envs = previous.is_overdue, previous.shown_envs
             peer.num_offences, peer.num_unusable = previous.num_offences, previous.num_unusable
         else:
             peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
@@ -77,6 +79,7 @@ class Door:
             del state.runners[peer.uuid]
             state.leases.forget_peer(peer.uuid)
             state.receipts.forget_peer(peer.uuid)
+            state.note_envs()
         elif role == "learner" and state.ranks.get(peer.hello.rank) is peer:
             del state.ranks[peer.hello.rank]
         elif role == "driver" and state.driver is peer:
@@ -114,16 +117,14 @@ class Door:
                 "identity",
                 f"a peer has a name and a uuid, of at most {_MAX_NAME} characters, without newlines",
             )
-        if max(hello.first_unacked, hello.next_seq, hello.incarnation, hello.hello_id) > _MAX_COUNT:
-            return "identity", f"no process counts its fragments or lives beyond {_MAX_COUNT}"
         if hello.run_id and hello.run_id != state.options.run_id:
             return (
                 "run_id",
                 f"this broker serves run {state.options.run_id!r}, the peer is of {hello.run_id!r}",
             )
-        if hello.role == "runner" and hello.num_envs < 1:
-            return "num_envs", f"a runner has at least one env, got {hello.num_envs}"
-        if hello.role == "learner" and not 0 <= hello.rank < hello.num_ranks:
+        if hello.role == "runner" and not 1 <= hello.num_envs <= _MAX_ENVS:
+            return "num_envs", f"a runner has 1 to {_MAX_ENVS} envs, got {hello.num_envs}"
+        if hello.role == "learner" and not 0 <= hello.rank < hello.num_ranks <= _MAX_RANKS:
             return "rank", f"rank {hello.rank} of {hello.num_ranks} ranks does not exist"
         for field in ("package_version", "config_digest", "spaces_digest"):
             theirs, ours = getattr(hello, field), state.references.get(field, "")
@@ -177,7 +178,6 @@ class Door:
         if hello.role == "runner":
             state.runners[hello.uuid] = peer
             state.leases.add_peer(hello.uuid)
-            state.most_envs = max(state.most_envs, hello.num_envs)
             peer.first_unacked = hello.first_unacked
             state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
             self._store.greet(peer)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.broker.store import Store
-from rlzmq.protocol.leases import plan_lease, small_lease, step_allowance
+from rlzmq.protocol.leases import GrantedLease, plan_lease, small_lease, step_allowance
 from rlzmq.protocol.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 
 __all__ = ["Grants"]
 
 _LEAST_MAX_S = 0.05
 _SLACK = 2.0  # times what a lease should take
+_PATIENCE = 5.0  # times a runner's longest usual vector step
 
 
 class Grants:
@@ -27,14 +28,14 @@ class Grants:
             self._state.leases.end(message.lease_id)
 
     def heartbeat(self, peer: Peer, message: RunnerState, now: float) -> None:
-        """Leases that the runner never got are granted anew; a runner that moves is not suspect."""
+        """Leases that the runner never got are granted anew; a runner that moves keeps those it has."""
         state = self._state
-        if message.is_sampling:
-            if peer.watch.stamp(message.progress, now):
-                peer.is_suspect = False
-        else:
+        if not message.is_sampling:
             peer.watch.idle(now)
-            peer.is_suspect = False
+            peer.is_suspect = peer.is_overdue
+        elif peer.watch.stamp(message.progress, now):
+            peer.is_suspect = peer.is_overdue
+            state.leases.renew(peer.uuid, now, _PATIENCE * peer.watch.usual_s())
         if message.unaccepted:
             return  # a fragment is on its way and may answer a lease
         held = set(message.leases)
@@ -43,14 +44,34 @@ class Grants:
                 state.leases.end(lease.lease_id)
 
     def expire(self, now: float) -> None:
-        """Leases past their deadline: their runners are slow, hung or gone."""
+        """Others sample what a runner without progress holds, or one that should have delivered long ago.
+
+        Only where another one is free to do so: else nothing would be won, and what comes late be wasted.
+        """
         state = self._state
-        for lease in state.leases.expire(now):
-            holder = state.runners.get(lease.peer)
-            if holder is not None:
+        leases = state.leases
+        if not any(leases.num_of_peer(peer.uuid) == 0 for peer in self._candidates()):
+            return
+        for holder in state.runners.values():
+            held = leases.of_peer(holder.uuid)
+            is_overdue = bool(held) and now >= self._due_at(holder, held[0])
+            for lease in held:
+                if not is_overdue and now < lease.deadline:
+                    continue
+                leases.end(lease.lease_id)
                 holder.is_suspect = True
+                holder.is_overdue |= is_overdue
                 detail = f"lease {lease.lease_id} of {lease.num_vector_steps} vector steps was not fulfilled"
                 state.notify("lease_expired", "runner", holder.hello.name, detail)
+
+    def _due_at(self, holder: Peer, lease: GrantedLease) -> float:
+        """When the runner's oldest lease should have been fulfilled, whatever progress it shows."""
+        expected_s = lease.max_s
+        if not expected_s:  # it was granted to a runner on its own
+            pace = holder.pace.env_steps_per_s
+            expected_s = _SLACK * lease.num_env_steps / pace if pace else lease.timeout_s
+        late_s = max(lease.timeout_s, _PATIENCE * holder.watch.usual_s())
+        return max(lease.granted_at, holder.fragment_at) + expected_s + late_s
 
     def progress(self, now: float) -> None:
         """Grants whatever may be granted."""
@@ -88,14 +109,15 @@ class Grants:
             granted = 0
             num_runners, mean_pace = self._num_active(), self._mean_pace()
             for peer in self._candidates():
+                num_envs, full_length = self._counted_envs(peer), self._full_length(peer, update)
                 num_steps = plan_lease(
                     remaining,
                     num_runners,
-                    peer.hello.num_envs,
-                    update.fragment_length,
+                    num_envs,
+                    full_length,
                     pace=(peer.pace.env_steps_per_s or mean_pace) / mean_pace if mean_pace else 1.0,
                     leased_env_steps=state.leases.leased_env_steps(update.update_id),
-                    held_env_steps=sum(lease.num_env_steps for lease in state.leases.of_peer(peer.uuid)),
+                    held_env_steps=sum(lease.counted_env_steps for lease in state.leases.of_peer(peer.uuid)),
                 )
                 if not num_steps:
                     break
@@ -105,7 +127,7 @@ class Grants:
                     continue
                 self._grant(peer, update, update.update_id, num_steps, now)
                 granted += 1
-                remaining -= num_steps * peer.hello.num_envs
+                remaining -= num_steps * num_envs
             if not granted:
                 return
 
@@ -125,7 +147,7 @@ class Grants:
             in_flight = leased + accounting.pending + sum(state.unpublished.values())
             lacking = batch - state.ledger.free_steps(oldest) - leased
             for peer in self._candidates():
-                num_envs = peer.hello.num_envs
+                num_envs = self._counted_envs(peer)
                 allowance = step_allowance(
                     batch=batch,
                     staleness=terms.staleness,
@@ -135,7 +157,7 @@ class Grants:
                     sampled=accounting.sampled - state.sampled_before + leased,
                     ratio=terms.replay_ratio,
                 )
-                num_steps = min(terms.fragment_length, allowance // num_envs)
+                num_steps = min(self._full_length(peer, terms), allowance // num_envs)
                 held = state.leases.num_of_peer(peer.uuid)
                 if num_steps < 1 or (num_steps < small and (leased or lacking <= 0)):
                     continue
@@ -176,13 +198,27 @@ class Grants:
         ]
         return sum(paces) / len(paces) if paces else 0.0
 
-    def _max_s(self, peer: Peer, num_env_steps: int) -> float:
+    def _max_s(self, peer: Peer, num_env_steps: int, timeout_s: float) -> float:
         """When a lease is cut so that others sample the rest of it: a runner that has become slow would
         let them wait. 0 (never) for a runner on its own."""
         if len(self._state.runners) < 2:
             return 0.0
         pace = peer.pace.env_steps_per_s or self._mean_pace()
-        return max(_LEAST_MAX_S, _SLACK * num_env_steps / pace) if pace else 0.0
+        expected_s = _SLACK * num_env_steps / pace if pace else timeout_s / 2
+        return max(_LEAST_MAX_S, expected_s if peer.has_worked else min(expected_s, timeout_s / 2))
+
+    def _counted_envs(self, peer: Peer) -> int:
+        """Env steps per vector step to expect: what others have shown, until the runner has itself."""
+        most_shown = self._state.most_envs
+        return (
+            peer.hello.num_envs if peer.has_worked or not most_shown else min(peer.hello.num_envs, most_shown)
+        )
+
+    def _full_length(self, peer: Peer, terms: OpenUpdate) -> int:
+        """Vector steps of its full lease: a small one for a runner among others that has shown nothing yet."""
+        if peer.has_worked or len(self._state.runners) < 2:
+            return terms.fragment_length
+        return small_lease(terms.fragment_length)
 
     def _candidates(self) -> list[Peer]:
         """Runners that may get a lease: those without one first, then by turn."""
@@ -195,8 +231,17 @@ class Grants:
         state = self._state
         assert state.weights is not None
         self._store.send_connector_state(peer)
+        counted_envs = self._counted_envs(peer)
+        max_s = self._max_s(peer, num_steps * counted_envs, terms.lease_timeout_s)
         lease = state.leases.grant(
-            peer.uuid, update_id, num_steps, peer.hello.num_envs, now, terms.lease_timeout_s
+            peer.uuid,
+            update_id,
+            num_steps,
+            peer.hello.num_envs,
+            now,
+            terms.lease_timeout_s,
+            max_s=max_s,
+            counted_envs=counted_envs,
         )
         message = Lease(
             lease_id=lease.lease_id,
@@ -207,7 +252,7 @@ class Grants:
             exact=update_id >= 0,
             connector_version=state.connector_version,
             timeout_s=terms.lease_timeout_s,
-            max_s=self._max_s(peer, lease.num_env_steps),
+            max_s=max_s,
             accepted=state.receipts.take_accepted(peer.uuid),
         )
         state.send(peer, message)

@@ -54,7 +54,7 @@ class Intake:
         if not _is_plausible(message, num_bytes, state.ledger.runner(peer.uuid, peer.incarnation)):
             state.send(peer, Rejected(message.seq, "rejected", "an impossible number"))
             raise SchemaError(f"{fragment}: an impossible sequence number, or number of env steps")
-        peer.is_suspect = False
+        peer.is_suspect = peer.is_overdue = False
         lease = self._end_lease(peer, message, now)
         if state.ledger.is_committed(fragment):
             state.ledger.accounting.num_duplicates += 1
@@ -93,6 +93,9 @@ class Intake:
         assert entry is not None, f"{fragment} is neither held nor done with"
         peer.sampled += message.num_env_steps
         peer.has_worked = True
+        if (shown := min(peer.hello.num_envs, message.num_env_steps)) > peer.shown_envs:
+            peer.shown_envs = shown
+            state.note_envs()
         if entry.done >= entry.num_steps:
             # Empty, or trained under an earlier broker, which may have died before its report.
             state.to_be_reported(entry)

@@ -35,6 +35,8 @@ class Peer:
         routing: Where to send to; changes when the peer reconnects.
         next_update: Of a learner: first update it has not trained.
         is_suspect: It let a lease expire, or hangs, and showed no progress since.
+        is_overdue: Of a runner: it let a lease lapse although it showed progress, and delivered nothing since.
+        shown_envs: Of a runner: env steps of its largest fragment, at most its `num_envs`; 0 before the first.
         has_worked: A runner's samples were accepted, a rank has entered a collective: it is past its start.
         is_late: It should have said something by now.
         first_unacked: Of a runner: what it said last.
@@ -50,6 +52,8 @@ class Peer:
     heard_at: float
     next_update: int = 0
     is_suspect: bool = False
+    is_overdue: bool = False
+    shown_envs: int = 0
     has_worked: bool = False
     is_late: bool = False
     watch: ProgressWatch = field(default_factory=ProgressWatch)
@@ -148,7 +152,7 @@ class BrokerState:
         # peers
         self.by_routing: dict[bytes, Peer] = {}
         self.runners: dict[str, Peer] = {}
-        self.most_envs = 1
+        self.most_envs = 0  # that a runner here has shown
         self.ranks: dict[int, Peer] = {}
         self.driver: Peer | None = None
         self.names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
@@ -249,6 +253,10 @@ class BrokerState:
         # Batches smaller than one vector step fill their slots with older data by construction.
         lag = max(update.max_policy_lag, -(-self.most_envs // max(1, self.batch_of(update))))
         return update.weights_version - lag, None
+
+    def note_envs(self) -> None:
+        """A runner has shown what it can do, or has gone."""
+        self.most_envs = max((peer.shown_envs for peer in self.runners.values()), default=0)
 
     def fence(self, uuid: str) -> None:
         """This process was superseded."""
