@@ -16,7 +16,9 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.compiling import LearnerCompiler
 from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, OptimizerRegistry, make_adam
-from rlzmq.modules.apis import SelfSupervisedLossAPI
+from rlzmq.modules.apis import SelfSupervisedLossAPI, ValueFunctionAPI
+from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.modules.output_check import check_training_outputs
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -115,6 +117,10 @@ class LearnerBase:
                     f"{' and a '.join(missing)}: add the mix-in to its base classes, "
                     f"class {type(module).__name__}(TorchRLModule, {', '.join(missing)})."
                 )
+            if (
+                type(self.module)._forward_train is MultiRLModule._forward_train
+            ):  # nothing is shared with others
+                check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         if self._compiler is not None and not self._compiler.compiles_complete_update:
             self._compiler.compile_module(module)
         get_config = getattr(self.config, "get_config_for_module", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.envs.registry import EnvContext
+from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.runners.env_failures import EnvFailures, WayThere, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runners.runner_state import RunnerState
@@ -281,10 +283,19 @@ class EnvRunner(RunnerState, abc.ABC):
             env=self.env, spaces=self.get_spaces(), inference_only=True
         )
         self.multi_rl_module = spec.build(seed=self.seed)
+        self._check_outputs(self.multi_rl_module.keys())
         if hasattr(self.multi_rl_module, "eval"):
             self.multi_rl_module.eval()
         self._weights_layout = None
         self.module = self._acting_module()
+
+    def _check_outputs(self, module_ids: Iterable[str]) -> None:
+        modules = self.multi_rl_module
+        if (
+            type(modules)._forward_exploration is MultiRLModule._forward_exploration
+        ):  # nothing is shared between them
+            for module_id in module_ids:
+                check_acting_outputs(modules[module_id])
 
     def change_modules(self, config: Any, synced_module_ids: list[str] | None = None) -> None:
         """Takes over another set of modules, between two samples.
@@ -312,6 +323,7 @@ class EnvRunner(RunnerState, abc.ABC):
             if module_id not in modules:
                 module = spec.build(module_id, seed=self.seed)
                 modules.add_module(module_id, module.eval() if hasattr(module, "eval") else module)
+                self._check_outputs([module_id])
         self._synced_module_ids = synced_module_ids
         self._weights_layout = None
         if gone:

@@ -407,8 +407,8 @@ def test_outputs_that_do_not_fit_are_an_error_that_names_module_and_column(wrong
 
         def _forward(self, batch: Any, **kwargs: Any) -> Any:
             type(self).num_calls += 1
-            num = len(batch["obs"])
-            extra = torch.zeros(num + 1 if wrong == "rows" else num, 1 + (type(self).num_calls > 4))
+            num, more = len(batch["obs"]), int(type(self).num_calls > 4)  # not when the module is tried out
+            extra = torch.zeros(num + more, 1) if wrong == "rows" else torch.zeros(num, 1 + more)
             return {**super()._forward(batch), "extra": extra}
 
     specs = {"one": RLModuleSpec(module_class=Odd)}

@@ -1,0 +1,212 @@
+"""A look at a custom module's outputs when it is built: shapes and types against its spaces, before any env steps.
+
+A copy of the module gets three observations drawn from its space. Where that forward pass raises, nothing is judged:
+the module may read columns that only a run's own connector pieces make, and the run's first step raises the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
+from rlzmq.episodes.columns import Columns
+from rlzmq.modules.apis import ValueFunctionAPI
+from rlzmq.modules.distributions.for_space import num_dist_inputs
+from rlzmq.modules.rl_module import RLModule
+
+__all__ = ["check_acting_outputs", "check_training_outputs"]
+
+_log = logging.getLogger("rlzmq.modules")
+
+_NUM_ROWS = 3  # unlike most numbers of actions, so that swapped dimensions are seen
+
+
+def check_acting_outputs(module: RLModule) -> None:
+    """Check what ``_forward_exploration`` returns.
+
+    Args:
+        module: Of one policy. The library's own are not looked at.
+
+    Raises:
+        ConfigurationError: A column is missing, or has another shape or type than its space needs.
+    """
+    trial = _Trial.of(module, num_steps=1)
+    if trial is None or (outputs := trial.run("_forward_exploration", t=0)) is None:
+        return
+    try:
+        trial.module.check_outputs(outputs, "_forward_exploration")
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(str(error)) from None
+    trial.check_dist_inputs(outputs, "_forward_exploration")
+    trial.check_rows(outputs, "_forward_exploration")
+    trial.check_state(outputs, "_forward_exploration")
+
+
+def check_training_outputs(module: RLModule, *, with_values: bool) -> None:
+    """Check what ``_forward_train`` returns, and the values.
+
+    Args:
+        module: Of one policy. The library's own are not looked at.
+        with_values: Whether the learner calls ``compute_values``.
+
+    Raises:
+        ConfigurationError: Likewise.
+    """
+    trial = _Trial.of(module, num_steps=2)
+    if trial is None or not isinstance(outputs := trial.run("_forward_train"), Mapping):
+        return
+    trial.check_dist_inputs(outputs, "_forward_train")
+    if with_values and isinstance(module, ValueFunctionAPI):
+        trial.check_values(outputs.get(Columns.EMBEDDINGS))
+
+
+class _Trial:
+    """A copy of a module, and a batch for it.
+
+    Attributes:
+        module: The copy.
+        lead: The leading dimensions of its outputs: rows, and time steps if it is stateful.
+    """
+
+    def __init__(self, module: RLModule, batch: dict[str, Any], lead: tuple[int, ...]) -> None:
+        self.module = module
+        self.lead = lead
+        self._batch = batch
+
+    @classmethod
+    def of(cls, module: RLModule, *, num_steps: int) -> _Trial | None:
+        """None: it is the library's own, or there is nothing to try it with."""
+        module = module.unwrapped()
+        if type(module).__module__.startswith("rlzmq.modules.default_models"):
+            return None
+        if module.observation_space is None or module.action_space is None:
+            return None
+        try:
+            lead = (_NUM_ROWS, num_steps) if module.is_stateful() else (_NUM_ROWS,)
+            batch = _draw_batch(module, lead)
+            module = copy.deepcopy(module)
+        except Exception as error:
+            _log.debug("%s is not tried out: %s", module.describe(), error)
+            return None
+        return cls(module.eval() if isinstance(module, nn.Module) else module, batch, lead)
+
+    def run(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What a method of the module returns for the batch; None where it raises."""
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                return getattr(self.module, method)(dict(self._batch), *args, **kwargs)
+        except Exception as error:
+            _log.debug("%s is not tried out: %s", self.module.describe(), error)
+            return None
+
+    def check_dist_inputs(self, outputs: Mapping[str, Any], method: str) -> None:
+        column = Columns.ACTION_DIST_INPUTS
+        if column not in outputs:
+            return
+        inputs, space = outputs[column], self.module.action_space
+        assert space is not None
+        if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
+            found = (
+                f"a tensor of {inputs.dtype}" if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+            )
+            raise self._error(method, column, f"is {found}", "a tensor of floats")
+        name, width = self._width(method, space)
+        shape = tuple(inputs.shape)
+        if shape[:-1] == self.lead and width in (None, shape[-1]):
+            return
+        text = f"has the shape {shape} for {self._rows()}"
+        wanted = (*self.lead, "inputs of the distribution" if width is None else width)
+        why = "" if width is None else f", as {name} of action_space {space} has {width} inputs per row"
+        raise self._error(method, column, text, _shape_text(wanted) + why)
+
+    def _width(self, method: str, space: gym.Space[Any]) -> tuple[str, int | None]:
+        """The distribution's name, and how many inputs it takes per row, where that is known."""
+        module = self.module
+        kind = "train" if method == "_forward_train" else "exploration"
+        dist_cls = getattr(module, f"get_{kind}_action_dist_cls")()
+        name = dist_cls.__name__.removesuffix("Partial")
+        if module.action_dist_cls is None and dist_cls is module._default_action_dist_cls():
+            return name, num_dist_inputs(space)
+        try:
+            return name, int(dist_cls.required_input_dim(space, module.model_config))
+        except Exception:  # a class of the user's, which need not know
+            return name, None
+
+    def check_rows(self, outputs: Mapping[str, Any], method: str) -> None:
+        for column, value in outputs.items():
+            if column == Columns.STATE_OUT:
+                continue
+            for leaf in tree_leaves(value):
+                shape = tuple(np.shape(leaf))
+                if shape[: len(self.lead)] != self.lead:
+                    wanted = _shape_text((*self.lead, "…"))
+                    raise self._error(method, column, f"has the shape {shape} for {self._rows()}", wanted)
+
+    def check_state(self, outputs: Mapping[str, Any], method: str) -> None:
+        if len(self.lead) == 1:
+            return
+        given = tree_map(lambda leaf: tuple(np.shape(leaf)), self._batch[Columns.STATE_IN])
+        got = tree_map(lambda leaf: tuple(np.shape(leaf)), outputs[Columns.STATE_OUT])
+        if given != got:
+            raise self._error(
+                method,
+                Columns.STATE_OUT,
+                f"has the shapes {got}",
+                f"those of get_initial_state() with {_NUM_ROWS} rows, {given}",
+            )
+
+    def check_values(self, embeddings: Any) -> None:
+        values = self.run("compute_values", embeddings)
+        if values is None:
+            return
+        shape = tuple(np.shape(values))
+        if shape != self.lead:
+            hint = ". Drop its last dimension: .squeeze(-1)" if shape == (*self.lead, 1) else ""
+            raise ConfigurationError(
+                f"{self.module.describe()}: compute_values() returned the shape {shape} for {self._rows()}; expected "
+                f"{self.lead}: one value each{hint}."
+            )
+
+    def _rows(self) -> str:
+        num_rows, *num_steps = self.lead
+        return f"{num_rows} observations" + (f" of {num_steps[0]} time steps" if num_steps else "")
+
+    def _error(self, method: str, column: str, found: str, wanted: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.module.describe()}: {column!r} out of {method} {found}; expected {wanted}."
+        )
+
+
+def _draw_batch(module: RLModule, lead: tuple[int, ...]) -> dict[str, Any]:
+    space = copy.deepcopy(module.observation_space)
+    assert space is not None
+    space.seed(0)
+    first = next(iter(module.parameters()), None) if isinstance(module, nn.Module) else None
+    device = "cpu" if first is None else first.device
+
+    def to_tensor(leaf: Any) -> torch.Tensor:
+        array = np.asarray(leaf)
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        return torch.from_numpy(array.reshape(*lead, *array.shape[1:])).to(device)
+
+    num = int(np.prod(lead))
+    batch = {Columns.OBS: tree_map(to_tensor, tree_stack([space.sample() for _ in range(num)]))}
+    if module.is_stateful():
+        batch[Columns.STATE_IN] = tree_map(
+            lambda leaf: torch.as_tensor(leaf, device=device).expand(lead[0], *np.shape(leaf)).clone(),
+            module.get_initial_state(),
+        )
+    return batch
+
+
+def _shape_text(shape: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
