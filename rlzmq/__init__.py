@@ -72,6 +72,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         ConfigurationError as ConfigurationError,
         DeadlineError as DeadlineError,
         MultiAgentEnvError as MultiAgentEnvError,
+        NotFiniteError as NotFiniteError,
         PeerLostError as PeerLostError,
         ProtocolError as ProtocolError,
         RemoteError as RemoteError,
@@ -190,7 +191,7 @@ _EXPORTS: dict[str, str] = {
     for module, names in {
         "core.errors": (
             "AuthenticationError CheckpointError ClosedError ConfigurationError DeadlineError "
-            "MultiAgentEnvError PeerLostError ProtocolError RemoteError RlzmqError "
+            "MultiAgentEnvError NotFiniteError PeerLostError ProtocolError RemoteError RlzmqError "
             "StepFailedRecreateEnvError UnsupportedSpaceError"
         ),
         "core.metrics": "MetricsLogger StatsBase",

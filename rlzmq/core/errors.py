@@ -14,6 +14,7 @@ __all__ = [
     "DeadlineError",
     "EnvironmentError_",
     "MultiAgentEnvError",
+    "NotFiniteError",
     "PeerLostError",
     "ProtocolError",
     "RemoteError",
@@ -86,6 +87,10 @@ class StepFailedRecreateEnvError(EnvironmentError_):
 
 class MultiAgentEnvError(EnvironmentError_, ValueError):
     """Multi-agent data that contradicts itself, e.g. a step for an agent that is done."""
+
+
+class NotFiniteError(RlzmqError, ArithmeticError):
+    """Losses or gradients are NaN or infinite, update after update: training does not go on."""
 
 
 class RemoteError(RlzmqError):

@@ -26,6 +26,7 @@ from typing import Any
 
 from torch import nn
 
+from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES
@@ -40,6 +41,9 @@ from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
 __all__ = ["Learner", "TorchLearner"]
 
 _logger = logging.getLogger(__name__)
+
+# Data that make a loss overflow are rare; after so many updates without a step the reason is another one.
+_MAX_UPDATES_IN_VAIN = 10
 
 
 class Learner(LearnerHooks):
@@ -72,6 +76,8 @@ class Learner(LearnerHooks):
         num_module_steps_trained_lifetime: Module id → its steps trained so far, on all ranks together.
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
         num_minibatches_per_epoch: Of the current (or last) update.
+        was_trained: Whether the last update took a step; else its minibatches were not finite, every one.
+        num_updates_in_vain: How many updates in a row took none.
         device: Where the modules live.
     """
 
@@ -83,6 +89,8 @@ class Learner(LearnerHooks):
         )
         self.metrics = MetricsLogger(stats_cls_lookup=getattr(config, "custom_stats_cls_lookup", None))
         self._num_module_steps: dict[str, int] = {}  # of the current update, on all ranks
+        self.was_trained = True
+        self.num_updates_in_vain = 0
 
     def build(self) -> None:
         """Make the module, the learner connector and the optimizers. Calling it again changes nothing.
@@ -145,6 +153,7 @@ class Learner(LearnerHooks):
 
         Raises:
             ValueError: Not exactly one source was given.
+            NotFiniteError: The tenth update in a row took no step, on all ranks alike.
             PeerLostError: Another rank died or hangs. The weights are those before the update.
             DesynchronizedError: The ranks are not at the same step. Likewise.
         """
@@ -183,6 +192,7 @@ class Learner(LearnerHooks):
             if self.group is None and not (num_minibatches or train_batch.num_env_steps):
                 return self._results(train_batch, 0, connector_s)  # no data, no update: nothing changes
             self.weights_seq_no += 1
+            self._leave_out_skipped(train_batch, num_minibatches)
             self._count(train_batch, num_minibatches)
             self.after_gradient_based_update(timesteps=counters)
             self.commit_update(num_skipped=sum(self._num_skipped.values()))
@@ -273,6 +283,31 @@ class Learner(LearnerHooks):
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
         self.num_gradient_updates_lifetime += 1
+
+    def _leave_out_skipped(self, train_batch: TrainBatch, num_minibatches: int) -> None:
+        """What went through no optimizer step was not trained.
+
+        Raises:
+            NotFiniteError: So it was with update after update.
+        """
+        skipped = [m for m in self.trained_module_ids if self._num_skipped.get(m, 0) >= num_minibatches > 0]
+        for module_id in skipped:
+            self._num_module_steps.pop(module_id, None)
+            if module_id in train_batch.num_module_steps:
+                train_batch.num_module_steps[module_id] = 0
+        self.was_trained = not skipped or len(skipped) < len(self.trained_module_ids)
+        if self.was_trained:
+            self.num_updates_in_vain = 0
+            return
+        train_batch.num_env_steps = self._num_env_steps_agreed = 0
+        self.num_updates_in_vain += 1
+        if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
+            raise NotFiniteError(
+                f"{_MAX_UPDATES_IN_VAIN} updates in a row took no optimizer step, up to weights version "
+                f"{self.weights_seq_no}: the losses or gradients of {', '.join(map(repr, skipped))} are NaN or "
+                "infinite, whatever the data. Look at the loss, at the module's outputs, at a lr too high, or set "
+                "grad_clip."
+            )
 
     # -- counters and results ----------------------------------------------------------------------
 

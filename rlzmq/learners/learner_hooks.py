@@ -32,6 +32,7 @@ class LearnerHooks(LearnerRanks):
         self._loss_weights: dict[str, float] = {}
         self._minibatch_rows: dict[str, int] = {}
         self._is_finite: dict[str, bool] = {}
+        self._finite_losses: list[bool] = []
         self._num_skipped: dict[str, int] = {}
         self._vote: Vote | None = None
         # A subclass that changes gradients may bring in what the norm taken before it did not see.
@@ -122,8 +123,9 @@ class LearnerHooks(LearnerRanks):
         for entry in self._optimizers:
             for parameter in entry.parameters:
                 parameter.grad = None
+        self._finite_losses = self._are_finite(loss_per_module)
         if self.group is not None:
-            self._vote = self._start_vote(loss_per_module)
+            self._vote = self._start_vote()
             losses = [loss * self._loss_weights[module_id] for module_id, loss in loss_per_module.items()]
             self.data_parallel().backward(
                 sum(losses, torch.zeros((), device=self.device, requires_grad=True))
@@ -203,11 +205,12 @@ class LearnerHooks(LearnerRanks):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
         module_ids = [*self.trained_module_ids, ALL_MODULES]
-        agreed = [True] * len(module_ids)
+        agreed = self._verdicts()
         if self.group is not None:
             # The ranks' gradients are the same by now, so each finds for itself what the others find.
-            vote, self._vote = self._vote or self._start_vote({}), None
+            vote, self._vote = self._vote or self._start_vote(), None
             agreed = vote.result()
+        self._finite_losses = []
         for module_id, is_agreed in zip(module_ids, agreed, strict=True):
             if not (is_agreed and self._gradients_are_finite(module_id, gradients_dict)):
                 self._num_skipped[module_id] = self._num_skipped.get(module_id, 0) + 1
@@ -215,11 +218,17 @@ class LearnerHooks(LearnerRanks):
             for entry in self._optimizers.of_module(module_id):
                 entry.optimizer.step()
 
-    def _start_vote(self, losses: Mapping[str, Tensor]) -> Vote:
+    def _are_finite(self, losses: Mapping[str, Tensor]) -> list[bool]:
+        return [m not in losses or math.isfinite(losses[m].detach()) for m in self.trained_module_ids]
+
+    def _verdicts(self) -> list[bool]:
+        """This rank's on its losses; a subclass may have computed the gradients without `compute_gradients`."""
+        return [*(self._finite_losses or [True] * len(self.trained_module_ids)), True]
+
+    def _start_vote(self) -> Vote:
         assert self.group is not None
-        finite = [m not in losses or math.isfinite(losses[m].detach()) for m in self.trained_module_ids]
         return self.group.start_vote(
-            [*finite, True],
+            self._verdicts(),
             step_id=self.num_gradient_updates_lifetime,
             num_skipped=sum(self._num_skipped.values()),
         )

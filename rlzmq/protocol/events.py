@@ -218,6 +218,7 @@ class UpdateTrained:
     Attributes:
         num_trained_steps: Steps that went through the loss (counting replayed ones once per use).
         results: One `values.pack_blob` frame.
+        unusable: Indices of shards that make the loss not finite, each taken alone.
     """
 
     update_id: int
@@ -225,6 +226,7 @@ class UpdateTrained:
     trained: bool
     num_trained_steps: int
     results: Buffer = b""
+    unusable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,8 @@ class UpdateDone(WireMessage):
     """The group voted and this rank stepped (or, with ``trained`` False, all ranks skipped the
     step as not finite). Sent again until UPDATE_COMMITTED.
 
-    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN.
+    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN; two more,
+    packed likewise, where some of this rank's fragments made the loss not finite.
     """
 
     kind: ClassVar[Kind] = Kind.UPDATE_DONE

@@ -21,7 +21,7 @@ from rlzmq.core.tree import tree_map, tree_unstack
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner
 
-__all__ = ["EnvFailures", "WayThere", "close_env"]
+__all__ = ["EnvFailures", "WayThere", "close_env", "describe_runner"]
 
 _logger = logging.getLogger("rlzmq.runners")
 _WINDOW_S = 60.0
@@ -162,10 +162,17 @@ class EnvFailures:
         how = "How it came there is not known." if way is None else str(way)
         return (
             f"{which} of env runner {runner.worker_index} raised {type(error).__name__} in {where}(): {said} "
-            f"(env_config {dict(getattr(runner.config, 'env_config', None) or {})}, run seed {runner.seed}, "
-            f"env seed {runner.env_seed()}, incarnation {runner.incarnation}, "
-            f"vector env number {runner._num_envs_made}, {runner.num_env_steps_sampled} env steps before). {how}"
+            f"{describe_runner(runner)}. {how}"
         )
+
+
+def describe_runner(runner: EnvRunner) -> str:
+    """What makes a runner's environments what they are, in parentheses."""
+    return (
+        f"(env_config {dict(getattr(runner.config, 'env_config', None) or {})}, run seed {runner.seed}, "
+        f"env seed {runner.env_seed()}, incarnation {runner.incarnation}, "
+        f"vector env number {runner._num_envs_made}, {runner.num_env_steps_sampled} env steps before)"
+    )
 
 
 def close_env(env: Any, worker_index: int) -> None:

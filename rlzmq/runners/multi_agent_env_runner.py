@@ -13,6 +13,7 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import tree_map
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
+from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.env_failures import WayThere
@@ -90,6 +91,14 @@ class MultiAgentEnvRunner(SamplingRunner):
         else:
             self._sampler = MultiAgentSampler(self)
         return self._sampler
+
+    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
+        e = value.episode
+        came = self.env.ways[value.env_index]
+        goes_on = not (batch.terminated[e] or batch.truncated[e])
+        if not goes_on or len(came.episode_actions) != batch.env_t[e]:
+            return None  # of an episode that is over
+        return WayThere.of_agents(came.episode_seed, came.episode_actions[: value.num_env_steps])
 
     # -- what samplers ask for -----------------------------------------------------------------
 

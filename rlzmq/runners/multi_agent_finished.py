@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.episodes.bad_values import LARGEST
 from rlzmq.runners.ongoing import FinishedEpisodes
 
 __all__ = ["EpisodeTotals", "MultiAgentFinished"]
@@ -33,6 +34,13 @@ class MultiAgentFinished(FinishedEpisodes):
         for agent_id, value in totals.agent_returns.items():
             self.agent_returns.setdefault(agent_id, []).append(value)
             self.module_returns.setdefault(totals.module_ids[agent_id], []).append(value)
+
+    def leave_out_unusable(self) -> None:
+        """Likewise of agents and modules."""
+        super().leave_out_unusable()
+        for by_id in (self.agent_returns, self.module_returns):
+            for name, returns in by_id.items():
+                by_id[name] = [value for value in returns if abs(value) < LARGEST]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain lists, for a fragment's meta."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlzmq.episodes.bad_values import LARGEST
 from rlzmq.runners.fragment import ChunkTable
 
 __all__ = ["FinishedEpisodes", "OngoingEpisodes"]
@@ -28,6 +30,14 @@ class FinishedEpisodes:
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)
+
+    def leave_out_unusable(self) -> None:
+        """Leaves out episodes whose return is no usable number: they held steps that are left out, too."""
+        is_usable = [abs(value) < LARGEST for value in self.returns]  # False for NaN
+        if not all(is_usable):
+            self.returns = list(itertools.compress(self.returns, is_usable))
+            self.lengths = list(itertools.compress(self.lengths, is_usable))
+            self.durations_s = list(itertools.compress(self.durations_s, is_usable))
 
     def to_dict(self) -> dict[str, list[Any]]:
         """As plain lists, for a fragment's meta."""

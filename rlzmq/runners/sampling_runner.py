@@ -8,6 +8,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from rlzmq.episodes.bad_values import BadValue
+from rlzmq.runners.bad_steps import BadSteps
+from rlzmq.runners.env_failures import WayThere
 from rlzmq.runners.env_runner import EnvRunner, sample_limits
 from rlzmq.runners.request import SampleRequest
 
@@ -28,6 +31,7 @@ class SamplingRunner(EnvRunner):
         self.use_fused = True
         self.shared_data: dict[str, Any] = {}
         self._sampler: Any = None
+        self._bad_steps = BadSteps(self)
         self._chosen_for: tuple[Any, ...] = ()
         self._needs_seed = True
         self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; (): of the run's begin
@@ -42,6 +46,10 @@ class SamplingRunner(EnvRunner):
     @abc.abstractmethod
     def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
         """Count what was sampled; what the batch's meta says beyond what all runners' say."""
+
+    @abc.abstractmethod
+    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
+        """How an environment came to return a value in the batch that was just sampled, where that is known."""
 
     def sample(
         self,
@@ -97,6 +105,8 @@ class SamplingRunner(EnvRunner):
         except BaseException:
             sampler.forget()  # half a step was made: nothing can be continued
             raise
+        batch, num_unusable = self._bad_steps.cut_out_of(batch)
+        finished.leave_out_unusable()
         self.episode_metrics.add_episodes(finished.returns, finished.lengths, finished.durations_s)
         batch.meta = {
             "worker_index": self.worker_index,
@@ -108,6 +118,8 @@ class SamplingRunner(EnvRunner):
             "weights_generation": self.weights_generation,
             "episode_metrics": finished.to_dict(),
         }
+        if num_unusable:
+            batch.meta["num_env_steps_not_finite"] = num_unusable
         if self.callbacks.has("on_sample_end"):
             self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
         batch.meta["timers"] = self._time_sample(start_s)

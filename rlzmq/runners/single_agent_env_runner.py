@@ -12,7 +12,9 @@ from rlzmq.core.seeding import derive_seed
 from rlzmq.core.tree import tree_map
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.vector import make_vec
+from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.runners.env_failures import WayThere
 from rlzmq.runners.episode_sampler import EpisodeSampler
 from rlzmq.runners.fused_sampler import FusedSampler
 from rlzmq.runners.module_step import ModuleStep
@@ -82,6 +84,10 @@ class SingleAgentEnvRunner(SamplingRunner):
         else:
             self._sampler = EpisodeSampler(self)
         return self._sampler
+
+    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
+        steps = value.num_env_steps - int(batch.t_started[value.episode])
+        return self.stepper.way_to(batch, value.episode, steps)
 
     # -- what samplers ask for -----------------------------------------------------------------
 

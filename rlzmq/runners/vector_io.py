@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from rlzmq.core.errors import EnvironmentError_
 from rlzmq.core.stage_timers import ENV_RESET_TIMER
+from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
 from rlzmq.envs.vector import sparse_infos
@@ -133,6 +134,36 @@ class VectorStepper:
         latest = None if sampler is None or not sampler.has_episodes else sampler.actions_so_far()
         way = lean.history.way_back(index, latest)
         return None if way is None else WayThere.of_history(*way)
+
+    def way_to(self, batch: Any, chunk: int, num_steps: int) -> WayThere | None:
+        """How an environment came to a step of the fragment that was just sampled.
+
+        Args:
+            batch: All chunks of the fragment, those of one environment in the order in which they came.
+            chunk: One of them.
+            num_steps: Steps made in it.
+        """
+        lean, index = self._lean, int(batch.env_index[chunk])
+        way = None if lean is None else lean.history.way_back(index)
+        if lean is None or way is None:
+            return None
+        begin, rows = way
+        own = np.flatnonzero(batch.env_index == index)
+        is_done = bool(batch.terminated[own[-1]] or batch.truncated[own[-1]])
+        end = lean.history.num_steps - (is_done and not lean.needs_reset(index))
+        for c in own[::-1].tolist():
+            first = end - int(batch.length[c])
+            if c == chunk:
+                break
+            end = first - 1  # the reset between two episodes takes a vector step
+        num_actions = first + num_steps - begin.step
+        if rows is not None and begin.actions is not None:
+            num_actions += len(tree_leaves(begin.actions)[0])
+        if num_actions < 0:
+            return None  # the actions since a later reset are known
+        return WayThere.of_history(
+            begin, None if rows is None else tree_map(lambda leaf: leaf[:num_actions], rows)
+        )
 
     def _remake(self, error: Exception, where: str) -> None:
         """A vector env that raised cannot tell which part failed: all of it is made anew."""

@@ -1,4 +1,4 @@
-"""What a learner looks at before it trains a fragment: finite numbers within their spaces, and the form of those
+"""What a learner looks at before it trains a fragment: usable numbers within their spaces, and the form of those
 trained before."""
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import gymnasium as gym
 import numpy as np
 import optree
 
+from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.chunk_table import ragged_arange
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 
-__all__ = ["BatchCheck", "check_finite"]
+__all__ = ["BatchCheck"]
 
 # Leaf path → (shape of one step, kind of dtype).
 _Form = dict[str, tuple[tuple[int, ...], str]]
@@ -60,7 +61,8 @@ class BatchCheck:
         Raises:
             ValueError: It cannot be trained; the text names column, expected and actual.
         """
-        check_finite(batch)
+        if (found := find_bad_values(batch)) is not None:
+            raise ValueError(f"{found.values[0]}, which no loss can use")
         for part in getattr(batch, "agent_batches", [batch]):
             is_alone = part is batch
             module_ids = None if is_alone else part.module_ids
@@ -171,24 +173,6 @@ def _leaf_at(column: Any, path: tuple[Any, ...]) -> Any:
         else:
             return None
     return column if isinstance(column, np.ndarray) else None
-
-
-def check_finite(batch: Any) -> None:
-    """Raise ValueError where a step that would be trained holds NaN or infinity, naming column and step.
-
-    Args:
-        batch: EpisodeBatch or MultiAgentEpisodeBatch.
-    """
-    for part in getattr(batch, "agent_batches", [batch]):
-        slots = part.step_slots()
-        for name, column in part.columns.items():
-            for leaf in optree.tree_leaves(column):
-                if leaf.dtype.kind != "f":
-                    continue
-                finite = np.isfinite(leaf[slots])
-                if not finite.all():
-                    first = int(np.argwhere(~finite.reshape(len(slots), -1).all(axis=1))[0, 0])
-                    raise ValueError(f"column {name!r} is not finite at step {first} of the fragment")
 
 
 def _parts(batch: Any) -> Iterator[tuple[Any, Any]]:

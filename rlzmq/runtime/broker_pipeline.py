@@ -30,6 +30,7 @@ from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.driver_link import DriverLink
 from rlzmq.runtime.found_broker import FoundBroker
 from rlzmq.runtime.fragment_meta import MetaCheck
+from rlzmq.runtime.fragments import num_left_out
 from rlzmq.runtime.identity import spaces_digest
 from rlzmq.runtime.joining import JoinKeys, pack_config
 from rlzmq.runtime.peer_link import new_peer_id
@@ -81,6 +82,7 @@ class BrokerPipeline:
         self._place_of: dict[str, int] = {}
         self._index_of: dict[str, int] = {}
         self._ranks: list[str] = []
+        self._peer_of: dict[int, str] = {}
         self._connector_version = -1
         self._journal: RunJournal | None = None
         self._reader = ReportReader(
@@ -166,6 +168,7 @@ class BrokerPipeline:
             )
         )
         self._place_of[peer_id] = self._index_of[name] = index
+        self._peer_of[index] = peer_id
         self._driver.expect("runner", name)
         self._run_task(self._watch(handle, name))
 
@@ -247,8 +250,8 @@ class BrokerPipeline:
         runners = self._runners.supervisor
         if event in _MISSED:
             self._run_task(runners.suspect(index, event, detail))
-        elif event in ("bad_fragment", "quarantined"):
-            runners.blame(index, detail)
+        elif event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
+            runners.blame(index, detail)  # else it is of the process before this one
 
     def _send_connector_state(self, state: Any) -> None:
         assert self._driver is not None
@@ -276,6 +279,8 @@ class BrokerPipeline:
         if state is not None:
             self._send_connector_state(state)
         self._reader.account(report, sum(num_steps for _, num_steps, _ in fragments), self.accounting)
+        num_unusable = sum(map(num_left_out, metas))
+        self.accounting.add(sampled=num_unusable, dropped={"not_finite": num_unusable})
         self._note_work(report)
         if faults.is_recording:
             faults.record(

@@ -8,7 +8,10 @@ from typing import Any
 from rlzmq.protocol.fragments import decode_fragment
 from rlzmq.runtime.batch_check import BatchCheck
 
-__all__ = ["open_fragment", "sample_with_metrics", "take_fragment"]
+__all__ = ["num_left_out", "open_fragment", "sample_with_metrics", "take_fragment"]
+
+# Far above any real fragment: a runner from outside may say what it likes.
+_MAX_LEFT_OUT = 2**40
 
 
 def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None) -> Any:
@@ -60,3 +63,9 @@ def open_fragment(frames: Sequence[Any], check: BatchCheck, *, is_multi_agent: b
     batch = batch_class.from_wire(header.batch, arrays)
     check.check(batch)
     return batch
+
+
+def num_left_out(meta: Mapping[str, Any]) -> int:
+    """Env steps that a runner sampled and left out of a fragment, since no loss could use them."""
+    num = meta.get("num_env_steps_not_finite", 0)
+    return num if type(num) is int and 0 <= num <= _MAX_LEFT_OUT else 0

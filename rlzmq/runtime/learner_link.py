@@ -19,6 +19,7 @@ from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.learners.distributed import DesynchronizedError
+from rlzmq.learners.unusable import find_unusable
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
@@ -159,11 +160,14 @@ class LearnerLink(PeerLink):
 
         faults.at("learner.train")
 
-        def job() -> tuple[bytes, Any]:
+        def job() -> tuple[bytes, Any, bool, list[int]]:
             results = self._learner.update(
                 episodes=batches, timesteps={"num_env_steps_sampled_lifetime": num_steps}
             )
-            return pack_blob(results), self._snapshot() if self._rank == 0 else None
+            has_skipped = results["__all_modules__"]["num_nonfinite_gradients_skipped"] > 0
+            unusable = find_unusable(self._learner, batches) if has_skipped else []
+            weights = self._snapshot() if self._rank == 0 else None
+            return pack_blob(results), weights, self._learner.was_trained, unusable
 
         def finish(done: Any) -> None:
             if done.cancelled():
@@ -189,8 +193,11 @@ class LearnerLink(PeerLink):
                     rank=self._rank,
                     ranges=ranges,
                 )
-            blob, weights = done.result()
-            trained = UpdateTrained(update.update_id, update.attempt, True, update.num_env_steps, blob)
+            blob, weights, was_trained, unusable = done.result()
+            num_trained = update.num_env_steps if was_trained else 0
+            trained = UpdateTrained(
+                update.update_id, update.attempt, was_trained, num_trained, blob, tuple(unusable)
+            )
             if weights is not None:
                 self.handle(weights)
             self.handle(trained)

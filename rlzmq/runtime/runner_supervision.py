@@ -50,6 +50,7 @@ class _Place:
     up: asyncio.Event = field(default_factory=asyncio.Event)
     has_worked: bool = False
     num_bad: int = 0
+    killed_for: BaseException | None = None
     is_given_up: bool = False
     first_failure: BaseException | None = None
     task: asyncio.Task[None] | None = None
@@ -172,12 +173,8 @@ class RunnerSupervisor:
         place = self._places[index]
         place.num_bad += 1
         if place.num_bad >= _MAX_BAD_FRAGMENTS and not place.handle.exited.done():
-            _log.warning(
-                "%s %d is restarted after %d unusable fragments, the last one: %s",
-                self._what,
-                index,
-                place.num_bad,
-                why,
+            place.killed_for = PeerLostError(
+                f"{self._what} {index} was restarted after {place.num_bad} unusable fragments, the last one: {why}."
             )
             place.handle.kill()
 
@@ -219,7 +216,8 @@ class RunnerSupervisor:
             await place.handle.exited
             noticed_at = time.monotonic()
             place.up.clear()
-            error: BaseException = lost_error(place.handle)
+            error: BaseException = place.killed_for or lost_error(place.handle)
+            place.killed_for = None
             while True:
                 delay_s = self._decide(place, error)
                 if delay_s is None:

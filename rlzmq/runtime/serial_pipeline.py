@@ -14,7 +14,7 @@ from typing import Any
 
 from rlzmq.protocol.leases import plan_lease
 from rlzmq.runtime.connector_sync import ConnectorSync
-from rlzmq.runtime.fragments import take_fragment
+from rlzmq.runtime.fragments import num_left_out, take_fragment
 from rlzmq.runtime.reports import Accounting, UpdateReport
 
 __all__ = ["SerialPipeline"]
@@ -60,7 +60,8 @@ class SerialPipeline:
             timesteps={"num_env_steps_sampled_lifetime": num_env_steps_before + num_steps},
         )
         trained = time.perf_counter()
-        self.accounting.add(trained=num_steps)
+        num_trained = num_steps if self._learner.was_trained else 0
+        self.accounting.add(trained=num_trained, dropped={"skipped": num_steps - num_trained})
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         self.push_weights()
         if state is not None:
@@ -70,7 +71,7 @@ class SerialPipeline:
             weights_version=self._learner.weights_seq_no,
             learner_results=[results],
             fragments=metas,
-            num_env_steps_trained=num_steps,
+            num_env_steps_trained=num_trained,
             timers={
                 "sample": sampled - start,
                 "learn": trained - sampled,
@@ -89,7 +90,8 @@ class SerialPipeline:
             batch = take_fragment(runner, length)
             metas.append(batch.meta)
             num_steps = batch.num_env_steps
-            self.accounting.add(sampled=num_steps)
+            num_unusable = num_left_out(batch.meta)
+            self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})
             if num_steps > remaining:
                 batch = batch.split(remaining)[0]
                 self.accounting.add(dropped={"surplus": num_steps - remaining})

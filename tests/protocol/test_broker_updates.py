@@ -22,9 +22,11 @@ from rlzmq.protocol.messages import (
     ShardRefused,
     Train,
     UpdateCommitted,
+    UpdateDone,
     UpdateReport,
     Welcome,
 )
+from rlzmq.protocol.ranges import pack_ranges
 from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.values import unpack_blob
 
@@ -164,6 +166,29 @@ def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
     (report,) = bench.sent("driver", UpdateReport)
     assert not report.trained
     assert report.dropped == {"skipped": 20}
+
+
+def test_a_fragment_that_made_the_loss_overflow_is_put_aside_with_what_is_left_of_it():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=15)
+    bench.fragment(steps=15)  # of which an on-policy update takes 5
+    plan = bench.make_ready()
+    good, bad = bench.state.runs[0].ranges
+    message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, False, 0)
+    bench.send("learner-0", message, (b"results", *pack_ranges([good, bad]), *pack_ranges([bad])))
+    (put_aside,) = [item for item in bench.out if isinstance(item, Quarantine)]
+    assert put_aside.fragment == bad.fragment
+    assert put_aside.frames
+    reason = f"{bad.fragment}: its values are finite, and with them alone the loss or its gradients are not"
+    assert put_aside.reason == reason
+    (notice,) = [notice for notice in bench.sent("driver", Notice) if notice.event == "bad_fragment"]
+    assert (notice.role, notice.name, notice.detail) == ("runner", "runner", reason)
+    (report,) = bench.sent("driver", UpdateReport)
+    assert not report.trained
+    assert report.dropped == {"skipped": 20, "quarantined": 10}
+    assert bench.state.ledger.entries == {}
 
 
 def test_a_rebuilt_group_gets_the_untrained_update_again():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,8 @@ def batch_of(size: int = 4, reward: float = 1.0, **extras: Any) -> EpisodeBatch:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="'rewards' is not finite at step 0"):
+    expected = f"column 'rewards' holds {value} at step 1 of an episode (env -1), which no loss can use"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         BatchCheck().check(batch_of(reward=value))
 
 

@@ -20,6 +20,8 @@ __all__ = ["MeanStdFilter"]
 
 # Added to the standard deviation, so that constant features give 0 instead of 0 / 0.
 _SMALL = 1e-6
+# Of sums of squared differences: what float32, in which observations come, can hold.
+_MOST = float(np.finfo(np.float32).max)
 
 
 class MeanStdFilter(ConnectorV2):
@@ -127,25 +129,38 @@ class MeanStdFilter(ConnectorV2):
             return observations
         key = DEFAULT_AGENT_ID if agent_id is None else agent_id
         stats = self._total.get(key) or RunningStats()
-        if not self._update_stats:
+        learned = self._learned(stats, leaves, chosen, samples) if self._update_stats else None
+        if learned is None:
             for position, (leaf, values) in enumerate(zip(chosen, samples, strict=True)):
                 mean = stats.means[position] if stats.num else np.zeros(())
                 leaves[leaf] = self._normalised(values, mean, stats.std(position))
-            return spec.unflatten(leaves)
+        else:
+            self._total[key] = learned
+            self._delta[key] = self._delta.get(key, RunningStats()).with_samples(samples)
+        return spec.unflatten(leaves)
+
+    def _learned(
+        self, stats: RunningStats, leaves: list[Any], chosen: list[int], samples: list[Any]
+    ) -> RunningStats | None:
+        """The statistics with these samples, and the filtered samples in their `leaves`; None, and nothing done,
+        where one of them is NaN, infinite or absurd: it would stay in the statistics for ever."""
+        filtered = []
         num = stats.num + len(samples[0])
         degrees_of_freedom = np.maximum(np.arange(stats.num, num, dtype=np.float64), 1.0)
         means, m2s = [], []
-        for position, (leaf, values) in enumerate(zip(chosen, samples, strict=True)):
+        for position, values in enumerate(samples):
             mean, m2 = stats.prefixes(position, values)
             std = np.sqrt(m2 / degrees_of_freedom.reshape(-1, *[1] * (values.ndim - 1)))
             if stats.num == 0:
                 std[0] = 1.0
-            leaves[leaf] = self._normalised(values, mean, std)
+            if not m2[-1].max() < _MOST:  # nor is NaN
+                return None
+            filtered.append(self._normalised(values, mean, std))
             means.append(mean[-1])
             m2s.append(m2[-1])
-        self._total[key] = RunningStats(num, means, m2s)
-        self._delta[key] = self._delta.get(key, RunningStats()).with_samples(samples)
-        return spec.unflatten(leaves)
+        for leaf, values in zip(chosen, filtered, strict=True):
+            leaves[leaf] = values
+        return RunningStats(num, means, m2s)
 
     def _normalised(self, values: Any, mean: Any, std: Any) -> npt.NDArray[np.float32]:
         if self.de_mean_to_zero:

@@ -102,6 +102,7 @@ class Run:
         ranges: All shards, in order.
         is_training: TRAIN was sent: the plan stands until the generation ends.
         results: Per rank, what its UPDATE_DONE brought.
+        unusable: Fragments that made the loss not finite, as the ranks found out.
         planned_at: When its batch was complete; None if adopted.
     """
 
@@ -119,6 +120,7 @@ class Run:
     trained: bool = True
     num_trained_steps: int = 0
     results: dict[int, Buffer] = field(default_factory=dict)
+    unusable: set[FragmentId] = field(default_factory=set)
     planned_at: float | None = None
 
     @property

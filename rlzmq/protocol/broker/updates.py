@@ -57,7 +57,8 @@ class Updates:
         assert isinstance(message, UpdateDone)
         if message.rank != peer.hello.rank:
             return
-        ranges = unpack_ranges(event.payload[1:])
+        ranges = unpack_ranges(event.payload[1:3])
+        unusable = unpack_ranges(event.payload[3:]) if len(event.payload) > 3 else []
         if state.next_commit is not None and message.update_id < state.next_commit:
             self._recovery.note_trained(ranges)
             peer.next_update = max(peer.next_update, message.update_id + 1)
@@ -73,6 +74,7 @@ class Updates:
         run.results[message.rank] = event.payload[0] if event.payload else b""
         run.trained = message.trained
         run.num_trained_steps = max(run.num_trained_steps, message.num_trained_steps)
+        run.unusable.update(item.fragment for item in unusable)
         peer.next_update = max(peer.next_update, message.update_id + 1)
         if len(run.results) >= run.num_ranks:
             run.is_settled = True
@@ -114,7 +116,15 @@ class Updates:
         for entry in entries:
             state.to_be_reported(entry)
         versions = [entry.version for entry in entries] or [update.weights_version]
+        unusable = [entry for entry in entries if entry.id in run.unusable]
+        for entry in unusable:
+            detail = (
+                f"{entry.id}: its values are finite, and with them alone the loss or its gradients are not"
+            )
+            self._recovery.set_aside(entry, "bad_fragment", detail)
         ledger.commit(run.ranges, trained=run.trained)
+        for entry in unusable:
+            state.drop(entry, "quarantined")
         state.journal.trained(run.update_id, run.ranges)
         del state.runs[run.update_id]
         del state.open[run.update_id]

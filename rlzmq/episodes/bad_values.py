@@ -1,0 +1,297 @@
+"""Values that no loss can use, found in batches and cut out: NaN, infinity, and what is beyond float32's squares.
+
+A step can be trained where its observation, the one after it (a value is bootstrapped from it), and all that its
+step columns hold are usable; of stateful modules the state before it, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import optree
+from numpy.typing import NDArray
+
+from rlzmq.episodes.agent_rows import AgentRows
+from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+
+__all__ = ["LARGEST", "BadValue", "BadValues", "find_bad_values"]
+
+# Losses and norms of gradients square what they are given: above this a float32 overflows.
+LARGEST = math.sqrt(float(np.finfo(np.float32).max))
+_INITIAL_STATE = "initial_state"
+_RANKS = {Columns.OBS: 0, Columns.REWARDS: 2}
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class BadValue:
+    """The first unusable value of a chunk, in the order in which values came about.
+
+    Attributes:
+        column: Its name and, in a tree, the path to the leaf.
+        value: One that is not usable.
+        episode: Index of the episode's chunk in the batch.
+        num_env_steps: Env steps of that episode when the value came about.
+        env_index: The sub-environment; -1: unknown.
+        agent_id: None where there is one agent.
+        is_of_env: An observation or a reward; else a module put it out.
+    """
+
+    column: str
+    value: float
+    episode: int
+    num_env_steps: int
+    env_index: int
+    agent_id: Any
+    is_of_env: bool
+
+    def __str__(self) -> str:
+        agent = "" if self.agent_id is None else f", agent {self.agent_id!r}"
+        return (
+            f"column {self.column} holds {self.value} at step {self.num_env_steps} of an episode "
+            f"(env {self.env_index}{agent})"
+        )
+
+
+@dataclass(slots=True)
+class BadValues:
+    """What of a batch cannot be trained.
+
+    Attributes:
+        values: The first unusable value of each chunk that has one.
+        num_of_envs: Observations and rewards that are unusable, those that a fragment before had already left out.
+        usable: bool [env steps], the batch's steps in order.
+        ends_badly: The last step of an episode that goes on is unusable: so may be all that follows.
+    """
+
+    values: list[BadValue] = field(default_factory=list)
+    num_of_envs: int = 0
+    usable: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    ends_badly: bool = False
+
+    def cut_out_of(self, batch: Any) -> Any:
+        """The batch without its unusable steps; a chunk around one is cut in two.
+
+        Args:
+            batch: The one that was looked at.
+        """
+        edges = np.flatnonzero(np.diff(self.usable, prepend=False, append=False)).reshape(-1, 2)
+        parts = [batch.slice_steps(begin, end) for begin, end in edges.tolist()] or [batch.slice_steps(0, 0)]
+        cut = type(batch).concat(parts)
+        for rows in cut.rows if isinstance(cut, MultiAgentEpisodeBatch) else [cut]:
+            _shorten_lookback(rows)
+        return cut
+
+
+def find_bad_values(batch: Any) -> BadValues | None:
+    """What of a batch cannot be trained; None if nothing, which takes one pass over the columns.
+
+    Args:
+        batch: EpisodeBatch or MultiAgentEpisodeBatch. Lookback parts count, since connectors read them.
+    """
+    if isinstance(batch, EpisodeBatch):
+        marks = _marks(batch)
+        return None if marks is None else _of_one_agent(batch, marks)
+    of_rows = [(rows, _marks(rows.batch)) for rows in batch.rows]
+    if all(marks is None for _, marks in of_rows):
+        return None
+    return _of_agents(batch, [(rows, marks) for rows, marks in of_rows if marks is not None])
+
+
+# -- one agent ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """One array of a column with unusable values.
+
+    Attributes:
+        shown: Name and path.
+        usable: bool [num_slots].
+        rank: In the order in which the values of one slot come about: observation, model outputs, reward.
+    """
+
+    shown: str
+    column: str
+    array: NDArray[Any]
+    usable: BoolArray
+    rank: int
+
+
+@dataclass(slots=True)
+class _Marks:
+    """Which slots of a batch's columns are usable: bool [num_slots]; chunks' initial states: bool [C]."""
+
+    observations: BoolArray
+    steps: BoolArray
+    states: BoolArray
+    initial_states: BoolArray
+    leaves: list[_Leaf] = field(default_factory=list)
+
+
+def _marks(batch: EpisodeBatch) -> _Marks | None:
+    bad = [
+        (name, path, leaf)
+        for name, column in [*batch.columns.items(), (_INITIAL_STATE, batch.initial_state)]
+        if column is not None
+        for path, leaf in zip(*optree.tree_flatten_with_path(column)[:2], strict=True)
+        if not _all_usable(name, np.asarray(leaf))
+    ]
+    if not bad:
+        return None
+    ones = np.ones(batch.num_slots, np.bool_)
+    marks = _Marks(ones, ones.copy(), ones.copy(), np.ones(len(batch), np.bool_))
+    for name, path, leaf in bad:
+        usable: BoolArray = np.all(_usable(name, leaf).reshape(len(leaf), -1), axis=1)
+        if name == _INITIAL_STATE:
+            marks.initial_states &= usable
+            continue
+        if name == Columns.OBS:
+            marks.observations &= usable
+        else:
+            marks.steps &= usable
+        if name == Columns.STATE_OUT:
+            marks.states &= usable
+        shown = f"{name!r}{''.join(f'[{key!r}]' for key in path)}"
+        marks.leaves.append(_Leaf(shown, name, leaf, usable, _RANKS.get(name, 1)))
+    return marks
+
+
+def _all_usable(name: str, leaf: NDArray[Any]) -> bool:
+    if leaf.dtype.kind not in "fc" or not leaf.size:
+        return True
+    if leaf.dtype.kind == "c":
+        return bool(_usable(name, leaf).all())
+    # NaN goes through min and max, and compares False.
+    return float(leaf.max()) < LARGEST and (
+        name == Columns.ACTION_DIST_INPUTS or float(leaf.min()) > -LARGEST
+    )
+
+
+def _usable(name: str, leaf: NDArray[Any]) -> BoolArray:
+    """By value; logits of actions that are masked out may be as low as they like."""
+    sizes = leaf if name == Columns.ACTION_DIST_INPUTS else np.abs(leaf)
+    usable: BoolArray = sizes < (LARGEST if leaf.dtype.itemsize > 2 else np.inf)  # float16 ends before
+    return usable
+
+
+def _usable_steps(batch: EpisodeBatch, marks: _Marks) -> BoolArray:
+    """bool [steps], in `EpisodeBatch.step_slots`' order."""
+    slots = batch.step_slots()
+    usable: BoolArray = marks.observations[slots] & marks.observations[slots + 1] & marks.steps[slots]
+    if batch.initial_state is not None:
+        before = marks.states[slots - 1]
+        has_steps = batch.length > 0
+        firsts = (np.cumsum(batch.length) - batch.length)[has_steps]
+        before[firsts] = marks.initial_states[has_steps]
+        usable &= before
+    return usable
+
+
+def _of_one_agent(batch: EpisodeBatch, marks: _Marks) -> BadValues | None:
+    usable = _usable_steps(batch, marks)
+    values = [
+        BadValue(name, value, c, int(batch.t_started[c]) + after, int(batch.env_index[c]), None, rank != 1)
+        for c, name, value, after, rank in _first_of_chunks(batch, marks)
+    ]
+    if not values and usable.all():
+        return None  # in slots that belong to no chunk
+    goes_on = ~(batch.terminated | batch.truncated) & (batch.length > 0)
+    ends = (np.cumsum(batch.length) - 1)[goes_on]
+    return BadValues(values, _num_of_envs(batch, marks), usable, not usable[ends].all())
+
+
+def _first_of_chunks(batch: EpisodeBatch, marks: _Marks) -> list[tuple[int, str, float, int, int]]:
+    """(chunk, column, value, env steps after the chunk's start, rank) of the first unusable value of each chunk."""
+    first: dict[int, tuple[int, int, _Leaf]] = {}
+    for leaf in marks.leaves:
+        counts = batch.lookback + batch.length + (leaf.rank == _RANKS[Columns.OBS])
+        slots = ragged_arange(batch.start - batch.lookback, counts)
+        bad = ~leaf.usable[slots]
+        chunks = np.repeat(np.arange(len(batch)), counts)[bad]
+        for c, slot in zip(chunks.tolist(), slots[bad].tolist(), strict=True):
+            if c not in first or (slot, leaf.rank) < first[c][:2]:
+                first[c] = slot, leaf.rank, leaf
+    found = []
+    for c, (slot, rank, leaf) in sorted(first.items()):
+        row = np.atleast_1d(leaf.array[slot])
+        value = float(np.real(row[~_usable(leaf.column, row)][0]))
+        after = slot - int(batch.start[c]) + (rank == _RANKS[Columns.REWARDS])
+        found.append((c, leaf.shown, value, after, rank))
+    for c in np.flatnonzero(~marks.initial_states & (batch.length > 0)).tolist():
+        if c not in first:
+            found.append((c, repr(_INITIAL_STATE), math.nan, 0, 1))
+    return found
+
+
+def _num_of_envs(batch: EpisodeBatch, marks: _Marks) -> int:
+    """Unusable observations and rewards of the chunks' own steps, each observation with the step that led to it."""
+    slots = batch.step_slots()
+    rewards = np.ones(batch.num_slots, np.bool_)
+    for leaf in marks.leaves:
+        if leaf.column == Columns.REWARDS:
+            rewards &= leaf.usable
+    num = int((~marks.observations[slots + 1]).sum() + (~rewards[slots]).sum())
+    begins = batch.start[(batch.t_started == 0) & (batch.length > 0)]
+    return num + int((~marks.observations[begins]).sum())
+
+
+def _shorten_lookback(rows: EpisodeBatch | AgentRows) -> None:
+    """Lookback parts begin behind the last unusable slot before their chunk."""
+    batch = rows if isinstance(rows, EpisodeBatch) else rows.batch
+    marks = _marks(batch)
+    if marks is None or not len(batch):
+        return
+    slots = np.arange(batch.num_slots)
+    bad_before = np.maximum.accumulate(np.where(marks.observations & marks.steps, -1, slots))
+    room = np.where(batch.start > 0, batch.start - 1 - bad_before[batch.start - 1], 0)
+    lookback = np.minimum(batch.lookback, room)
+    if isinstance(rows, AgentRows):
+        offsets, counts = rows.offsets + (batch.lookback - lookback), lookback + batch.length + 1
+        rows.obs_env_ts = rows.obs_env_ts[ragged_arange(offsets, counts)]
+    batch.lookback = lookback
+
+
+# -- several agents -----------------------------------------------------------------------------------
+
+
+def _of_agents(batch: MultiAgentEpisodeBatch, of_rows: list[tuple[AgentRows, _Marks]]) -> BadValues | None:
+    """An env step in which an agent completes an unusable step is unusable for all."""
+    length = batch.env_t - batch.env_t_started
+    firsts = np.cumsum(length) - length
+    found = BadValues(usable=np.ones(int(length.sum()), np.bool_))
+    for rows, marks in of_rows:
+        agents, offsets = rows.batch, rows.offsets
+        steps = np.flatnonzero(~_usable_steps(agents, marks))
+        chunk = agents.step_chunks()[steps]
+        within = steps - (np.cumsum(agents.length) - agents.length)[chunk]
+        # the env step that leads to the observation after the agent's step
+        completed = rows.obs_env_ts[offsets[chunk] + agents.lookback[chunk] + within + 1]
+        episode = rows.episode[chunk]
+        own = completed > batch.env_t_started[episode]
+        found.usable[(firsts[episode] + completed - batch.env_t_started[episode] - 1)[own]] = False
+        found.num_of_envs += _num_of_envs(agents, marks)
+        found.values += _values_of_agents(batch, rows, marks)
+    if not found.values and found.usable.all():
+        return None
+    goes_on = ~(batch.terminated | batch.truncated) & (length > 0)
+    found.ends_badly = not found.usable[(firsts + length - 1)[goes_on]].all()
+    return found
+
+
+def _values_of_agents(batch: MultiAgentEpisodeBatch, rows: AgentRows, marks: _Marks) -> Iterator[BadValue]:
+    agents = rows.batch
+    for c, name, value, after, rank in _first_of_chunks(agents, marks):
+        e = int(rows.episode[c])
+        place = min(max(int(agents.lookback[c]) + after, 0), int(rows.counts[c]) - 1)
+        env_t = int(rows.obs_env_ts[int(rows.offsets[c]) + place])
+        agent_id = None if agents.agent_ids is None else agents.agent_ids[c]
+        yield BadValue(name, value, e, env_t, int(batch.env_index[e]), agent_id, rank != 1)

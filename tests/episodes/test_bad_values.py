@@ -1,0 +1,166 @@
+"""Values that no loss can use are found wherever the loss would read them, and cut out with nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq.episodes.bad_values import LARGEST, find_bad_values
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+
+def batch_of(num_steps: int = 6, *, num_episodes: int = 2, is_stateful: bool = False) -> EpisodeBatch:
+    """Each step's reward is its number; observations and outputs likewise."""
+    episodes = []
+    for _ in range(num_episodes):
+        episode = SingleAgentEpisode()
+        episode.add_env_reset(np.zeros(2, np.float32))
+        for t in range(num_steps):
+            outputs = {"vf_preds": np.float32(t), "action_dist_inputs": np.zeros(2, np.float32)}
+            if is_stateful:
+                outputs[Columns.STATE_OUT] = np.full(3, t, np.float32)
+            episode.add_env_step(np.full(2, t + 1, np.float32), t, float(t), extra_model_outputs=outputs)
+        episodes.append(episode)
+    batch = EpisodeBatch.from_episodes(episodes)
+    if is_stateful:
+        batch.initial_state = np.full((num_episodes, 3), -1, np.float32)
+    return batch
+
+
+def steps_of(batch: Any) -> list[list[float]]:
+    return [episode.get_rewards().tolist() for episode in batch]
+
+
+def cut(batch: Any) -> Any:
+    found = find_bad_values(batch)
+    assert found is not None
+    rest = found.cut_out_of(batch)
+    assert find_bad_values(rest) is None
+    assert rest.num_env_steps == found.usable.sum()
+    return rest
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -2 * LARGEST])
+@pytest.mark.parametrize(
+    ("column", "slot", "expected"),
+    [
+        ("rewards", 2, [[0, 1], [3, 4, 5]]),
+        ("vf_preds", 0, [[1, 2, 3, 4, 5]]),
+        ("obs", 3, [[0, 1], [4, 5]]),  # the step that leads there, and the one that begins there
+        ("obs", 6, [[0, 1, 2, 3, 4]]),  # the last one, from which a value is bootstrapped
+    ],
+)
+def test_the_steps_that_read_the_value_are_cut_out(
+    column: str, slot: int, value: float, expected: list[list[float]]
+) -> None:
+    batch = batch_of()
+    batch.columns[column][slot] = value
+    rest = cut(batch)
+    assert steps_of(rest) == [*expected, [0, 1, 2, 3, 4, 5]]
+    for episode in rest:
+        assert episode.get_observations()[:, 0].tolist() == list(range(episode.t_started, episode.t + 1))
+
+
+def test_what_nobody_reads_does_not_count() -> None:
+    batch = batch_of()
+    assert find_bad_values(batch) is None
+    batch.columns["rewards"][6] = np.nan  # the slot of the last observation, where no step lies
+    assert find_bad_values(batch) is None
+
+
+def test_logits_of_masked_actions_may_be_minus_infinity_and_nothing_else() -> None:
+    batch = batch_of()
+    batch.columns["action_dist_inputs"][2] = [-np.inf, -3.4e38]
+    assert find_bad_values(batch) is None
+    batch.columns["action_dist_inputs"][2] = [np.nan, 0]
+    assert steps_of(cut(batch))[:2] == [[0, 1], [3, 4, 5]]
+
+
+def test_lookback_parts_begin_behind_the_value() -> None:
+    batch = batch_of(num_episodes=1).slice_steps(4, 6)
+    assert batch.lookback.tolist() == [4]
+    batch.columns["rewards"][1] = np.nan
+    rest = cut(batch)
+    assert (rest.lookback.tolist(), steps_of(rest)) == ([2], [[4, 5]])
+
+
+def test_a_stateful_modules_state_makes_the_step_after_it_unusable() -> None:
+    batch = batch_of(num_episodes=1, is_stateful=True)
+    batch.columns[Columns.STATE_OUT][2] = np.nan
+    rest = cut(batch)
+    assert steps_of(rest) == [[0, 1], [4, 5]]
+    assert rest.initial_state[:, 0].tolist() == [-1, 3]
+    batch = batch_of(num_episodes=1, is_stateful=True)
+    batch.initial_state[0] = np.inf
+    assert steps_of(cut(batch)) == [[1, 2, 3, 4, 5]]
+
+
+def test_the_first_value_of_each_chunk_is_described() -> None:
+    batch = batch_of()
+    batch.columns["obs"] = {"a": (np.zeros(14), batch.columns["obs"])}
+    batch.columns["obs"]["a"][1][3, 1] = np.inf
+    batch.columns["rewards"][2] = (
+        np.nan
+    )  # of the step that led there: later than its observation, sooner than 3's
+    batch.columns["vf_preds"][10] = -1e30
+    batch.env_index[:] = [4, 5]
+    found = find_bad_values(batch)
+    assert found is not None
+    assert list(map(str, found.values)) == [
+        "column 'rewards' holds nan at step 3 of an episode (env 4)",
+        "column 'vf_preds' holds -1.0000000150474662e+30 at step 3 of an episode (env 5)",
+    ]
+    assert [value.is_of_env for value in found.values] == [True, False]
+    assert found.num_of_envs == 2
+
+
+@pytest.mark.parametrize(("slot", "expected"), [(4, False), (5, True), (6, True), (13, True)])
+def test_an_episode_that_goes_on_from_an_unusable_step_ends_badly(slot: int, expected: bool) -> None:
+    batch = batch_of()
+    batch.columns["obs"][slot] = np.nan
+    found = find_bad_values(batch)
+    assert found is not None
+    assert found.ends_badly is expected
+    batch.terminated[:] = True
+    assert not find_bad_values(batch).ends_badly  # type: ignore[union-attr]
+
+
+def multi_agent_batch() -> MultiAgentEpisodeBatch:
+    """Agent "a" acts in each of 6 env steps, "b" in every other one."""
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, _: f"of_{agent_id}")
+    episode.add_env_reset(observations={"a": np.float32(0), "b": np.float32(0)})
+    for t in range(6):
+        agents = ["a", "b"] if t % 2 else ["a"]
+        acting = ["a"] if t % 2 else ["a", "b"]
+        episode.add_env_step(
+            dict.fromkeys(agents, np.float32(t + 1)), dict.fromkeys(acting, 1), dict.fromkeys(agents, 1.0)
+        )
+    return MultiAgentEpisodeBatch.from_episodes([episode, episode.cut()])
+
+
+def test_env_steps_in_which_an_agents_step_is_unusable_are_cut_out_for_all() -> None:
+    batch = multi_agent_batch()
+    assert find_bad_values(batch) is None
+    (of_b,) = [rows.batch for rows in batch.rows if rows.batch.agent_ids[0] == "b"]  # type: ignore[index]
+    of_b.columns["rewards"] = of_b.columns["rewards"].copy()
+    of_b.columns["rewards"][1] = np.nan  # of the step from env step 2 to 4
+    found = find_bad_values(batch)
+    assert found is not None
+    assert list(map(str, found.values)) == [
+        "column 'rewards' holds nan at step 4 of an episode (env -1, agent 'b')"
+    ]
+    assert (found.num_of_envs, found.usable.tolist()) == (1, [True, True, True, False, True, True])
+    rest = cut(batch)
+    assert [(int(t), int(end)) for t, end in zip(rest.env_t_started, rest.env_t, strict=True)][:2] == [
+        (0, 3),
+        (4, 6),
+    ]
+    assert rest.agent_steps_by("agent_ids") == {"a": 5, "b": 2}
+    for episode in rest:
+        episode.get_observations()

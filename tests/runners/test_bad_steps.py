@@ -1,0 +1,241 @@
+"""NaN, infinity and absurd numbers from an environment: cut out where rare, else the run's end and a recipe."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from sampling_cases import make_config
+
+from rlzmq.connectors.env_to_module import MeanStdFilter
+from rlzmq.core.errors import EnvironmentError_
+from rlzmq.envs.multi_agent_env import MultiAgentEnv
+from rlzmq.modules.rl_module import TorchRLModule
+from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner
+from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+
+
+class Spoils(gym.Env[Any, Any]):
+    """Counts its steps over all episodes; puts ``value`` into ``place`` at those of ``at`` and each ``every``-th."""
+
+    observation_space = gym.spaces.Box(-9, 999, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.n = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.n += 1
+        observation, reward = np.full(2, self.t, np.float32), float(self.t)
+        config = self.config
+        if self.n in config.get("at", ()) or self.n % config.get("every", 10**9) == 0:
+            if config.get("place", "reward") == "reward":
+                reward = config.get("value", np.nan)
+            else:
+                observation[1] = config.get("value", np.nan)
+        return observation, reward, False, self.t == config.get("length", 20), {}
+
+
+@pytest.fixture(params=["fused", "episodes"])
+def make_runner(request: Any) -> Any:
+    def make(num_envs: int = 1, env: Any = Spoils, **env_config: Any) -> Any:
+        runner = SingleAgentEnvRunner(config=make_config(env, num_envs=num_envs, env_config=env_config))
+        runner.use_fused = request.param == "fused"
+        return runner
+
+    return make
+
+
+def sample_often(runner: Any, lease: int) -> None:
+    for _ in range(200):
+        runner.sample_lease(lease)
+
+
+def chunks_of(batch: Any) -> list[tuple[int, int, bool]]:
+    for episode in batch:
+        assert np.isfinite(episode.get_observations()).all()
+        assert episode.get_observations()[:, 0].tolist() == list(range(episode.t_started, episode.t + 1))
+    return [(episode.t_started, episode.t, episode.is_truncated) for episode in batch]
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
+def test_a_rare_bad_reward_costs_its_step_and_one_line(make_runner: Any, value: float, caplog: Any) -> None:
+    runner = make_runner(at=[7, 30], value=value)
+    with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
+        batch = runner.sample_lease(26)
+        more = runner.sample_lease(26)
+    assert chunks_of(batch) == [(0, 6, False), (7, 20, True), (0, 5, False)]
+    assert chunks_of(more) == [(5, 9, False), (10, 20, True), (0, 10, False)]
+    assert batch.num_env_steps == batch.meta["num_env_steps"] == 24
+    assert batch.meta["num_env_steps_not_finite"] == 1
+    assert batch.meta["episode_metrics"]["returns"] == more.meta["episode_metrics"]["returns"] == []
+    seed = runner.env_seed()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Environment 0 of env runner 0 returned {value} in column 'rewards' at step 7 of an episode (env_config "
+        f"{{'at': [7, 30], 'value': {value}}}, run seed 7, env seed {seed}, incarnation 0, vector env number 1, 0 env "
+        f"steps before). To reproduce: reset(seed={seed}), then 7 steps (after an episode's end a step is a reset) "
+        f"with the actions {caplog.records[0].args[1].actions}. 1 env steps around such values were left out (in the "
+        "account: not_finite)."
+    ]
+
+
+def test_a_bad_observation_costs_the_step_to_it_and_the_one_from_it_also_across_fragments(
+    make_runner: Any,
+) -> None:
+    runner = make_runner(num_envs=2, at=[10], place="obs")
+    first, second = runner.sample_lease(10), runner.sample_lease(5)
+    assert chunks_of(first) == [(0, 9, False), (0, 9, False)]
+    # The episodes do not go on from an observation that is none.
+    assert chunks_of(second) == [(0, 5, False), (0, 5, False)]
+    assert first.meta["num_env_steps_not_finite"] == 2
+    assert "num_env_steps_not_finite" not in second.meta
+    runner = make_runner(at=[10], place="obs")
+    assert chunks_of(runner.sample_lease(12)) == [(0, 9, False), (11, 12, False)]
+    assert runner.sample_lease(3)[0].t_started == 12
+
+
+@pytest.mark.parametrize("place", ["reward", "obs"])
+@pytest.mark.parametrize(
+    ("every", "lease", "length"), [(1, 3, 20), (9, 30, 20), (37, 100, 20), (61, 250, 300)]
+)
+def test_an_env_that_is_often_bad_ends_the_run_with_what_leads_there_again(
+    make_runner: Any, place: str, every: int, lease: int, length: int
+) -> None:
+    runner = make_runner(num_envs=2, every=every, place=place, length=length)
+    with pytest.raises(EnvironmentError_) as caught:
+        sample_often(runner, lease)
+    text, way = str(caught.value), caught.value.way_there  # type: ignore[attr-defined]
+    column = {"reward": "'rewards'", "obs": "'obs'"}[place]
+    match = re.fullmatch(
+        rf"Environment ([01]) of env runner 0 returned nan in column {column} at step (\d+) of an episode \(env_config "
+        rf".*, run seed 7, env seed {runner.env_seed()}, incarnation 0, vector env number 1, \d+ env steps before\)\. "
+        r"To reproduce: reset\(.*\).*then \d+ steps? \(after an episode's end a step is a reset\) with the actions "
+        r"\[.*\]\. \d+ such values in \d+ env steps are more than 1 %: correct the environment, or clean what it "
+        r"returns in a wrapper\.",
+        text,
+    )
+    assert match is not None, text
+    env = Spoils({"every": every, "place": place, "length": length})
+    env.reset(seed=way.seed)
+    is_over = False
+    for action in way.actions:
+        if is_over:
+            env.reset()
+            is_over = False
+            continue
+        observation, reward, _, is_over, _ = env.step(action)
+    assert env.t == int(match[2])
+    if way.seed is not None:  # else it counted on from episodes before
+        assert np.isnan(reward if place == "reward" else observation[1])
+
+
+class PutsOutNaN(TorchRLModule):
+    def setup(self) -> None:
+        self.layer = torch.nn.Linear(2, 2)
+
+    def _forward(self, batch: Any, **kwargs: Any) -> Any:
+        return {"action_dist_inputs": self.layer(batch["obs"]) * float("nan")}
+
+
+def test_a_module_that_puts_out_nan_is_blamed_itself() -> None:
+    config = make_config(Spoils, num_envs=1).rl_module(rl_module_spec=RLModuleSpec(PutsOutNaN))
+    runner = SingleAgentEnvRunner(config=config)
+    expected = (
+        "The module of env runner 0 put out, for finite observations, nan in column 'action_dist_inputs' at step 0 of "
+        f"an episode (env_config {{}}, run seed 7, env seed {runner.env_seed()}, incarnation 0, vector env number 1, 0 "
+        "env steps before). 10 such values in 10 env steps are more than 1 %: correct the module, or look at its "
+        "weights (a lr too high, no grad_clip)."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        runner.sample_lease(10)
+
+
+@pytest.mark.parametrize("value", [np.nan, 3e38])
+@pytest.mark.parametrize("use_fused", [True, False])
+def test_the_filters_statistics_stay_what_good_observations_made_them(value: float, use_fused: bool) -> None:
+    config = make_config(Spoils, num_envs=1, env_config={"at": [10], "place": "obs", "value": value})
+    config.env_runners(
+        env_to_module_connector=lambda env, spaces, device=None: MeanStdFilter(clip_by_value=None)
+    )
+    runner = SingleAgentEnvRunner(config=config)
+    runner.use_fused = use_fused
+    batch = runner.sample_lease(40)
+    assert batch.num_env_steps == 37  # one is the reset between two episodes
+    assert np.isfinite(np.concatenate([episode.get_observations() for episode in batch])).all()
+    (delta,) = runner.get_connector_delta()["env_to_module_connector"].values()
+    (stats,) = delta.values()
+    assert stats["num"] == 40
+    assert np.isfinite(stats["means"][0]).all()
+
+
+class Agents(MultiAgentEnv):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.possible_agents = self.agents = ["a", "b"]
+        box = gym.spaces.Box(-9, 999, (1,), np.float32)
+        self.observation_spaces = dict.fromkeys(self.agents, box)
+        self.action_spaces = dict.fromkeys(self.agents, gym.spaces.Discrete(2))
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t = 0
+        return dict.fromkeys(self.agents, np.zeros(1, np.float32)), {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        observations = {agent_id: np.full(1, self.t, np.float32) for agent_id in self.agents}
+        rewards = dict.fromkeys(self.agents, 1.0)
+        if self.t in self.config["at"]:
+            if self.config["place"] == "reward":
+                rewards["b"] = np.nan
+            else:
+                observations["b"][0] = np.nan
+        return observations, rewards, {"__all__": False}, {"__all__": self.t == 50}, {}
+
+
+@pytest.mark.parametrize("use_fused", [True, False])
+@pytest.mark.parametrize(("place", "expected"), [("reward", [(0, 6), (7, 20)]), ("obs", [(0, 6), (8, 20)])])
+def test_of_several_agents_the_env_step_of_one_is_left_out_for_all(
+    use_fused: bool, place: str, expected: list[tuple[int, int]]
+) -> None:
+    config = make_config(Agents, num_envs=1, env_config={"at": [7], "place": place})
+    config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
+    runner = MultiAgentEnvRunner(config=config)
+    runner.use_fused = use_fused
+    batch = runner.sample_lease(20)
+    assert [(episode.env_t_started, episode.env_t) for episode in batch] == expected
+    for episode in batch:
+        for agent_id in ("a", "b"):
+            observations = np.asarray(episode.agent_episodes[agent_id].get_observations())[:, 0]
+            assert observations.tolist() == list(range(episode.env_t_started, episode.env_t + 1))
+    assert batch.meta["num_env_steps_not_finite"] == 20 - batch.num_env_steps
+
+
+def test_of_several_agents_the_error_names_the_agent_and_the_actions() -> None:
+    config = make_config(Agents, num_envs=1, env_config={"at": range(3, 50), "place": "reward"})
+    config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
+    runner = MultiAgentEnvRunner(config=config)
+    with pytest.raises(EnvironmentError_) as caught:
+        runner.sample_lease(20)
+    seed, way = runner.env_seed(), caught.value.way_there  # type: ignore[attr-defined]
+    assert str(caught.value) == (
+        "Environment 0 of env runner 0 returned nan in column 'rewards' of agent 'b' at step 3 of an episode "
+        f"(env_config {{'at': range(3, 50), 'place': 'reward'}}, run seed 7, env seed {seed}, incarnation 0, vector "
+        f"env number 1, 0 env steps before). To reproduce: reset(seed={seed}), then 3 steps (after an episode's end "
+        f"a step is a reset) with the actions {way.actions}. 18 such values in 20 env steps are more than 1 %: "
+        "correct the environment, or clean what it returns in a wrapper."
+    )
+    assert [action.keys() for action in way.actions] == [{"a": 0, "b": 0}.keys()] * 3
