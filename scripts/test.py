@@ -1,18 +1,14 @@
 """Set up a virtualenv, then run every check: ruff, mypy, and the tests.
 
-Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``. Prints how far it is every ten seconds.
+Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 from _venv import ROOT, ensure_venv, run
-
-# Half of a test's time is waiting for processes; whoever names tests wants them in one process, e.g. for a debugger.
-IN_PARALLEL = ("-n", str(min(4, max(2, (os.cpu_count() or 2) // 2))), "--dist", "worksteal")
 
 
 def main() -> int:
@@ -27,9 +23,7 @@ def main() -> int:
     # The types are checked while the tests run: these wait for processes most of the time.
     types = [str(python), "-m", "mypy"]
     with subprocess.Popen(types, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as checker:
-        checks.append(
-            run(python, "-m", "pytest", "-p", "tests.support.progress", *(sys.argv[1:] or IN_PARALLEL))
-        )
+        checks.append(run(python, "-m", "pytest", *sys.argv[1:]))
         said, _ = checker.communicate()
         print("$ " + " ".join(types), said.decode(), sep="\n", end="", flush=True)
         checks.append(checker.returncode)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 
 if TYPE_CHECKING:
@@ -93,10 +94,31 @@ class ConfigBuilders:
 
         made = make_env(env if env is not None else self.env, self.env_config)
         try:
+            self._check_agents(made)
             observation_space, action_space = single_spaces_of(made)
         finally:
             made.close()
         return self.observation_space or observation_space, self.action_space or action_space
+
+    def _check_agents(self, env: Any) -> None:
+        """Refuse an env of several agents without, and one of a single agent with, `multi_agent` settings."""
+        name = type(env).__name__
+        agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or ())
+        if isinstance(env, MultiAgentEnv) and not self.is_multi_agent:
+            raise ConfigurationError(
+                f"config.env: {name} has several agents ({', '.join(map(repr, agents[:8]))}), but the config is for a "
+                "single one. Say which module acts for which agent: .multi_agent(policies={'shared'}, "
+                "policy_mapping_fn=lambda agent_id, episode: 'shared')."
+            )
+        if not isinstance(env, MultiAgentEnv) and (agents or self.is_multi_agent):
+            wrapper = "PettingZooEnv" if hasattr(env, "agent_iter") else "ParallelPettingZooEnv"
+            raise ConfigurationError(
+                f"config.env: {name} has several agents, but is no MultiAgentEnv. Wrap a PettingZoo env: "
+                f"register_env('mine', lambda config: {wrapper}(make_it())), with .environment('mine')."
+                if agents
+                else f"config.env: {name} has a single agent, but the config has multi_agent() settings (modules "
+                f"{self.module_ids}). Leave them out, or give a MultiAgentEnv (make_multi_agent makes one)."
+            )
 
     # -- connectors -----------------------------------------------------------------------------
 
@@ -241,13 +263,10 @@ class ConfigBuilders:
 
 def single_spaces_of(env: Any) -> tuple[Any, Any]:
     """(observation space, action space) of one of a vector env's envs, or of a plain env."""
-    multi = getattr(env, "single_observation_spaces", None) or getattr(env, "observation_spaces", None)
-    if multi:
-        from gymnasium.spaces import Dict
-
-        actions = getattr(env, "single_action_spaces", None) or env.action_spaces
-        as_dict = [space if isinstance(space, Dict) else Dict(dict(space)) for space in (multi, actions)]
-        return as_dict[0], as_dict[1]
+    if hasattr(env, "single_observation_spaces"):
+        return env.single_observation_spaces, env.single_action_spaces
+    if isinstance(env, MultiAgentEnv):
+        return agent_spaces(env)
     observation_space = getattr(env, "single_observation_space", None) or env.observation_space
     action_space = getattr(env, "single_action_space", None) or env.action_space
     return observation_space, action_space

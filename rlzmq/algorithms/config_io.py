@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from rlzmq.algorithms.config_json import to_json
-from rlzmq.algorithms.config_plain import load_named, plain_setting, revive_setting
+from rlzmq.algorithms.config_plain import load_named, plain_setting, revive_setting, setting_from_text
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import write_text
 from rlzmq.core.suggest import did_you_mean
@@ -145,10 +145,10 @@ class ConfigIO:
             if key in groups and isinstance(value, dict):
                 settings = dict(value)
                 names = settings.pop(_UNSET, [])
-                revived = {name: revive_setting(item) for name, item in settings.items()}
+                revived = {name: setting_from_text(name, item) for name, item in settings.items()}
                 self.update_from_dict({**revived, **dict.fromkeys(names)})
             elif key in self._values:
-                self.update_from_dict({key: revive_setting(value)})
+                self.update_from_dict({key: setting_from_text(key, value)})
             else:
                 valid = {*groups, *self._values}
                 raise ConfigurationError(

@@ -24,7 +24,15 @@ import numpy as np
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 
-__all__ = ["CODE_MARK", "load_named", "names_code", "plain_dict", "plain_setting", "revive_setting"]
+__all__ = [
+    "CODE_MARK",
+    "load_named",
+    "names_code",
+    "plain_dict",
+    "plain_setting",
+    "revive_setting",
+    "setting_from_text",
+]
 
 CODE_MARK = "@"
 
@@ -78,6 +86,37 @@ def revive_setting(value: Any) -> Any:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"config: malformed {tag!r}: {error}.") from None
+
+
+# What holds code is named "package.module:name" in files and on command lines that people write, as envs are.
+_HOLDS_CODE = frozenset(
+    {
+        "callbacks_class",
+        "custom_evaluation_function",
+        "env_runner_cls",
+        "env_to_module_connector",
+        "learner_class",
+        "learner_connector",
+        "module_to_env_connector",
+        "policy_mapping_fn",
+    }
+)
+
+
+def setting_from_text(name: str, value: Any) -> Any:
+    """The value that a person wrote in a TOML file; imports the code that it names.
+
+    Args:
+        name: The setting's. Of one that holds code, ``"package.module:name"`` is what that names, with ``@`` before it
+            or not.
+        value: As parsed.
+
+    Raises:
+        ConfigurationError: The code is not here, or something is malformed.
+    """
+    if name in _HOLDS_CODE and isinstance(value, str) and not value.startswith(CODE_MARK):
+        return load_named(value)
+    return revive_setting(value)
 
 
 def names_code(plain: Any) -> bool:

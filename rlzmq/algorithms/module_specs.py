@@ -12,6 +12,7 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
+from rlzmq.runners.multi_agent_spaces import module_spaces
 
 __all__ = ["multi_rl_module_spec"]
 
@@ -93,26 +94,8 @@ def _module_spaces(
         return {**dict.fromkeys(module_ids, (observation_space, action_space)), **known}
     if not isinstance(observation_space, DictSpace) or not isinstance(action_space, DictSpace):
         return {mid: known.get(mid, (observation_space, action_space)) for mid in module_ids}
-    by_name = observation_space.spaces  # by module id behind AgentToModuleMapping, else by agent id
-    pairs = []
-    for agent_id, agent_action_space in action_space.spaces.items():
-        module_id = _mapped(config.policy_mapping_fn, agent_id)
-        for target in [module_id] if module_id is not None else module_ids:
-            pair = (by_name.get(target, by_name.get(agent_id)), agent_action_space)
-            known.setdefault(target, pair)
-            pairs.append(pair)
-    if pairs and all(pair == pairs[0] for pair in pairs):
-        for module_id in module_ids:  # e.g. modules that a random mapping has not named yet
-            known.setdefault(module_id, pairs[0])
-    return known
-
-
-def _mapped(mapping_fn: Any, agent_id: Any) -> str | None:
-    """The agent's module id, or None where the function needs a real episode to tell."""
-    try:
-        return str(mapping_fn(agent_id, None))
-    except Exception:
-        return None
+    told = module_spaces(module_ids, config.policy_mapping_fn, observation_space, action_space)
+    return {**told, **known}
 
 
 def _merged(base: Mapping[str, Any], own: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import tomllib
 import typing
 from typing import Annotated, Any, Literal
 
+from rlzmq.algorithms.config_plain import setting_from_text
 from rlzmq.algorithms.fixed_settings import FIXED_SETTINGS
 from rlzmq.core.errors import ConfigurationError
 
@@ -21,6 +22,8 @@ _ALIASES = {
     "train_batch_size_per_learner": "--batch-size-per-learner",
 }
 _TABLES = ("model_config", "evaluation_config")  # take objects from Python, dicts from here
+_NAMES = ("policies", "policies_to_train")
+_NAMED_CODE = ("policy_mapping_fn",)
 _METAVARS = {
     bool: "true|false",
     int: "INT",
@@ -34,8 +37,8 @@ _METAVARS = {
 def options_type(config_class: Any, name: str, base: type) -> type:
     """A dataclass for tyro: `base`'s fields, then one dataclass per setter, in it a field per setting.
 
-    Settings that hold code (connectors, callbacks, …) have no flag, and neither have those with one possible
-    value. All flags are texts here: the config checks what they mean (`apply_settings`).
+    Settings that hold code (connectors, callbacks, …) have no flag, but for the mapping of agents to modules;
+    neither have those with one possible value. All flags are texts: the config checks them (`apply_settings`).
     """
     import tyro
 
@@ -92,6 +95,11 @@ def apply_settings(config: Any, options: Any) -> None:
 
 def _value(config: Any, setting: str, text: str) -> Any:
     """What a flag's text means: JSON, Python's True, False and None, or the text itself."""
+    if setting in _NAMED_CODE:
+        return setting_from_text(setting, text)
+    if setting in _NAMES:
+        parsed = _parsed_json(text, default=None)
+        return parsed or [name.strip() for name in text.split(",") if name.strip()]
     options = _options_of(type(config)._fields[setting].annotation)
     if text.lower() in ("none", "null") and type(None) in options:
         return None
@@ -152,6 +160,10 @@ def _metavar(setting: str, annotation: Any) -> str | None:
     """What a flag's value looks like; None: no text says what this setting holds."""
     if setting in _TABLES:
         return _METAVARS[dict]
+    if setting in _NAMES:
+        return "ID,ID,…"
+    if setting in _NAMED_CODE:
+        return "PACKAGE.MODULE:NAME"
     parts: list[str] = []
     for option in _options_of(annotation):
         kind = typing.get_origin(option) or option

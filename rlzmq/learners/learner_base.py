@@ -195,8 +195,9 @@ class LearnerBase:
         return [(entry.name, entry.optimizer) for entry in self._optimizers.of_module(module_id)]
 
     def get_parameters(self, module: Any) -> list[Tensor]:
-        """The parameters of one module."""
-        return list(module.unwrapped().parameters())
+        """The parameters of one module; none of a plain RLModule, which has no networks."""
+        module = module.unwrapped()
+        return list(module.parameters()) if isinstance(module, nn.Module) else []
 
     def get_param_ref(self, param: Tensor) -> Tensor:
         """The key of a parameter in gradient dicts: the parameter itself."""

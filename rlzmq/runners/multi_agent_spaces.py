@@ -1,4 +1,4 @@
-"""Which spaces a multi-agent runner's modules have."""
+"""Which spaces the modules of a multi-agent env have."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
+
+from rlzmq.connectors.agents_of_modules import agents_of_modules
 
 __all__ = ["module_spaces"]
 
@@ -20,27 +22,18 @@ def module_spaces(
 
     Args:
         module_ids: The modules.
-        mapping_fn: Agent to module; one that needs a real episode is taken to name any module.
+        mapping_fn: Agent to module; see `agents_of_modules`.
         observation_spaces: After the env-to-module pipeline: a Dict by module id, or by agent id.
         action_spaces: By agent id.
 
     Returns:
-        The modules' spaces. Modules that no agent is known to be mapped to have those of all agents, if
-        these are equal, and else are left out.
+        The modules' spaces; those that cannot be told are left out.
     """
     by_name = getattr(observation_spaces, "spaces", {})
-    known: dict[str, tuple[Any, Any]] = {}
-    pairs = []
-    for agent_id, action_space in action_spaces.spaces.items():
-        try:
-            targets = [mapping_fn(agent_id, None)]
-        except Exception:  # it reads the episode
-            targets = list(module_ids)
-        for target in targets:
-            pair = (by_name.get(target, by_name.get(agent_id)), action_space)
-            pairs.append(pair)
-            known.setdefault(target, pair)
-    if pairs and all(pair == pairs[0] for pair in pairs):
-        for module_id in module_ids:
-            known.setdefault(module_id, pairs[0])
-    return {module_id: known[module_id] for module_id in module_ids if module_id in known}
+    of_agents = {agent: (by_name.get(agent), space) for agent, space in action_spaces.spaces.items()}
+    agents = agents_of_modules(mapping_fn, of_agents, module_ids)
+    return {
+        module_id: (by_name.get(module_id, by_name.get(agents[module_id])), action_spaces[agents[module_id]])
+        for module_id in module_ids
+        if module_id in agents
+    }

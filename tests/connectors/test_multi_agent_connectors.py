@@ -176,7 +176,7 @@ def test_spaces_are_mapped_to_modules() -> None:
     assert isinstance(piece.observation_space, gym.spaces.Dict)
     assert set(piece.observation_space.spaces) == {"m1", "m2", "m3"}
     assert isinstance(piece.action_space, gym.spaces.Dict)
-    assert set(piece.action_space.spaces) == {"m1", "m2"}
+    assert set(piece.action_space.spaces) == {"m1", "m2", "m3"}  # all agents' are alike
 
 
 def test_only_the_stateful_modules_data_gets_sequences() -> None:

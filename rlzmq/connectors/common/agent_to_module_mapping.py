@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 
+from rlzmq.connectors.agents_of_modules import agents_of_modules
 from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
 from rlzmq.episodes.columns import Columns
 
@@ -67,10 +67,8 @@ class AgentToModuleMapping(ConnectorV2):
         module_ids = list(self._rl_module_specs or ())
         if not isinstance(space, gym.spaces.Dict) or any(mid in space.spaces for mid in module_ids):
             return space
-        by_module: dict[Any, Any] = {}
-        dummy_episode = SimpleNamespace(id_="0", agent_ids=list(space.spaces))
-        for agent_id, agent_space in space.spaces.items():
-            by_module.setdefault(self._mapping_fn(agent_id, dummy_episode), agent_space)
+        agents = agents_of_modules(self._mapping_fn, space.spaces, module_ids)
+        by_module: dict[Any, Any] = {module_id: space.spaces[agent] for module_id, agent in agents.items()}
         if isinstance(self._rl_module_specs, Mapping):
             for module_id, spec in self._rl_module_specs.items():
                 own = getattr(spec, which, None)
