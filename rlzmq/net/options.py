@@ -24,7 +24,9 @@ class SocketOptions:
         send_high_water_mark: Messages that libzmq queues per peer before a send has to wait in the
             socket's own queue. Ignored on a ROUTER, which always has no limit: there a limit would
             make one slow peer block the others, and memory is bounded by credits instead.
-        receive_high_water_mark: Messages that libzmq queues per peer before it stops reading.
+        receive_high_water_mark: Messages that libzmq queues per peer before it stops reading; 0: no limit. libzmq
+            aborts the process if a connection breaks while it does not read from it and a ping is due there: so a
+            socket with both pings and a limit is for peers that stay far below it.
         max_queued_messages: Messages that the socket's own send queue holds while peers are slow.
         max_queued_bytes: Bytes that the socket's own send queue holds while peers are slow.
         linger_ms: How long ``close`` keeps delivering what was sent, in milliseconds.
@@ -35,6 +37,8 @@ class SocketOptions:
         handshake_interval_ms: A client that does not finish its greeting in this time is dropped.
         reconnect_interval_ms: First delay before connecting again; it doubles ...
         reconnect_interval_max_ms: ... up to this.
+        unacknowledged_ms: TCP data that the peer's system does not acknowledge for so long disconnects the peer
+            (the kernel's ``TCP_USER_TIMEOUT``); 0: after the kernel's own quarter of an hour.
         connect_timeout_ms: An attempt to connect is given up after this and made anew. The system itself
             repeats it ever more seldom: after a minute's cut it would sit out another half.
         immediate: Queue messages only for peers that are connected now (``ZMQ_IMMEDIATE``).
@@ -51,6 +55,7 @@ class SocketOptions:
     handshake_interval_ms: int = 2000
     reconnect_interval_ms: int = 100
     reconnect_interval_max_ms: int = 5000
+    unacknowledged_ms: int = 0
     connect_timeout_ms: int = 1000
     immediate: bool = False
 
@@ -71,6 +76,8 @@ class SocketOptions:
         socket.set(zmq.RECONNECT_IVL, self.reconnect_interval_ms)
         socket.set(zmq.RECONNECT_IVL_MAX, self.reconnect_interval_max_ms)
         socket.set(zmq.CONNECT_TIMEOUT, self.connect_timeout_ms)
+        if self.unacknowledged_ms:
+            socket.set(zmq.TCP_MAXRT, self.unacknowledged_ms)
         if self.heartbeat_interval_ms:
             socket.set(zmq.HEARTBEAT_IVL, self.heartbeat_interval_ms)
             socket.set(zmq.HEARTBEAT_TIMEOUT, self.heartbeat_timeout_ms)

@@ -30,21 +30,22 @@ _COPY_BELOW_BYTES = 16 * 1024  # measured: copying is faster below, handing over
 
 
 class SendTicket:
-    """Tells when libzmq has let go of the buffers of one message.
+    """Tells when libzmq is done with one message: it was handed to the system, or its connection is gone.
 
-    Only then may an array that was sent be overwritten. A receiver's acknowledgement implies it.
+    Only then may an array that was sent be overwritten, and until then the message takes memory. A receiver's
+    acknowledgement implies it.
     """
 
-    __slots__ = ("_is_queued", "_trackers")
+    __slots__ = ("_is_queued", "_tracker")
 
     def __init__(self) -> None:
         self._is_queued = True
-        self._trackers: list[zmq.MessageTracker] = []
+        self._tracker: zmq.MessageTracker | None = None
 
     @property
     def done(self) -> bool:
-        """Whether every buffer of the message may be reused."""
-        return not self._is_queued and all(tracker.done for tracker in self._trackers)
+        """Whether nothing of the message waits here any more."""
+        return not self._is_queued and self._tracker is not None and self._tracker.done
 
 
 class DrainSocket(EdgeReader):
@@ -261,15 +262,15 @@ class DrainSocket(EdgeReader):
         last = len(frames) - 1
         for index, frame in enumerate(frames):
             flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
-            if type(frame) is memoryview:
+            if ticket is not None and index == last:  # frames leave in order
+                frame = zmq.Frame(frame, track=True, copy_threshold=0)  # small ones, too
+                ticket._tracker = frame.tracker
+            elif type(frame) is memoryview:
                 owner: Any = frame.obj
                 if type(owner) is zmq.Frame and frame.nbytes == len(owner):
                     frame = owner  # received and passed on whole: share the message, not the bytes
             try:
-                if ticket is not None and not isinstance(frame, zmq.Frame):
-                    ticket._trackers.append(raw_send(frame, flags, copy=False, track=True))
-                else:
-                    raw_send(frame, flags, copy=False)
+                raw_send(frame, flags, copy=False)
             except zmq.Again:
                 # Past the first frame this means that the peer went away in mid-message: libzmq swallows
                 # the frames that are left, and the message has to start anew.

@@ -32,6 +32,7 @@ __all__ = [
     "Leave",
     "Malformed",
     "NewWeights",
+    "Overrun",
     "PeerLost",
     "Publish",
     "Quarantine",
@@ -58,12 +59,14 @@ class Received:
 
     Attributes:
         peer: Routing id on the broker's ROUTER; b"" on a DEALER.
+        origin: Of a HELLO from outside: the role of its key, and its address; "" from this machine.
         frames: All frames of the message, as received; ``frames[1:]`` is the payload.
     """
 
     peer: bytes
     message: WireMessage
     frames: tuple[Buffer, ...] = (b"",)
+    origin: str = ""
 
     @property
     def payload(self) -> tuple[Buffer, ...]:
@@ -83,6 +86,13 @@ class Malformed:
 @dataclass(frozen=True, slots=True)
 class PeerLost:
     """The transport says that this peer is gone."""
+
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """A peer does not read what it is sent, and its budget is used up: a message to it was dropped."""
 
     peer: bytes
 

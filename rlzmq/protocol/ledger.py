@@ -63,6 +63,7 @@ class RunnerRecord:
     Attributes:
         watermark, beyond: All below the one and those in the other are done with.
         told: The watermark that the reports so far have told of.
+        is_known: Whether a report has told the driver of it at all.
         absent_since: When it was first looked for and not found registered.
     """
 
@@ -71,6 +72,7 @@ class RunnerRecord:
     num_uncommitted: int = 0
     uncommitted_bytes: int = 0
     told: int = 0
+    is_known: bool = False
     absent_since: float | None = None
 
     def is_committed(self, seq: int) -> bool:
@@ -300,6 +302,7 @@ class Ledger:
         for (runner, incarnation), record in self.runners.items():
             if record.watermark != record.told:
                 record.told = record.watermark
+                record.is_known = True
                 moved.append(FragmentRange(FragmentId(runner, incarnation, record.watermark), 0, 0))
         gone = [FragmentRange(FragmentId(*key, 0), 0, 1) for key in self._forgotten]
         self._forgotten.clear()
@@ -312,8 +315,9 @@ class Ledger:
 
     def forget(self, runner: str, incarnation: int) -> None:
         """This runner is gone for good and nothing of it is held: the driver hears so, and forgets it, too."""
-        del self.runners[runner, incarnation]
-        self._forgotten.append((runner, incarnation))
+        record = self.runners.pop((runner, incarnation))
+        if record.is_known:
+            self._forgotten.append((runner, incarnation))
 
     def missing(self, ranges: Iterable[FragmentRange]) -> bool:
         """Whether some of these fragments are neither here nor committed: not re-sent yet."""

@@ -33,6 +33,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from rlzmq.protocol.events import (
     JournalRemove,
     JournalSynced,
     Malformed,
+    Overrun,
     PeerLost,
     Publish,
     Quarantine,
@@ -122,7 +124,7 @@ class BrokerRole:
         self._doors: BrokerDoors | None = None
         self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
         self._directory: RunDirectory | None = None
-        self._lost: deque[bytes] = deque()
+        self._told: deque[PeerLost | Overrun] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
         self._has_failed = False
@@ -271,7 +273,7 @@ class BrokerRole:
         core = self._core
         beat = BrokerBeat(core.options.incarnation)
         self._do([Send(peer, beat) for peer in core.state.by_routing if self._doors.is_from_outside(peer)])
-        self._tell_lost()
+        self._tell()
 
     def _on_message(self, peer: bytes, role: str | None, frames: Sequence[Any]) -> None:
         self.num_messages += 1
@@ -279,8 +281,8 @@ class BrokerRole:
         try:
             message, _ = decode_message(frames)
             event = Received(peer, message, tuple(frames))
-            if type(message) is Hello and role is not None:
-                event = _check_key(peer, role, message) or event
+            if type(message) is Hello and role is not None and self._doors is not None:
+                event = _check_key(peer, role, message) or replace(event, origin=self._doors.origin_of(peer))
         except WireError as error:
             event = Malformed(peer, error.reason, str(error))
         self._handle(event)
@@ -303,18 +305,20 @@ class BrokerRole:
         self.loop_lag_s = max(0.0, now - self._tick_due)
         self.max_loop_lag_s = max(self.max_loop_lag_s, self.loop_lag_s)
         self._handle(Tick())
+        if self._doors is not None:
+            self._doors.flush()
         self._look_at_size()
         self._tick_due = self._loop.time() + _TICK_S
         self._timer = self._loop.call_at(self._tick_due, self._tick)
 
     def _handle(self, event: BrokerEvent) -> None:
         self._decide(event)
-        self._tell_lost()
+        self._tell()
 
-    def _tell_lost(self) -> None:
-        """Peers found unreachable while sending: told to the core afterwards, in order."""
-        while self._lost:
-            self._decide(PeerLost(self._lost.popleft()))
+    def _tell(self) -> None:
+        """What was found out while sending: told to the core afterwards, in order."""
+        while self._told:
+            self._decide(self._told.popleft())
 
     def _decide(self, event: BrokerEvent) -> None:
         if self._has_failed:
@@ -350,9 +354,10 @@ class BrokerRole:
         if self._doors is None:
             return
         try:
-            self._doors.send(instruction.peer, instruction.frames)
+            if not self._doors.send(instruction.peer, instruction.frames):
+                self._told.append(Overrun(instruction.peer))
         except PeerLostError:
-            self._lost.append(instruction.peer)
+            self._told.append(PeerLost(instruction.peer))
         except ProtocolError as error:
             # Too large for the wire: sending it again would not help, its sender must be told by a log.
             self.num_unsent += 1

@@ -12,6 +12,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,8 @@ from rlzmq.net.context import Context, raise_file_limit
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.keys import CurveServer
 from rlzmq.net.options import SocketOptions
-from rlzmq.net.socket import DrainSocket
+from rlzmq.net.socket import DrainSocket, SendTicket
+from rlzmq.runtime.outbox import Outbox
 
 __all__ = ["BrokerDoors"]
 
@@ -30,10 +32,16 @@ _log = logging.getLogger("rlzmq.broker")
 _PROBES_S = (0.01, 0.1)
 # One frame: a column of a fragment, or a whole model's weights.
 _MAX_MESSAGE_BYTES = 1 << 30
+# Of a peer from outside, before libzmq reads no more from it.
+_MAX_UNREAD_MESSAGES = 64
+# Signs of life go out twice a second: a peer that is cut off is noticed within 1.5 s.
+_UNACKNOWLEDGED_MS = 1000
 # From outside; below the local one, because a stranger may fill it until the handshake's deadline.
 _MAX_REMOTE_MESSAGE_BYTES = 1 << 28
 
 _LOCAL, _REMOTE = b"L", b"R"
+# Learners and the driver are trusted, and sent what the run's own credits bound.
+_BUDGETED = tuple(_REMOTE + role for role in (b"runner", b"observer", b"nobody"))
 
 
 class BrokerDoors:
@@ -59,6 +67,7 @@ class BrokerDoors:
         self._failed_handshakes: Counter[str] = Counter()
         self._num_connections: Counter[str] = Counter()
         self._is_probing = False
+        self._outbox = Outbox(self._send_now)
 
     def open(
         self,
@@ -75,21 +84,35 @@ class BrokerDoors:
             addresses |= {f"remote_{name}": address for name, address in remote.items()}
         return addresses
 
-    def send(self, peer: bytes, frames: Sequence[Any]) -> None:
+    def send(self, peer: bytes, frames: Sequence[Any]) -> bool:
         """Sends to a peer by the door that it came in by.
+
+        Returns:
+            False where the message was dropped: a runner or observer from outside does not read what it is sent.
 
         Raises:
             PeerLostError: It is not connected any more.
             ProtocolError: The message is too large for the wire.
         """
-        door = peer[:1]
-        routing = peer[1:] if door == _LOCAL else peer.partition(b"|")[2]
-        self._routers[door].send([routing, *frames])
+        if peer.startswith(_BUDGETED):
+            return self._outbox.send(peer, frames)
+        self._send_now(peer, frames, None)
+        return True
+
+    def flush(self) -> None:
+        """Now and then: what waited for large messages to leave."""
+        self._outbox.flush()
 
     def publish(self, frame: Any) -> None:
         """To all who subscribe, at any door."""
         for publisher in self._publishers:
             publisher.send([frame])
+
+    def origin_of(self, peer: bytes) -> str:
+        """Within `on_message`: where its sender is, and which role its key gives; "" for this machine."""
+        if not self.is_from_outside(peer):
+            return ""
+        return f"{peer[1:].partition(b'|')[0].decode()} at {self._routers[_REMOTE].sender_address}"
 
     @staticmethod
     def is_from_outside(peer: bytes) -> bool:
@@ -108,6 +131,7 @@ class BrokerDoors:
             "let_in": self._num_connections["connected"],
             "refused_keys": self._authenticator.num_refused,
             "failed_handshakes": dict(self._failed_handshakes),
+            "unread_bytes": self._outbox.num_bytes,
         }
 
     def close(self) -> None:
@@ -123,12 +147,24 @@ class BrokerDoors:
 
     # ------------------------------------------------------------------ private
 
+    def _send_now(self, peer: bytes, frames: Sequence[Any], ticket: SendTicket | None) -> None:
+        door = peer[:1]
+        routing = peer[1:] if door == _LOCAL else peer.partition(b"|")[2]
+        self._routers[door].send([routing, *frames], ticket)
+
     def _open(
         self, door: bytes, wanted: dict[str, str], max_message_bytes: int, curve: CurveServer | None
     ) -> dict[str, str]:
         """Local doors take no keys, remote ones nothing else."""
-        data = SocketOptions(max_message_bytes=max_message_bytes, linger_ms=500)
+        data = SocketOptions(max_message_bytes=max_message_bytes, linger_ms=500, receive_high_water_mark=0)
         weights = SocketOptions(max_message_bytes=max_message_bytes, send_high_water_mark=1)
+        if door == _REMOTE:
+            # Who floods the broker and hangs up would end it by libzmq's abort (see `SocketOptions`). Peers ping it,
+            # so that it has something to answer, which the system of one that is cut off does not acknowledge.
+            data, weights = (
+                replace(options, heartbeat_interval_ms=0, unacknowledged_ms=_UNACKNOWLEDGED_MS)
+                for options in (replace(data, receive_high_water_mark=_MAX_UNREAD_MESSAGES), weights)
+            )
         sockets = [
             DrainSocket(
                 self._context,

@@ -83,6 +83,7 @@ class PeerLink(abc.ABC):
         options = SocketOptions(
             max_message_bytes=MAX_MESSAGE_BYTES,
             max_queued_bytes=MAX_MESSAGE_BYTES,
+            receive_high_water_mark=0,  # credits bound it; see `SocketOptions`
             linger_ms=500,
             reconnect_interval_max_ms=500,
         )

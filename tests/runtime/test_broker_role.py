@@ -288,7 +288,7 @@ async def test_a_broker_that_fails_over_a_lost_peer_says_so_too(monkeypatch: pyt
         return handle(event, now)
 
     monkeypatch.setattr(broker._core, "handle", fail)
-    broker._lost.append(b"Lnobody")
+    broker._told.append(PeerLost(b"Lnobody"))
     with pytest.raises(AssertionError, match="half done"):
         await asyncio.wait_for(broker.wait_ended(), 5.0)
     with pytest.raises(AssertionError, match="half done"):

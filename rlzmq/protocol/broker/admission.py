@@ -15,7 +15,7 @@ from rlzmq.protocol.broker.requests import Requests
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.errors import SchemaError, WireError
-from rlzmq.protocol.events import Malformed, Received
+from rlzmq.protocol.events import Malformed, Overrun, Received
 from rlzmq.protocol.messages import (
     Config,
     ConfigRequest,
@@ -119,6 +119,13 @@ class Admission:
         if event.reason == "version":
             state.send(event.peer, Refused("version", event.detail[:1000]))
 
+    def on_overrun(self, event: Overrun) -> None:
+        """A peer asks and never reads the answers. There is no way to warn it."""
+        self._state.count_refused("overrun")
+        peer = self._state.by_routing.get(event.peer)
+        if peer is not None:
+            self._door.expel(peer, "it does not read what it is sent")
+
     def on_unusable(self, runner: str, detail: str) -> None:
         """A learner could not use a fragment of this runner; one that delivers no other is expelled."""
         peer = self._state.runners.get(runner)
@@ -130,6 +137,11 @@ class Admission:
     def _on_hello(self, event: Received, message: Hello, now: float) -> None:
         state = self._state
         ranges: list[list[FragmentRange]] = []
+        seated = state.by_routing.get(event.peer)
+        if event.origin and seated is not None and seated.uuid != message.uuid:
+            detail = f"a connection is one process: this one is {seated.uuid[:60]}, not {message.uuid[:60]}"
+            self.offend(seated, "identity", detail)
+            return
         try:
             if message.role == "learner":
                 ranges = _learner_ranges(message, event.payload)
@@ -139,7 +151,7 @@ class Admission:
             state.count_refused(error.reason)
             state.send(event.peer, Refused(error.reason, str(error)[:1000], message.generation))
             return
-        peer = self._door.hello(event.peer, message, now)
+        peer = self._door.hello(event.peer, message, now, event.origin)
         if peer is None:
             return
         if message.role == "learner":

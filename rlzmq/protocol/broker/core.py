@@ -42,6 +42,7 @@ from rlzmq.protocol.events import (
     JournalRecalled,
     JournalSynced,
     Malformed,
+    Overrun,
     PeerLost,
     Received,
     Stop,
@@ -75,7 +76,7 @@ from rlzmq.protocol.values import pack_blob
 __all__ = ["BrokerCore", "BrokerEvent", "BrokerOptions"]
 
 BrokerEvent: TypeAlias = (
-    Received | Malformed | PeerLost | Tick | JournalSynced | JournalFailed | JournalRecalled
+    Received | Malformed | Overrun | PeerLost | Tick | JournalSynced | JournalFailed | JournalRecalled
 )
 
 _FORGET_EVERY_S = 10.0
@@ -106,7 +107,6 @@ class BrokerCore:
         self._updates = Updates(state, self._store, recovery, self._delivery, self._reports)
         self._admission = Admission(state, self._door, self._intake, recovery, requests)
         self._watch = Watch(state)
-        self._now = 0.0
         self._beat_at = float("-inf")
         self._forgot_at = float("-inf")
         self._ticked_at: float | None = None
@@ -139,7 +139,7 @@ class BrokerCore:
             now: Seconds of a monotonic clock; never decreases.
         """
         state = self.state
-        self._now = now
+        state.now = now
         if state.started_at is None:
             state.started_at = now
         if isinstance(event, Received):
@@ -152,6 +152,8 @@ class BrokerCore:
             peer = state.by_routing.get(event.peer)
             if peer is not None:
                 self._door.forget(peer, "lost", "unreachable")
+        elif isinstance(event, Overrun):
+            self._admission.on_overrun(event)
         else:
             self._admission.on_malformed(event)
         self._updates.progress(now)
@@ -169,7 +171,7 @@ class BrokerCore:
 
     def status(self) -> dict[str, Any]:
         """Everything an observer may want to see, as plain values; ages in seconds."""
-        return status_of(self.state, self._now)
+        return status_of(self.state, self.state.now)
 
     # ------------------------------------------------------------------ messages
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlzmq.protocol.broker.newcomers import Newcomer
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.broker.store import Store
 from rlzmq.protocol.messages import Hello, Refused, Welcome
@@ -28,8 +29,15 @@ class Door:
         self._state = state
         self._store = store
 
-    def hello(self, routing: bytes, hello: Hello, now: float) -> Peer | None:
-        """Registers a peer; refuses it, or ignores a HELLO that came late or twice, and returns None."""
+    def hello(self, routing: bytes, hello: Hello, now: float, origin: str = "") -> Peer | None:
+        """Registers a peer; refuses it, or ignores a HELLO that came late or twice, and returns None.
+
+        Args:
+            routing: Where it came from.
+            hello: What it says.
+            now: Seconds.
+            origin: See `Received`.
+        """
         state = self._state
         known_hello = state.hello_ids.get(hello.uuid, 0)
         if hello.hello_id <= known_hello:
@@ -49,6 +57,8 @@ class Door:
         is_same = known is not None and known[0] == hello.uuid
         if known is not None and not is_same and hello.role != "learner":
             self._fence(hello, known[0])
+        if origin and (hello.uuid, incarnation) not in state.ledger.runners:
+            self._make_room(origin, Newcomer(hello.role, hello.name, hello.uuid, incarnation))
         state.know(hello, incarnation)
         seated = state.by_routing.get(routing)
         if seated is not None and (seated.uuid, seated.hello.role) != (hello.uuid, hello.role):
@@ -93,6 +103,21 @@ class Door:
         self.forget(peer, "expelled", detail)
 
     # ------------------------------------------------------------------ private
+
+    def _make_room(self, origin: str, newcomer: Newcomer) -> None:
+        """Somebody comes from outside: of too many who have not worked yet one is turned away."""
+        state = self._state
+        connected = {peer.uuid: peer for peer in state.by_routing.values()}
+        leaving = state.newcomers.add(origin, newcomer, lambda other: other.uuid in connected)
+        if leaving is None:
+            return
+        state.count_refused("crowd")
+        peer = connected.get(leaving.uuid)
+        if peer is not None:
+            detail = f"too many processes from {origin} have registered and not worked"
+            state.send(peer, Refused("crowd", detail, peer.hello.generation))
+            self.forget(peer, "refused", detail)
+        state.forget_newcomer(leaving)
 
     def _welcome(self, peer: Peer) -> None:
         state, options = self._state, self._state.options

@@ -92,7 +92,9 @@ class Intake:
         )
         assert entry is not None, f"{fragment} is neither held nor done with"
         peer.sampled += message.num_env_steps
-        peer.has_worked = True
+        if not peer.has_worked:
+            peer.has_worked = True
+            state.newcomers.worked(peer.uuid)
         if (shown := min(peer.hello.num_envs, message.num_env_steps)) > peer.shown_envs:
             peer.shown_envs = shown
             state.note_envs()

@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from rlzmq.protocol.accounting import DropReason
+from rlzmq.protocol.broker.newcomers import Newcomer, Newcomers
 from rlzmq.protocol.broker.options import BrokerOptions
 from rlzmq.protocol.broker.receipts import Receipts
 from rlzmq.protocol.codec import Buffer
@@ -25,6 +26,11 @@ __all__ = ["BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 _MAX_FENCED = 10_000
 # Names and HELLOs of processes that are gone are remembered up to here.
 _MAX_KNOWN = 65_536
+# Runners that delivered something and are away.
+_MAX_ABSENT = 4096
+# Notices about peers from outside: so many at once, so many per second; what they do may be repeated without end.
+_NOTICE_BURST = 200
+_NOTICES_PER_S = 20
 
 
 @dataclass(slots=True)
@@ -151,6 +157,7 @@ class BrokerState:
         self.options = options
         self.out: list[Instruction] = []
         self.started_at: float | None = None
+        self.now = 0.0
         # peers
         self.by_routing: dict[bytes, Peer] = {}
         self.runners: dict[str, Peer] = {}
@@ -160,6 +167,7 @@ class BrokerState:
         self.names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self.fenced: OrderedDict[str, None] = OrderedDict()
         self.hello_ids: OrderedDict[str, int] = OrderedDict()
+        self.newcomers = Newcomers()
         self.references: dict[str, str] = {}
         self.config: tuple[Config, Buffer] | None = None
         self.driver_seen_at: float | None = None
@@ -195,6 +203,9 @@ class BrokerState:
         # counters and notices
         self.refused: dict[str, int] = {}
         self.notices: deque[Notice] = deque(maxlen=256)
+        self.num_notices_left_out = 0
+        self._notices_left: float = _NOTICE_BURST
+        self._notices_at = 0.0
 
     # ------------------------------------------------------------------ sending
 
@@ -204,12 +215,24 @@ class BrokerState:
         self.out.append(Send(routing, message, payload))
 
     def notify(self, event: str, role: str, name: str, detail: str = "") -> None:
-        """Tells the driver, now or when it registers."""
+        """Tells the driver, now or when it registers; of peers from outside no more than it can read."""
+        if (role == "observer" or "@" in name) and not self._may_notify():
+            self.num_notices_left_out += 1
+            return
         notice = Notice(event, role, name[:200], detail[:1000])
         if self.driver is not None:
             self.send(self.driver, notice)
         else:
             self.notices.append(notice)
+
+    def _may_notify(self) -> bool:
+        earned = _NOTICES_PER_S * (self.now - self._notices_at)
+        self._notices_left = min(float(_NOTICE_BURST), self._notices_left + earned)
+        self._notices_at = self.now
+        if self._notices_left < 1.0:
+            return False
+        self._notices_left -= 1.0
+        return True
 
     def count_refused(self, reason: str) -> None:
         """Counts a refused message."""
@@ -278,19 +301,40 @@ class BrokerState:
         while len(self.names) > _MAX_KNOWN:
             self.names.popitem(last=False)
 
+    def forget_newcomer(self, newcomer: Newcomer) -> None:
+        """As if it had never come."""
+        self.hello_ids.pop(newcomer.uuid, None)
+        name = newcomer.role, newcomer.name
+        if self.names.get(name, ("", 0))[0] == newcomer.uuid:
+            del self.names[name]
+        if (newcomer.uuid, newcomer.incarnation) in self.ledger.runners:
+            self._forget_runner(newcomer.uuid, newcomer.incarnation)
+
     def forget_absent(self, now: float) -> None:
-        """Forgets runners that were away for too long; should one come back after all, it is refused."""
+        """Forgets runners that were away for too long, or are the longest away of too many.
+
+        Should one come back after all, it is refused.
+        """
+        absent: list[tuple[float, str, int]] = []
         for (uuid, incarnation), record in list(self.ledger.runners.items()):
             peer = self.runners.get(uuid)
             if record.num_uncommitted or (peer is not None and peer.incarnation == incarnation):
                 record.absent_since = None
             elif record.absent_since is None:
                 record.absent_since = now
-            elif now - record.absent_since >= self.options.forget_after_s:
-                self.ledger.forget(uuid, incarnation)
-                self.receipts.forget_record(uuid, incarnation)
-                if peer is None:
+            if record.absent_since is not None:
+                absent.append((record.absent_since, uuid, incarnation))
+        absent.sort()
+        for index, (since, uuid, incarnation) in enumerate(absent):
+            if len(absent) - index > _MAX_ABSENT or now - since >= self.options.forget_after_s:
+                self._forget_runner(uuid, incarnation)
+                if uuid not in self.runners:
                     self.fence(uuid)
+
+    def _forget_runner(self, uuid: str, incarnation: int) -> None:
+        self.ledger.forget(uuid, incarnation)
+        self.receipts.forget_record(uuid, incarnation)
+        self.newcomers.worked(uuid)
 
     def drop(self, entry: Entry, reason: DropReason) -> None:
         """Drops an entry's free steps; its meta still reaches the driver."""
