@@ -18,6 +18,12 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
     from rlzmq.algorithms.async_algorithm import AsyncAlgorithm as AsyncAlgorithm
     from rlzmq.algorithms.checkpoints import latest_checkpoint as latest_checkpoint
+    from rlzmq.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig, APPOLearner as APPOLearner
+    from rlzmq.algorithms.impala import (
+        IMPALA as IMPALA,
+        IMPALAConfig as IMPALAConfig,
+        IMPALALearner as IMPALALearner,
+    )
     from rlzmq.algorithms.policy import Policy as Policy
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
     from rlzmq.algorithms.settings import NotProvided as NotProvided
@@ -48,6 +54,8 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         ComputeReturnsToGo as ComputeReturnsToGo,
         FrameStackingLearner as FrameStackingLearner,
         GeneralAdvantageEstimation as GeneralAdvantageEstimation,
+        VTrace as VTrace,
+        WholeBatchEstimator as WholeBatchEstimator,
     )
     from rlzmq.connectors.module_to_env import (
         GetActions as GetActions,
@@ -240,7 +248,7 @@ _EXPORTS: dict[str, str] = {
         "connectors.learner": (
             "AddColumnsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch "
             "AddNextObservationsFromEpisodesToTrainBatch AddOneTsToEpisodesAndTruncate "
-            "ComputeReturnsToGo FrameStackingLearner GeneralAdvantageEstimation"
+            "ComputeReturnsToGo FrameStackingLearner GeneralAdvantageEstimation VTrace WholeBatchEstimator"
         ),
         "modules.rl_module": "RLModule TorchRLModule",
         "modules.multi_rl_module": "MultiRLModule MultiRLModuleSpec",
@@ -267,6 +275,8 @@ _EXPORTS: dict[str, str] = {
         "algorithms.algorithm": "Algorithm",
         "algorithms.async_algorithm": "AsyncAlgorithm",
         "algorithms.checkpoints": "latest_checkpoint",
+        "algorithms.appo": "APPO APPOConfig APPOLearner",
+        "algorithms.impala": "IMPALA IMPALAConfig IMPALALearner",
         "algorithms.ppo": "PPO PPOConfig",
         "algorithms.policy": "Policy",
     }.items()

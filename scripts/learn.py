@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rlzmq import PPOConfig
+from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
 
@@ -24,7 +24,7 @@ class Task:
     """What to learn, how, how well, and within how many env steps.
 
     Attributes:
-        make: Gives the PPOConfig without what differs between the modes.
+        make: Gives the config without what differs between the modes.
         target: Mean return of the newest 100 episodes (of each agent, where there are several).
         budget: Env steps.
         num_envs: Envs of all runners together.
@@ -116,6 +116,41 @@ def multi_agent_cartpole() -> Any:
     )
 
 
+# RLlib's settings for its own learning tests of these two.
+_ASYNCHRONOUS: dict[str, Any] = {"vf_loss_coeff": 0.05, "entropy_coeff": 0.0}
+
+
+def cartpole_impala() -> Any:
+    return (
+        IMPALAConfig()
+        .environment("CartPole-v1")
+        .env_runners(env_to_module_connector=mean_std_filter)
+        .training(**_ASYNCHRONOUS)
+        .reporting(min_time_s_per_iteration=1)
+    )
+
+
+def cartpole_appo() -> Any:
+    return (
+        APPOConfig()
+        .environment("CartPole-v1")
+        .training(**_ASYNCHRONOUS)
+        .rl_module(model_config={"vf_share_layers": True})
+        .reporting(min_time_s_per_iteration=1)
+    )
+
+
+def multi_agent_cartpole_appo() -> Any:
+    return (
+        APPOConfig()
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .multi_agent(policies=["p0", "p1"], policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
+        .training(vf_loss_coeff=0.005, entropy_coeff=0.0)
+        .rl_module(model_config={"vf_share_layers": True})
+        .reporting(min_time_s_per_iteration=1)
+    )
+
+
 def mean_std_filter(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
     return MeanStdFilter()
 
@@ -127,23 +162,26 @@ TASKS = {
     "pendulum-filtered": Task(pendulum_filtered, -300.0, 400_000, 8, 2048),
     "stateless-cartpole": Task(stateless_cartpole, 350.0, 300_000, 8, 1024),
     "multi-agent-cartpole": Task(multi_agent_cartpole, 450.0, 400_000, 8, 1024),
+    "cartpole-impala": Task(cartpole_impala, 450.0, 2_000_000, 16, 500),
+    "cartpole-appo": Task(cartpole_appo, 450.0, 1_000_000, 16, 500),
+    "multi-agent-cartpole-appo": Task(multi_agent_cartpole_appo, 350.0, 2_000_000, 16, 500),
 }
 
 
+NUM_LEARNERS = {"serial": 0, "one-learner": 1, "distributed": 2}
+
+
 def configure(task: Task, mode: str, seed: int) -> Any:
-    """The task's config, serial or distributed (2 runners, 2 learners), with the same global batch."""
-    config = task.make().debugging(seed=seed)
-    if mode == "serial":
-        return (
-            config.env_runners(num_env_runners=0, num_envs_per_env_runner=task.num_envs)
-            .learners(num_learners=0)
-            .training(train_batch_size_per_learner=task.batch)
-        )
-    return (
-        config.env_runners(num_env_runners=2, num_envs_per_env_runner=task.num_envs // 2)
-        .learners(num_learners=2)
-        .training(train_batch_size_per_learner=task.batch // 2, minibatch_size=config.minibatch_size // 2)
+    """The task's config, serial or with 2 runners and 1 or 2 learners, with the same global batch."""
+    config, num_learners = task.make().debugging(seed=seed), NUM_LEARNERS[mode]
+    num_runners, ranks = (2 if num_learners else 0), max(num_learners, 1)
+    config.env_runners(
+        num_env_runners=num_runners, num_envs_per_env_runner=task.num_envs // max(num_runners, 1)
     )
+    config.learners(num_learners=num_learners)
+    if config.minibatch_size is not None:
+        config.training(minibatch_size=config.minibatch_size // ranks)
+    return config.training(train_batch_size_per_learner=task.batch // ranks)
 
 
 def mean_return(metrics: dict[str, Any]) -> float:
@@ -176,7 +214,7 @@ def learn(
 
     Args:
         name: A key of `TASKS`.
-        mode: "serial" or "distributed".
+        mode: A key of `NUM_LEARNERS`.
         seed: Of everything random.
         target: Another mean return than the task's.
         budget: Another number of env steps.
@@ -206,7 +244,7 @@ def learn(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", nargs="*", choices=[*TASKS, []], help="tasks (default: all)")
-    parser.add_argument("--mode", choices=["serial", "distributed"], default="serial")
+    parser.add_argument("--mode", choices=list(NUM_LEARNERS), default="serial")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--target", type=float, help="mean return to reach (default: the task's)")
     parser.add_argument("--budget", type=int, help="env steps to reach it within (default: the task's)")
@@ -216,7 +254,7 @@ def main() -> int:
     names = options.task or list(TASKS)
     if options.list:
         for name in names:
-            print(f"{name:<20} return {TASKS[name].target:g} within {TASKS[name].budget} env steps")
+            print(f"{name:<26} return {TASKS[name].target:g} within {TASKS[name].budget} env steps")
         return 0
     failed = 0
     for name in names:
@@ -228,7 +266,7 @@ def main() -> int:
             failed += not outcome.reached
             verdict = "reached" if outcome.reached else "NOT reached"
             print(
-                f"{name:<20} {options.mode:<11} seed {seed}: {target:g} {verdict}: {outcome.mean_return:.1f} "
+                f"{name:<26} {options.mode:<11} seed {seed}: {target:g} {verdict}: {outcome.mean_return:.1f} "
                 f"after {outcome.num_env_steps} env steps, {outcome.seconds:.1f} s",
                 flush=True,
             )

@@ -37,6 +37,7 @@ PRELOAD = (
     "rlzmq.runtime.runner",
     "rlzmq.runtime.learner",
     "rlzmq.runtime.broker",
+    "rlzmq.algorithms.appo.appo_config",
     "rlzmq.algorithms.ppo.ppo_config",
 )
 """What children find imported. Names, because an actor system knows nothing of what runs on it."""

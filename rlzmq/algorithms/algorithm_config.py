@@ -28,6 +28,7 @@ from rlzmq.core.callbacks import HOOKS, Hooks
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics_stats import check_stats_cls_lookup
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.envs.registry import adopt_registration, registration_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ _DEFAULTS: dict[str, Any] = {
     "learner_config_dict": {}, "torch_num_threads": 1,
     # training
     "gamma": 0.99, "lr": 0.001, "grad_clip": None, "grad_clip_by": "global_norm", "train_batch_size": 32,
-    "train_batch_size_per_learner": None, "num_epochs": 1, "minibatch_size": None,
+    "train_batch_size_per_learner": None, "staleness": 0, "num_epochs": 1, "minibatch_size": None,
     "shuffle_batch_per_epoch": False,
     # evaluation
     "evaluation_interval": None, "evaluation_duration": 10, "evaluation_duration_unit": "episodes",
@@ -345,7 +346,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
             batch_mode: Whether fragments may end inside an episode.
             explore: Whether sampling draws from the action distribution (else its mode).
             episodes_to_numpy: Only True: sampled episodes are always on numpy columns.
-            max_policy_lag: Only None: PPO trains on data of the current weights.
+            max_policy_lag: Drop data that is more weights versions old than this; None: `staleness`.
         """
         return self
 
@@ -395,6 +396,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
         num_epochs: PositiveInt = NotProvided,
         minibatch_size: PositiveInt | None = NotProvided,
         shuffle_batch_per_epoch: bool = NotProvided,
+        staleness: NonNegativeInt = NotProvided,
         learner_class: type | None = NotProvided,
         learner_connector: Connector = NotProvided,
     ) -> Self:
@@ -751,6 +753,18 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
         extra = remainder / self.num_envs_per_env_runner
         return int(per_runner) + (1 if max(worker_index, 1) - 1 < extra else 0)
 
+    def update_plan(self) -> UpdatePlan:
+        """What each update trains on. Algorithms override this where they train otherwise."""
+        staleness = self.staleness
+        return UpdatePlan(
+            env_steps_per_rank=self.train_batch_size_per_learner,
+            num_ranks=max(self.num_learners, 1),
+            fragment_length=self.get_rollout_fragment_length(),
+            staleness=staleness,
+            max_policy_lag=staleness if self.max_policy_lag is None else self.max_policy_lag,
+            open_updates=staleness + 1,
+        )
+
     def should_update(self, module_id: str, batch: Any = None) -> bool:
         """Whether the module is one of `policies_to_train`; a function there is asked, with `batch`."""
         trained = self.policies_to_train
@@ -786,7 +800,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
                 f"Largest valid: {per_learner}."
             )
         fragment = self.rollout_fragment_length
-        if fragment != "auto":
+        if fragment != "auto" and not self.staleness:
             whole = fragment * self.num_envs_per_env_runner * max(self.num_env_runners, 1)
             if whole > self.total_train_batch_size * 1.1:
                 fitting = self.total_train_batch_size // (

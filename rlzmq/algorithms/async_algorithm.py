@@ -151,7 +151,12 @@ class AsyncAlgorithm:
 
     async def sync_weights(self) -> None:
         """Give all runners the learners' current weights (for custom training steps)."""
+        await self.settle()
         await self.session.sync_weights()
+
+    async def settle(self) -> None:
+        """Wait until no update is under way: with `staleness` >= 1 some run ahead of `training_step`."""
+        await self._iterations.settle()
 
     def cut_iteration_short(self) -> None:
         """The running iteration ends with the update at hand. May be called by a signal handler."""
@@ -280,6 +285,7 @@ class AsyncAlgorithm:
                 told. Nothing has changed then.
         """
         self._check_running()
+        await self.settle()
         return await self._modules.add(
             module_id,
             module_spec,
@@ -321,6 +327,7 @@ class AsyncAlgorithm:
                 changed then.
         """
         self._check_running()
+        await self.settle()
         return await self._modules.remove(
             module_id,
             places={

@@ -86,6 +86,7 @@ class CheckpointKeeper:
         if self._is_due(now):
             await self._begin()
         elif self._copy_is_due(now):
+            await self._algorithm.settle()
             await self._algorithm.session.learner_group.get_state()  # which remembers it
             self._copied_at = now
 

@@ -39,7 +39,6 @@ FIXED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "compress_observations": ((False,), "observations travel as they are, without a copy."),
     "episodes_to_numpy": ((True,), "sampled episodes are numpy columns from the start."),
-    "max_policy_lag": ((None,), "PPO trains only on data of the current weights."),
     "num_cpus_per_learner": (("auto", 0, 1), "set learners(torch_num_threads=…)."),
     "num_aggregator_actors_per_learner": ((0,), "each learner runs its own pipeline."),
     "max_requests_in_flight_per_learner": ((3,), "an update begins when the one before is committed."),

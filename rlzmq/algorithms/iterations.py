@@ -63,6 +63,12 @@ class Iterations:
             self.results.add_learner_results(results, num_env_steps)
         self.results.add_training_step(seconds)
 
+    async def settle(self) -> None:
+        """Wait until no update is open, and take in the reports of those that ran ahead of the training steps: the
+        learners' state is about to be read or replaced."""
+        for report in await self._session.settle():
+            self.results.add_update(report)
+
     def cut_short(self) -> None:
         """The one at hand ends with the update at hand. May be called by a signal handler."""
         self._is_cut_short = True

@@ -10,7 +10,11 @@ from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["ALGORITHMS", "config_class_named", "get_config_class", "name_of_config"]
 
-ALGORITHMS: dict[str, str] = {"ppo": "rlzmq.algorithms.ppo:PPOConfig"}
+ALGORITHMS: dict[str, str] = {
+    "appo": "rlzmq.algorithms.appo:APPOConfig",
+    "impala": "rlzmq.algorithms.impala:IMPALAConfig",
+    "ppo": "rlzmq.algorithms.ppo:PPOConfig",
+}
 
 
 def get_config_class(algorithm: str) -> Any:

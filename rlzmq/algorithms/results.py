@@ -33,6 +33,7 @@ class ResultBuilder:
         self._learners: dict[str, Any] = {}
         self._learner_metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
         self._timers: dict[str, list[float]] = {}
+        self._lags: list[tuple[int, int]] = []
         self._start = time.perf_counter()
         self._run_start = self._start
         self._time_before = 0.0
@@ -46,6 +47,7 @@ class ResultBuilder:
         """A new iteration starts now."""
         self._start = time.perf_counter()
         self._timers = {}
+        self._lags = []
         self._num_training_step_calls = 0
         self._num_steps_before = self.num_env_steps_lifetime
 
@@ -63,6 +65,7 @@ class ResultBuilder:
         self.add_fragments(report.fragments)
         self.add_learner_results(report.learner_results, report.num_env_steps_trained)
         self._weights_version = report.weights_version
+        self._lags.append(report.policy_lag)
         names = {"sample": "env_runner_sampling_timer", "learn": "learner_update_timer"}
         for name, seconds in report.timers.items():
             self.add_timer(names.get(name, name), seconds)
@@ -96,6 +99,9 @@ class ResultBuilder:
         overall = merged.setdefault(ALL_MODULES, {})
         overall["num_env_steps_trained"] = num_env_steps
         overall["num_env_steps_trained_lifetime"] = self.num_env_steps_trained_lifetime
+        for name in ("learner_thread_in_queue_wait_timer", "learner_thread_update_timer"):
+            if name in overall:
+                self.add_timer(name, overall[name])
         self._learners = merged
 
     @property
@@ -131,6 +137,14 @@ class ResultBuilder:
         env_runners["weights_seq_no"] = self._weights_version
         timers = {name: sum(values) / len(values) for name, values in self._timers.items()}
         timers["training_iteration"] = elapsed
+        lag: dict[str, Any] = {}
+        if self._lags:
+            newest, oldest = zip(*self._lags, strict=True)
+            lag = {
+                "min": min(newest),
+                "mean": (sum(newest) + sum(oldest)) / (2 * len(newest)),
+                "max": max(oldest),
+            }
         result: dict[str, Any] = {
             "training_iteration": iteration,
             "num_env_steps_sampled_lifetime": env_runners["num_env_steps_sampled_lifetime"],
@@ -141,6 +155,7 @@ class ResultBuilder:
             "env_runners": env_runners,
             "learners": self._learners,
             "timers": timers,
+            "policy_lag": lag,
             "fault_tolerance": dict(fault_tolerance),
             "accounting": accounting.to_dict(),
         }

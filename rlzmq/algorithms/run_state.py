@@ -39,6 +39,7 @@ class RunState:
         def is_wanted(name: str) -> bool:
             return wants(name, components, not_components)
 
+        await self._iterations.settle()
         parts = await self._session.get_state(with_runners=is_wanted("env_runners"))
         if is_wanted("eval_env_runners") or is_wanted("evaluation"):
             parts |= await self._evaluation.get_state()
@@ -49,6 +50,7 @@ class RunState:
     async def set(self, state: Mapping[str, Any]) -> bool:
         """See AsyncAlgorithm.set_state; whether the state is that of a whole run."""
         parts = to_parts(state)
+        await self._iterations.settle()
         if "modules" in parts:
             await self._modules.set_state(parts["modules"])
         else:

@@ -12,9 +12,7 @@ from types import CodeType, FrameType, ModuleType, TracebackType
 __all__ = ["MissingNameFinder", "hidden_modules", "import_failure"]
 
 # RLlib's algorithms (and TQC): who imports one that is not here is told so, in place of a similar name.
-_ALGORITHMS_ELSEWHERE = frozenset(
-    ["appo", "bc", "cql", "dqn", "dreamerv3", "impala", "iql", "marwil", "sac", "tqc"]
-)
+_ALGORITHMS_ELSEWHERE = frozenset(["bc", "cql", "dqn", "dreamerv3", "iql", "marwil", "sac", "tqc"])
 
 
 class MissingNameFinder:

@@ -22,8 +22,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from rlzmq.core.errors import NotFiniteError
@@ -44,6 +47,21 @@ _logger = logging.getLogger(__name__)
 
 # Data that make a loss overflow are rare; after so many updates without a step the reason is another one.
 _MAX_UPDATES_IN_VAIN = 10
+
+
+@dataclass
+class _Trained:
+    """What an update has trained so far; `batch` has the counts of all its batches, not their rows."""
+
+    batch: TrainBatch = field(default_factory=TrainBatch)
+    num_batches: int = 0
+    num_minibatches: int = 0
+    connector_s: float = 0.0
+
+    def add(self, train_batch: TrainBatch, num_minibatches: int) -> None:
+        self.batch.add_counts(train_batch)
+        self.num_batches += 1
+        self.num_minibatches += num_minibatches
 
 
 class Learner(LearnerHooks):
@@ -91,6 +109,8 @@ class Learner(LearnerHooks):
         self._num_module_steps: dict[str, int] = {}  # of the current update, on all ranks
         self.was_trained = True
         self.num_updates_in_vain = 0
+        self._ended_at: float | None = None
+        self._waited_s = self._updated_s = 0.0
 
     def build(self) -> None:
         """Make the module, the learner connector and the optimizers. Calling it again changes nothing.
@@ -178,25 +198,26 @@ class Learner(LearnerHooks):
         self._num_skipped = {}
         self._num_module_steps = {}
         self._num_env_steps_agreed = 0
+        began_at = time.perf_counter()
+        self._waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
         with ShortTraceback(), self._torch_threads(), self._random_stream(), self.all_or_nothing():
             self.before_gradient_based_update(timesteps=counters)
-            start = time.perf_counter()
-            if data_iterators is None:
-                train_batch = self._builder.build(batch=batch, batches=batches, episodes=episodes)
-                connector_s = time.perf_counter() - start
-                self._drop_untrained(train_batch)
-                num_minibatches = self._train(train_batch, options)
+            if data_iterators is not None:
+                done = self._train_on_iterators(data_iterators, num_total_minibatches)
+            elif episodes is not None:
+                done = self._train_on_source(episodes, options)
             else:
-                connector_s = 0.0
-                train_batch, num_minibatches = self._train_on_iterators(data_iterators, num_total_minibatches)
-            if self.group is None and not (num_minibatches or train_batch.num_env_steps):
-                return self._results(train_batch, 0, connector_s)  # no data, no update: nothing changes
+                done = self._train_on([self._builder.build(batch=batch, batches=batches)], options)
+            if self.group is None and not (done.num_minibatches or done.batch.num_env_steps):
+                return self._results(done)  # no data, no update: nothing changes
             self.weights_seq_no += 1
-            self._leave_out_skipped(train_batch, num_minibatches)
-            self._count(train_batch, num_minibatches)
+            self._leave_out_skipped(done)
+            self._count(done)
             self.after_gradient_based_update(timesteps=counters)
             self.commit_update(num_skipped=sum(self._num_skipped.values()))
-            return self._results(train_batch, num_minibatches, connector_s)
+            self._ended_at = time.perf_counter()
+            self._updated_s = self._ended_at - began_at
+            return self._results(done)
 
     def prepare(self, episodes: Any) -> TrainBatch:
         """Run the learner connector ahead of `update`, e.g. on another thread while an update runs.
@@ -224,11 +245,39 @@ class Learner(LearnerHooks):
             if not known or not self.should_module_be_updated(module_id, train_batch.columns):
                 train_batch.drop(module_id)
 
-    def _train(self, train_batch: TrainBatch, options: Mapping[str, Any]) -> int:
+    def _train_on_source(self, episodes: Any, options: Mapping[str, Any]) -> _Trained:
+        """Hand fresh episodes to the rank's source, and train what it gives."""
+        source = self.source
+        source.add(episodes)
+        num_batches = source.num_batches
+        if self.group is not None and source.repeats:
+            num_batches = int(self.group.all_reduce(torch.tensor([num_batches]), "min")[0])
+        rng = np.random.default_rng(derive_seed(self._seed, "source", self.rank, self.weights_seq_no))
+        return self._train_on(
+            (self._builder.build(episodes=drawn) for drawn in source.batches(num_batches, rng)), options
+        )
+
+    def _train_on(self, train_batches: Iterable[TrainBatch], options: Mapping[str, Any]) -> _Trained:
+        """Train one batch after the other; of several ranks, all have equally many."""
+        done = _Trained()
+        iterator = iter(train_batches)
+        while True:
+            start = time.perf_counter()
+            train_batch = next(iterator, None)
+            done.connector_s += time.perf_counter() - start
+            if train_batch is None:
+                return done
+            self._drop_untrained(train_batch)
+            num_minibatches = self._train(train_batch, options, done.num_batches)
+            done.add(train_batch, num_minibatches)
+
+    def _train(self, train_batch: TrainBatch, options: Mapping[str, Any], index: int) -> int:
         minibatches = MinibatchIterator(
             train_batch.columns,
             **{**options, "num_minibatches": None},
-            seed=derive_seed(self._seed, "minibatch", self.rank, self.weights_seq_no),
+            seed=derive_seed(
+                self._seed, "minibatch", self.rank, self.weights_seq_no, *([index] if index else [])
+            ),
             timesteps=train_batch.num_module_steps,
             device=self.device,
         )
@@ -244,30 +293,26 @@ class Learner(LearnerHooks):
             self._train_minibatch(minibatch)
         return agreed.num_minibatches
 
-    def _train_on_iterators(
-        self, iterators: Iterable[Iterator[Any]], limit: int | None
-    ) -> tuple[TrainBatch, int]:
+    def _train_on_iterators(self, iterators: Iterable[Iterator[Any]], limit: int | None) -> _Trained:
         if self.group is not None and limit is None:
             raise ValueError("Learner.update(data_iterators=…) of several ranks: give num_total_minibatches.")
-        total = TrainBatch()
-        num_minibatches = 0
+        done = _Trained()
         for iterator in iterators:
             for item in iterator:
                 one = self._builder.build(batch=item)
                 self._drop_untrained(one)
-                total.add_counts(one)
                 agreed = self.agree_on_update(
                     {mid: one.num_module_steps.get(mid, 0) for mid in self.module},
                     1,
                     one.num_env_steps,
                 )
                 self._follow(agreed)
-                self.num_minibatches_per_epoch = num_minibatches + 1
+                self.num_minibatches_per_epoch = done.num_minibatches + 1
                 self._train_minibatch(one.on(self.device))
-                num_minibatches += 1
-                if num_minibatches == limit:
-                    return total, num_minibatches
-        return total, num_minibatches
+                done.add(one, 1)
+                if done.num_minibatches == limit:
+                    return done
+        return done
 
     def _follow(self, agreed: UpdateAgreement) -> None:
         self.trained_module_ids, self._loss_weights = agreed.module_ids, agreed.loss_weights
@@ -284,22 +329,23 @@ class Learner(LearnerHooks):
         self.apply_gradients(gradients)
         self.num_gradient_updates_lifetime += 1
 
-    def _leave_out_skipped(self, train_batch: TrainBatch, num_minibatches: int) -> None:
+    def _leave_out_skipped(self, done: _Trained) -> None:
         """What went through no optimizer step was not trained.
 
         Raises:
             NotFiniteError: So it was with update after update.
         """
+        num_minibatches = done.num_minibatches
         skipped = [m for m in self.trained_module_ids if self._num_skipped.get(m, 0) >= num_minibatches > 0]
         for module_id in skipped:
             self._num_module_steps.pop(module_id, None)
-            if module_id in train_batch.num_module_steps:
-                train_batch.num_module_steps[module_id] = 0
+            if module_id in done.batch.num_module_steps:
+                done.batch.num_module_steps[module_id] = 0
         self.was_trained = not skipped or len(skipped) < len(self.trained_module_ids)
         if self.was_trained:
             self.num_updates_in_vain = 0
             return
-        train_batch.num_env_steps = self._num_env_steps_agreed = 0
+        done.batch.num_env_steps = self._num_env_steps_agreed = 0
         self.num_updates_in_vain += 1
         if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
             raise NotFiniteError(
@@ -311,8 +357,8 @@ class Learner(LearnerHooks):
 
     # -- counters and results ----------------------------------------------------------------------
 
-    def _count(self, train_batch: TrainBatch, num_minibatches: int) -> None:
-        self.num_env_steps_trained_lifetime += train_batch.num_env_steps
+    def _count(self, done: _Trained) -> None:
+        self.num_env_steps_trained_lifetime += done.batch.num_env_steps
         self.num_env_steps_of_all_ranks_lifetime += self._num_env_steps_agreed
         for module_id, num_steps in self._num_module_steps.items():
             before = self.num_module_steps_trained_lifetime.get(module_id, 0)
@@ -326,12 +372,11 @@ class Learner(LearnerHooks):
                 ", ".join(
                     f"{count} (module {module_id!r})" for module_id, count in self._num_skipped.items()
                 ),
-                num_minibatches,
+                done.num_minibatches,
             )
 
-    def _results(
-        self, train_batch: TrainBatch, num_minibatches: int, connector_s: float
-    ) -> dict[str, dict[str, Any]]:
+    def _results(self, done: _Trained) -> dict[str, dict[str, Any]]:
+        train_batch = done.batch
         results: dict[str, dict[str, Any]] = dict(self._stats.means(self.num_minibatches_per_epoch))
         for module_id, num_steps in train_batch.num_module_steps.items():
             module_results = results.setdefault(module_id, {})
@@ -362,11 +407,13 @@ class Learner(LearnerHooks):
             num_module_steps_trained_lifetime=sum(self.num_module_steps_trained_lifetime.values()),
             num_trainable_parameters=sum(self._num_parameters(m, trainable=True) for m in self.module),
             num_non_trainable_parameters=sum(self._num_parameters(m, trainable=False) for m in self.module),
-            num_gradient_updates=num_minibatches,
+            num_gradient_updates=done.num_minibatches,
             num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
             num_nonfinite_gradients_skipped=sum(self._num_skipped.values()),
             weights_seq_no=self.weights_seq_no,
-            learner_connector=self._connector_timers(connector_s),
+            learner_thread_in_queue_wait_timer=self._waited_s,
+            learner_thread_update_timer=self._updated_s,
+            learner_connector=self._connector_timers(done.connector_s),
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
             learner_connector_sum_episodes_length_out=train_batch.num_env_steps,
         )

@@ -16,6 +16,7 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.learners.compiling import LearnerCompiler
 from rlzmq.learners.optimizers import DEFAULT_OPTIMIZER, OptimizerRegistry, make_adam
+from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.modules.apis import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_training_outputs
@@ -68,6 +69,7 @@ class LearnerBase:
         seed = getattr(config, "seed", None)
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self._learner_connector: Any = None
+        self.source = self.make_source()
         self._compiler: LearnerCompiler | None = None
 
     # -- building ----------------------------------------------------------------------------------
@@ -96,6 +98,10 @@ class LearnerBase:
         for module_id in self.module:
             self._prepare_module(module_id)
         self.configure_optimizers()
+
+    def make_source(self) -> BatchSource:
+        """What this rank trains on; by default every fresh step, in one update. Algorithms override this."""
+        return FreshBatch()
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
         """The learner pipeline: the config's. Algorithms that add pieces of their own extend this."""

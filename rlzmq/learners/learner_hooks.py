@@ -261,5 +261,19 @@ class LearnerHooks(LearnerRanks):
         """Module id → mean of one logged scalar over the last epoch, where it was logged in this update."""
         return self._stats.means_of(name, self.num_minibatches_per_epoch)
 
+    def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
+        """Module id → mean of one logged scalar over the last epoch and all ranks, of the modules that this
+        update trained. A collective.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        mine = self.mean_stats(name)
+        module_ids = self.trained_module_ids
+        return self.mean_over_ranks(
+            {module_id: mine.get(module_id, 0.0) for module_id in module_ids},
+            {module_id: float(module_id in mine) for module_id in module_ids},
+        )
+
     def _clock(self, timesteps: Mapping[str, Any] | None) -> int:
         return int((timesteps or {}).get(NUM_ENV_STEPS_LIFETIME, self.num_env_steps_of_all_ranks_lifetime))

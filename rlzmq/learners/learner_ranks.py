@@ -308,7 +308,7 @@ class LearnerRanks(LearnerBase):
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """If the block raises, weights, optimizers, counters and metrics of a rank are put back.
+        """If the block raises, weights, optimizers, counters, metrics and source of a rank are put back.
 
         An error of this rank's own (in a loss, say) makes it leave the group, so that its peers learn of it
         at once instead of waiting for it.
@@ -319,11 +319,13 @@ class LearnerRanks(LearnerBase):
         tensors = [t for _, module in self.module.items() for t in _tensors(module.unwrapped())]
         snapshot = UpdateSnapshot(tensors, [entry.optimizer for entry in self._optimizers])
         counters = self.get_state(["weights_seq_no", "counters", "metrics", "extra"])
+        source = self.source.checkpoint()
         try:
             yield
         except BaseException as error:
             snapshot.restore()
             self.set_state(counters)
+            self.source.rollback(source)
             if not isinstance(error, (PeerLostError, DesynchronizedError)):
                 self.leave_distributed()
             raise

@@ -13,7 +13,7 @@ from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.ppo_loss import PPOSettings, ppo_policy_terms, ppo_value_loss
+from rlzmq.learners.ppo_loss import PPOSettings, adapted_kl_coeff, ppo_policy_terms, ppo_value_loss
 from rlzmq.learners.schedule import Schedule
 from rlzmq.modules.apis import ValueFunctionAPI
 
@@ -157,21 +157,13 @@ class PPOLearner(TorchLearner):
             )
 
     def _adapt_kl_coefficients(self) -> None:
-        module_ids = sorted(m for m, settings in self._settings.items() if settings.use_kl_loss)
-        measured = self.mean_stats("mean_kl_loss")
-        sampled = self.mean_over_ranks(
-            {module_id: measured.get(module_id, 0.0) for module_id in module_ids},
-            {module_id: float(module_id in measured) for module_id in module_ids},
-        )
-        for module_id in module_ids:
-            if module_id not in self.trained_module_ids:
-                continue
-            target = self._settings[module_id].kl_target
-            if sampled[module_id] > 2.0 * target:
-                self.curr_kl_coeffs_per_module[module_id] *= 1.5
-            elif sampled[module_id] < 0.5 * target:
-                self.curr_kl_coeffs_per_module[module_id] *= 0.5
-            self.log_stats(module_id, {"curr_kl_coeff": self.curr_kl_coeffs_per_module[module_id]})
+        for module_id, measured in self.mean_stats_over_ranks("mean_kl_loss").items():
+            settings = self._settings[module_id]
+            if settings.use_kl_loss:
+                coefficient = self.curr_kl_coeffs_per_module[module_id]
+                coefficient = adapted_kl_coeff(coefficient, measured, settings.kl_target)
+                self.curr_kl_coeffs_per_module[module_id] = coefficient
+                self.log_stats(module_id, {"curr_kl_coeff": coefficient})
 
     def get_extra_state(self) -> dict[str, Any]:
         return {

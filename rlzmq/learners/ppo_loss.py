@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PPOLossTerms", "PPOSettings", "masked_mean", "ppo_policy_terms", "ppo_value_loss"]
+from rlzmq.learners.masked import masked_mean
+
+__all__ = ["PPOLossTerms", "PPOSettings", "adapted_kl_coeff", "ppo_policy_terms", "ppo_value_loss"]
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ def ppo_value_loss(
     return masked_mean(error_B, mask_B)
 
 
-def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of `values` where `mask` is True (everywhere if None); 0 where nothing is."""
-    if mask is None:
-        return values.mean()
-    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+def adapted_kl_coeff(coefficient: float, measured: float, target: float) -> float:
+    """The next update's coefficient: ×1.5 above twice the target, ×0.5 below half of it."""
+    if measured > 2.0 * target:
+        return coefficient * 1.5
+    return coefficient * 0.5 if measured < 0.5 * target else coefficient

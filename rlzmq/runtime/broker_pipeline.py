@@ -272,7 +272,13 @@ class BrokerPipeline:
             await self._journal.recall(-1)
         report = None
         while report is None:  # again where all learners died and went back to an earlier state
-            update_id, report = await self._attempt_update()
+            await self._open_updates()
+            report = await self._next_report()
+        return self._take(report, time.perf_counter() - start)
+
+    def _take(self, report: Report, waited_s: float) -> UpdateReport:
+        """Account for a committed update, and merge what its fragments taught the connectors."""
+        update_id = report.report.update_id
         fragments = self._reader.take_new(report)
         metas = [self._reader.open_meta(fragment, meta) for fragment, _, meta in fragments]
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
@@ -298,30 +304,52 @@ class BrokerPipeline:
             fragments=metas,
             num_env_steps_trained=report.report.num_env_steps if report.report.trained else 0,
             timers={
-                "update": time.perf_counter() - start,
+                "update": waited_s,
                 "sample": report.report.sampling_s,
                 "learn": report.report.training_s,
             },
+            policy_lag=(update_id - report.report.newest_version, update_id - report.report.oldest_version),
         )
 
-    async def _attempt_update(self) -> tuple[int, Report | None]:
-        """Open the next update and wait for its report; None if the learners went back meanwhile."""
+    async def _open_updates(self) -> None:
+        """Keep as many updates open as the plan says."""
         assert self._driver is not None
-        config, driver = self._config, self._driver
         await self._learners.supervisor.admit()
-        update_id = driver.core.next_update
-        future = driver.open_update(
-            OpenUpdate(
-                update_id=update_id,
-                steps_per_rank=config.train_batch_size_per_learner,
-                num_ranks=max(config.num_learners, 1),  # the batch stays as it is while a rank is missing
-                weights_version=update_id,
-                connector_version=self._connector_version,
-                fragment_length=config.get_rollout_fragment_length(),
-                lease_timeout_s=max(config.sample_timeout_s or 60.0, 1.0),
+        plan, driver = self._config.update_plan(), self._driver
+        while len(driver.open_reports) < plan.open_updates:
+            driver.open_update(
+                OpenUpdate(
+                    update_id=driver.core.next_update,
+                    steps_per_rank=plan.env_steps_per_rank,
+                    num_ranks=plan.num_ranks,
+                    weights_version=driver.core.next_update,
+                    staleness=plan.staleness,
+                    max_policy_lag=plan.max_policy_lag,
+                    connector_version=self._connector_version,
+                    fragment_length=plan.fragment_length,
+                    lease_timeout_s=max(self._config.sample_timeout_s or 60.0, 1.0),
+                    replay_ratio=plan.train_ratio,
+                )
             )
-        )
-        return update_id, await self._first_of(future)
+
+    async def _next_report(self) -> Report | None:
+        """The report of the first open update; None if the learners went back meanwhile."""
+        assert self._driver is not None
+        update_id, future = next(iter(self._driver.open_reports.items()))
+        report = await self._first_of(future)
+        if report is not None:
+            del self._driver.open_reports[update_id]
+        return report
+
+    async def settle(self) -> list[UpdateReport]:
+        """Wait until no update is open; the reports of those that were."""
+        assert self._driver is not None
+        reports = []
+        while self._driver.open_reports:
+            start = time.perf_counter()
+            if (report := await self._next_report()) is not None:
+                reports.append(self._take(report, time.perf_counter() - start))
+        return reports
 
     async def _first_of(self, future: asyncio.Future[Report]) -> Report | None:
         assert self._driver is not None

@@ -36,6 +36,8 @@ class DriverLink(PeerLink):
 
     Attributes:
         welcome: Resolved with the first broker's WELCOME.
+        open_reports: Update id → future of its report, in order, of the updates that were opened; cancelled when
+            the learners go back. Whoever takes a report takes its entry out.
     """
 
     def __init__(
@@ -67,16 +69,14 @@ class DriverLink(PeerLink):
         )
         super().__init__(core, data_address, curve)
         self._on_notice = on_notice
-        self._reports: dict[int, asyncio.Future[Report]] = {}
+        self.open_reports: dict[int, asyncio.Future[Report]] = {}
         self.progress: Progress | None = None
         self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
 
-    def open_update(self, update: OpenUpdate) -> asyncio.Future[Report]:
-        """Open the next update; the future has its report once it is committed."""
-        future: asyncio.Future[Report] = self._loop.create_future()
-        self._reports[update.update_id] = future
+    def open_update(self, update: OpenUpdate) -> None:
+        """Open the next update; `open_reports` has its report once it is committed."""
+        self.open_reports[update.update_id] = self._loop.create_future()
         self.do(self.core.open_update(update))
-        return future
 
     def set_connector_state(self, version: int, state: Any) -> None:
         """Give all runners a merged connector state, before leases that ask for it."""
@@ -98,7 +98,7 @@ class DriverLink(PeerLink):
     def act(self, instruction: Instruction) -> None:
         """Reports resolve their update's future; notices go to the supervisor and the log."""
         if isinstance(instruction, Report):
-            future = self._reports.pop(instruction.report.update_id, None)
+            future = self.open_reports.get(instruction.report.update_id)
             if future is not None and not future.done():
                 future.set_result(instruction)
         elif isinstance(instruction, Tell):
@@ -118,9 +118,9 @@ class DriverLink(PeerLink):
                 self._on_notice(message)
 
     def _cancel_reports(self) -> None:
-        for future in self._reports.values():
+        for future in self.open_reports.values():
             future.cancel()
-        self._reports.clear()
+        self.open_reports.clear()
 
     async def stop(self) -> None:
         """Say goodbye and close; open updates are cancelled."""

@@ -160,14 +160,15 @@ class LearnerLink(PeerLink):
 
         faults.at("learner.train")
 
-        def job() -> tuple[bytes, Any, bool, list[int]]:
+        def job() -> tuple[bytes, Any, int, list[int]]:
             results = self._learner.update(
                 episodes=batches, timesteps={"num_env_steps_sampled_lifetime": num_steps}
             )
             has_skipped = results["__all_modules__"]["num_nonfinite_gradients_skipped"] > 0
             unusable = find_unusable(self._learner, batches) if has_skipped else []
             weights = self._snapshot() if self._rank == 0 else None
-            return pack_blob(results), weights, self._learner.was_trained, unusable
+            num_trained = results["__all_modules__"]["num_env_steps_trained"]
+            return pack_blob(results), weights, num_trained, unusable
 
         def finish(done: Any) -> None:
             if done.cancelled():
@@ -193,8 +194,8 @@ class LearnerLink(PeerLink):
                     rank=self._rank,
                     ranges=ranges,
                 )
-            blob, weights, was_trained, unusable = done.result()
-            num_trained = update.num_env_steps if was_trained else 0
+            blob, weights, num_trained, unusable = done.result()
+            was_trained = self._learner.was_trained
             trained = UpdateTrained(
                 update.update_id, update.attempt, was_trained, num_trained, blob, tuple(unusable)
             )

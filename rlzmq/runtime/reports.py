@@ -20,6 +20,7 @@ class UpdateReport:
         fragments: The metas of the fragments that arrived for it (episode metrics, counts, …).
         num_env_steps_trained: Env steps over all ranks.
         timers: Seconds by stage: "sample", "learn", and "synch_weights" or "update".
+        policy_lag: How many weights versions the newest and the oldest step were behind the update's.
     """
 
     update_id: int
@@ -28,6 +29,7 @@ class UpdateReport:
     fragments: list[dict[str, Any]]
     num_env_steps_trained: int
     timers: dict[str, float] = field(default_factory=dict)
+    policy_lag: tuple[int, int] = (0, 0)
 
 
 class Accounting:

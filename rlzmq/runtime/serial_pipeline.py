@@ -54,7 +54,7 @@ class SerialPipeline:
         update_id = self._learner.weights_seq_no
         batches, metas = self._sample()
         sampled = time.perf_counter()
-        num_steps = self._config.total_train_batch_size
+        num_steps = self._config.update_plan().num_env_steps
         results = self._learner.update(
             episodes=batches,
             timesteps={"num_env_steps_sampled_lifetime": num_env_steps_before + num_steps},
@@ -79,14 +79,17 @@ class SerialPipeline:
             },
         )
 
+    async def settle(self) -> list[UpdateReport]:
+        """Every update is over when `run_update` returns."""
+        return []
+
     def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
-        config, runner = self._config, self._runner
-        remaining = config.total_train_batch_size
-        fragment_length = config.get_rollout_fragment_length()
+        plan, runner = self._config.update_plan(), self._runner
+        remaining = plan.num_env_steps
         batches: list[Any] = []
         metas: list[dict[str, Any]] = []
         while remaining:
-            length = plan_lease(remaining, 1, runner.num_envs, fragment_length)
+            length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
             batch = take_fragment(runner, length)
             metas.append(batch.meta)
             num_steps = batch.num_env_steps

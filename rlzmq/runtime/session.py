@@ -127,6 +127,13 @@ class Session:
         self._num_changes_told = self.num_weight_changes
         return report  # type: ignore[no-any-return]
 
+    async def settle(self) -> list[UpdateReport]:
+        """Wait until no update is open: the reports of those that ran ahead of `run_update`."""
+        reports: list[UpdateReport] = await self._pipeline.settle()
+        self._num_changes += len(reports)
+        self._num_changes_told = self.num_weight_changes
+        return reports
+
     async def _restart(self) -> None:
         """The pipeline goes on from the learners' state, which was changed from outside of it."""
         await self._pipeline.restart()

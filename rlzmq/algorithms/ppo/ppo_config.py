@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig, Connector
-from rlzmq.algorithms.settings import Fraction, NonNegative, NotProvided, PositiveInt, Schedule, setter
+from rlzmq.algorithms.settings import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    NotProvided,
+    PositiveInt,
+    Schedule,
+    setter,
+)
 from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -64,6 +72,7 @@ class PPOConfig(AlgorithmConfig):
         num_epochs: PositiveInt = NotProvided,
         minibatch_size: PositiveInt | None = NotProvided,
         shuffle_batch_per_epoch: bool = NotProvided,
+        staleness: NonNegativeInt = NotProvided,
         learner_class: type | None = NotProvided,
         learner_connector: Connector = NotProvided,
     ) -> Self:

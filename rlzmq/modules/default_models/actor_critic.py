@@ -114,23 +114,32 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         if problem is not None:
             raise ValueError(f"{self.describe()}: {problem}") from error
 
-    def _act(self, batch: dict[str, Any], *, critic_features: bool) -> tuple[dict[str, Any], Any]:
-        """The outputs, and the features that the value head takes."""
+    def _act(
+        self, batch: dict[str, Any], *, critic_features: bool, encoder: Any = None, pi: Any = None
+    ) -> tuple[dict[str, Any], Any]:
+        """The outputs, and the features that the value head takes.
+
+        Args:
+            batch: Column -> tensor or tree.
+            critic_features: Compute the features of a separate value encoder, too.
+            encoder, pi: In place of the module's own; a target network's.
+        """
+        encoder, pi = encoder or self.encoder, pi or self.pi
         obs, mask = self._split(batch[Columns.OBS])
         outputs: dict[str, Any] = {}
         if self._recurrent:
             state = batch[Columns.STATE_IN]
             if self._separate:
-                features, actor = self.encoder(obs, state["actor"])
+                features, actor = encoder(obs, state["actor"])
                 value_features, critic = self.vf_encoder(obs, state["critic"])
                 outputs[Columns.STATE_OUT] = {"actor": actor, "critic": critic}
             else:
-                features, outputs[Columns.STATE_OUT] = self.encoder(obs, state)
+                features, outputs[Columns.STATE_OUT] = encoder(obs, state)
                 value_features = features
         else:
-            features = self.encoder(obs)
+            features = encoder(obs)
             value_features = self.vf_encoder(obs) if self._separate and critic_features else features
-        logits = self.pi(features)
+        logits = pi(features)
         if mask is not None:
             logits = apply_action_mask(logits, mask)
         outputs[Columns.ACTION_DIST_INPUTS] = logits

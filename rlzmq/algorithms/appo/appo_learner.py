@@ -1,0 +1,146 @@
+"""APPOLearner: the clipped surrogate with V-trace advantages, against a target network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rlzmq.algorithms.appo.appo_loss import appo_policy_terms
+from rlzmq.algorithms.impala.impala_learner import IMPALALearner
+from rlzmq.connectors.learner import VTrace
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.masked import masked_mean
+from rlzmq.learners.ppo_loss import adapted_kl_coeff
+from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
+from rlzmq.learners.target_networks import update_target_networks
+from rlzmq.modules.apis import TargetNetworkAPI, ValueFunctionAPI
+
+__all__ = ["APPOLearner"]
+
+
+class APPOLearner(IMPALALearner):
+    """Trains actor-critic modules with APPO (arXiv:1912.00167).
+
+    Needs the columns of IMPALALearner; V-trace evaluates the target network's policy.
+    """
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        return [ValueFunctionAPI, TargetNetworkAPI]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.curr_kl_coeffs_per_module: dict[str, float] = {}
+        self.num_target_updates = 0
+        self.last_target_update_ts = 0
+
+    def make_source(self) -> BatchSource:
+        """The circular buffer, unless it is switched off."""
+        config = self.config
+        if not config.use_circular_buffer:
+            return FreshBatch()
+        return CircularBuffer(config.circular_buffer_num_batches, config.circular_buffer_iterations_per_batch)
+
+    def make_vtrace(self) -> VTrace:
+        vtrace = super().make_vtrace()
+        vtrace.use_target_network = True
+        return vtrace
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        super().configure_optimizers_for_module(module_id, config)
+        self.curr_kl_coeffs_per_module[module_id] = float(config.kl_coeff)
+
+    def remove_module(self, module_id: str, **kwargs: Any) -> None:
+        super().remove_module(module_id, **kwargs)
+        self.curr_kl_coeffs_per_module.pop(module_id, None)
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Clipped surrogate + value loss − entropy bonus + KL penalty; see `appo_loss`."""
+        module = self.module[module_id].unwrapped()
+        mask = batch.get(Columns.LOSS_MASK)
+        actions = batch[Columns.ACTIONS]
+        dist_cls = module.get_train_action_dist_cls()
+        dist = dist_cls.from_logits(module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS))
+        target_dist = dist_cls.from_logits(
+            module.require_output(
+                module.forward_target(batch), Columns.ACTION_DIST_INPUTS, method="forward_target"
+            )
+        )
+        terms = appo_policy_terms(
+            logp_B=dist.logp(actions),
+            target_logp_B=target_dist.logp(actions),
+            behaviour_logp_B=batch[Columns.ACTION_LOGP],
+            advantages_B=batch[Columns.ADVANTAGES],
+            clip_param=config.clip_param,
+            mask_B=mask,
+        )
+        values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+        vf_loss = 0.5 * masked_mean((values - batch[Columns.VALUE_TARGETS]).square(), mask)
+        entropy = masked_mean(dist.entropy(), mask)
+        stats = {
+            "policy_loss": terms.policy_loss,
+            "vf_loss": vf_loss,
+            "entropy": entropy,
+            "mean_IS": terms.mean_is,
+            "var_IS": terms.var_is,
+        }
+        entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
+        loss: Tensor = terms.policy_loss + config.vf_loss_coeff * vf_loss - entropy_coeff * entropy
+        if config.use_kl_loss:
+            stats["mean_kl_loss"] = masked_mean(target_dist.kl(dist), mask)
+            loss = loss + self.curr_kl_coeffs_per_module[module_id] * stats["mean_kl_loss"]
+        self.log_stats(module_id, stats)
+        return loss
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        self._adapt_kl_coefficients()
+        if self.num_env_steps_trained_lifetime - self.last_target_update_ts >= self._target_update_steps():
+            for module_id in self.module:
+                module = self.module[module_id].unwrapped()
+                if isinstance(module, TargetNetworkAPI):
+                    update_target_networks(module, self.config.tau)
+            self.num_target_updates += 1
+            self.last_target_update_ts = self.num_env_steps_trained_lifetime
+        for module_id in self.trained_module_ids:
+            counters = {
+                "num_target_updates": self.num_target_updates,
+                "last_target_update_ts": self.last_target_update_ts,
+            }
+            self.log_stats(module_id, counters)
+
+    def _target_update_steps(self) -> int:
+        config = self.config
+        uses = 1
+        if config.use_circular_buffer:
+            uses = config.circular_buffer_num_batches * config.circular_buffer_iterations_per_batch
+        return int(config.target_network_update_freq * uses * config.train_batch_size_per_learner)
+
+    def _adapt_kl_coefficients(self) -> None:
+        for module_id, measured in self.mean_stats_over_ranks("mean_kl_loss").items():
+            config = self.config_for_module(module_id)
+            if config.use_kl_loss:
+                coefficient = self.curr_kl_coeffs_per_module[module_id]
+                coefficient = adapted_kl_coeff(coefficient, measured, config.kl_target)
+                self.curr_kl_coeffs_per_module[module_id] = coefficient
+                self.log_stats(module_id, {"curr_kl_coeff": coefficient})
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            **super().get_extra_state(),
+            "kl_coeffs": dict(self.curr_kl_coeffs_per_module),
+            "num_target_updates": self.num_target_updates,
+            "last_target_update_ts": self.last_target_update_ts,
+        }
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        self.num_target_updates = int(state["num_target_updates"])
+        self.last_target_update_ts = int(state["last_target_update_ts"])
+        for module_id, coefficient in state["kl_coeffs"].items():
+            if module_id in self.curr_kl_coeffs_per_module:
+                self.curr_kl_coeffs_per_module[module_id] = float(coefficient)

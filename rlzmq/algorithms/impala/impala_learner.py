@@ -1,0 +1,106 @@
+"""IMPALALearner: policy gradient with V-trace advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rlzmq.algorithms.impala.impala_loss import impala_loss_terms
+from rlzmq.connectors.defaults import add_estimator
+from rlzmq.connectors.learner import VTrace
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner import TorchLearner
+from rlzmq.learners.schedule import Schedule
+from rlzmq.modules.apis import ValueFunctionAPI
+
+__all__ = ["IMPALALearner"]
+
+
+class IMPALALearner(TorchLearner):
+    """Trains actor-critic modules with IMPALA (arXiv:1802.01561).
+
+    Needs the columns ``actions``, ``action_logp``, ``advantages`` and ``value_targets``; the last two come from
+    the learner connector's VTrace.
+    """
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        return [ValueFunctionAPI]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.entropy_coeff_schedulers_per_module: dict[str, Schedule] = {}
+
+    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+        """The config's pipeline, with V-trace and what it needs first and last."""
+        pipeline = super().make_learner_connector(observation_space, action_space)
+        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
+            add_estimator(pipeline, self.make_vtrace())
+        return pipeline
+
+    def make_vtrace(self) -> VTrace:
+        """The piece that gives advantages and value targets."""
+        return VTrace(
+            gamma=self.config.gamma,
+            clip_rho_threshold=self.config.vtrace_clip_rho_threshold,
+            clip_pg_rho_threshold=self.config.vtrace_clip_pg_rho_threshold,
+        )
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        super().configure_optimizers_for_module(module_id, config)
+        self.entropy_coeff_schedulers_per_module[module_id] = Schedule(config.entropy_coeff, "entropy_coeff")
+
+    def remove_module(self, module_id: str, **kwargs: Any) -> None:
+        super().remove_module(module_id, **kwargs)
+        self.entropy_coeff_schedulers_per_module.pop(module_id, None)
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Policy loss + value loss − entropy bonus, per row; see `impala_loss`."""
+        module = self.module[module_id].unwrapped()
+        logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
+        dist = module.get_train_action_dist_cls().from_logits(logits)
+        terms = impala_loss_terms(
+            logp_B=dist.logp(batch[Columns.ACTIONS]),
+            advantages_B=batch[Columns.ADVANTAGES],
+            values_B=module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)),
+            value_targets_B=batch[Columns.VALUE_TARGETS],
+            entropy_B=dist.entropy(),
+            mask_B=batch.get(Columns.LOSS_MASK),
+        )
+        mean_pi_loss, mean_vf_loss, entropy = (
+            term / terms.num_rows for term in (terms.policy_loss, terms.value_loss, terms.entropy)
+        )
+        self.log_stats(
+            module_id,
+            {
+                "pi_loss": terms.policy_loss,
+                "vf_loss": terms.value_loss,
+                "mean_pi_loss": mean_pi_loss,
+                "mean_vf_loss": mean_vf_loss,
+                "entropy": entropy,
+            },
+        )
+        entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
+        loss: Tensor = mean_pi_loss + config.vf_loss_coeff * mean_vf_loss - entropy_coeff * entropy
+        return loss
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        for module_id, schedule in self.entropy_coeff_schedulers_per_module.items():
+            if module_id in self.trained_module_ids:
+                self.log_stats(module_id, {"curr_entropy_coeff": schedule.current})
+            schedule.update(self._clock(timesteps))
+
+    def get_extra_state(self) -> dict[str, Any]:
+        coefficients = {m: s.current for m, s in self.entropy_coeff_schedulers_per_module.items()}
+        return {**super().get_extra_state(), "entropy_coeffs": coefficients}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        for module_id, coefficient in state["entropy_coeffs"].items():
+            if module_id in self.entropy_coeff_schedulers_per_module:
+                self.entropy_coeff_schedulers_per_module[module_id].current = float(coefficient)

@@ -1,0 +1,24 @@
+"""Target networks: copies that follow the trained networks slowly."""
+
+from __future__ import annotations
+
+import torch
+
+from rlzmq.modules.apis import TargetNetworkAPI
+
+__all__ = ["update_target_networks"]
+
+
+@torch.no_grad()
+def update_target_networks(module: TargetNetworkAPI, tau: float) -> None:
+    """Move a module's target networks towards the trained ones: θ̄ ← τ θ + (1 - τ) θ̄; buffers are copied.
+
+    Args:
+        module: Its pairs come from ``get_target_network_pairs()``.
+        tau: In [0, 1]; 1 copies.
+    """
+    for main, target in module.get_target_network_pairs():
+        for source, copy in zip(main.parameters(), target.parameters(), strict=True):
+            copy.lerp_(source, tau)
+        for source, copy in zip(main.buffers(), target.buffers(), strict=True):
+            copy.copy_(source)

@@ -1,0 +1,87 @@
+"""Runs whose runners sample ahead of the learners: bounded age, whole accounts, deaths, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recovery_runs import kill
+
+from rlzmq import Algorithm, APPOConfig, IMPALAConfig, PPOConfig
+
+BATCH = 240
+
+
+def small(config_class: Any, num_learners: int, staleness: int = 2) -> Any:
+    return (
+        config_class()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=10)
+        .learners(num_learners=num_learners)
+        .training(train_batch_size_per_learner=BATCH // num_learners, staleness=staleness)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .reporting(min_time_s_per_iteration=0)
+        .debugging(seed=1)
+    )
+
+
+def check(result: dict[str, Any], staleness: int) -> None:
+    account = result["accounting"]
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    assert account["trained"] == result["num_env_steps_trained_lifetime"]
+    assert account["trained"] % BATCH == 0
+    assert 0 <= result["policy_lag"]["min"] <= result["policy_lag"]["mean"] <= result["policy_lag"]["max"]
+    assert result["policy_lag"]["max"] <= staleness
+
+
+@pytest.mark.parametrize(("config_class", "num_learners"), [(IMPALAConfig, 1), (APPOConfig, 2)])
+async def test_runners_sample_ahead_and_no_trained_step_is_older_than_the_staleness(
+    config_class: Any, num_learners: int, tmp_path: Path
+) -> None:
+    async with small(config_class, num_learners).build_async() as algo:
+        lags = []
+        for _ in range(12):
+            result = await algo.train()
+            check(result, 2)
+            lags.append(result["policy_lag"]["max"])
+        assert max(lags) > 0, "nothing was sampled ahead"
+        # A checkpoint holds what was trained, and nothing half done.
+        path = await algo.save_to_path(tmp_path / "checkpoint")
+        saved = algo.accounting.to_dict()
+        state = await algo.get_state("learner_group")
+        assert state["learner_group"]["learner"]["weights_seq_no"] * BATCH == saved["trained"]
+        await algo.restore_from_path(path)
+        result = await algo.train()
+        check(result, 2)
+        assert result["accounting"]["trained"] == saved["trained"] + BATCH
+
+
+async def test_deaths_while_several_updates_are_open() -> None:
+    async with small(IMPALAConfig, 2).build_async() as algo:
+        for _ in range(4):
+            await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        for _ in range(3):
+            result = await algo.train()
+        await kill(algo.learner_group.handles[1])
+        for _ in range(3):
+            result = await algo.train()
+        await kill(algo.session._pipeline._broker.handle)
+        for _ in range(6):
+            result = await algo.train()
+            check(result, 2)
+        assert result["fault_tolerance"]["num_remote_worker_restarts"] >= 1
+        assert result["fault_tolerance"]["num_learner_group_reforms"] >= 1
+        assert result["fault_tolerance"]["num_broker_restarts"] == 1
+
+
+def test_ppo_may_sample_the_next_batch_while_it_trains(tmp_path: Path) -> None:
+    config = small(PPOConfig, 1, staleness=1).training(minibatch_size=40, num_epochs=2)
+    with config.build() as algo:
+        for _ in range(6):
+            result = algo.train()
+            check(result, 1)
+        path = algo.save_to_path(tmp_path / "checkpoint")
+    with Algorithm.from_checkpoint(path) as algo:
+        check(algo.train(), 1)
