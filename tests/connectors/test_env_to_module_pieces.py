@@ -11,6 +11,7 @@ import torch
 from connector_fakes import ACTION_SPACE, OBS_SPACE, ValueModule, call, make_episode
 
 from rlzmq.connectors.common import AddObservationsFromEpisodesToBatch, BatchIndividualItems, NumpyToTensor
+from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import (
     FlattenObservations,
     FrameStackingEnvToModule,
@@ -18,6 +19,7 @@ from rlzmq.connectors.env_to_module import (
     SingleAgentObservationPreprocessor,
     WriteObservationsToEpisodes,
 )
+from rlzmq.connectors.learner import FrameStackingLearner
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -170,6 +172,46 @@ def test_as_learner_connector_all_observations_are_flattened(numpy: bool) -> Non
     call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), [episode])
     np.testing.assert_array_equal(episode.get_observations(), [[1, 0, 0], [0, 1, 0]])
     np.testing.assert_array_equal(episode.get_observations(-1, neg_index_as_lookback=True), [0, 0, 1])
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_as_learner_connector_flat_observations_of_all_steps_are_in_the_batch(numpy: bool) -> None:
+    def two_steps() -> SingleAgentEpisode:
+        episode = SingleAgentEpisode(
+            "e", observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=0
+        )
+        return episode.to_numpy() if numpy else episode
+
+    flatten = FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True)
+    add = AddObservationsFromEpisodesToBatch(as_learner_connector=True)
+    batch = call(flatten, [two_steps()])
+    assert np.concatenate([np.atleast_2d(item) for item in batch["obs"][("e",)]]).tolist() == [
+        [0, 0, 1],
+        [1, 0, 0],
+    ]
+    episodes = [two_steps()]
+    batch = call(flatten, episodes)
+    episodes[0].set_observations(new_data=[[7, 7, 7]] * 3)  # a later piece that writes
+    batch = add(rl_module=None, batch=batch, episodes=episodes, explore=False, shared_data={})
+    assert np.concatenate([np.atleast_2d(item) for item in batch["obs"][("e",)]]).tolist() == [[7, 7, 7]] * 2
+    batch = call(flatten, episodes := [two_steps()])
+    ConnectorV2.foreach_batch_item_change_in_place(batch, "obs", lambda item, *ids: item + 1)
+    wanted = [np.asarray(item).tolist() for item in batch["obs"][("e",)]]
+    batch = add(rl_module=None, batch=batch, episodes=episodes, explore=False, shared_data={})
+    assert [np.asarray(item).tolist() for item in batch["obs"][("e",)]] == wanted
+    own = {"obs": {("e",): [1, 2]}}
+    assert flatten(batch=own, episodes=[two_steps()], shared_data={})["obs"] == {("e",): [1, 2]}
+
+
+def test_frames_are_stacked_of_flat_observations_on_the_learner() -> None:
+    episode = SingleAgentEpisode(
+        "e", observations=[2, 0, 1], actions=[0, 0], rewards=[0.0, 0.0], len_lookback_buffer=0
+    )
+    batch = call(FlattenObservations(gym.spaces.Discrete(3), as_learner_connector=True), [episode])
+    stack = FrameStackingLearner(gym.spaces.Box(0, 1, (3,)), num_frames=2)
+    stacked = stack(batch=batch, episodes=[episode], shared_data={})["obs"][("e",)]
+    assert len(stacked) == 1
+    assert stacked[0].tolist() == [[0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0]]
 
 
 def test_flattening_without_a_space_says_what_to_do() -> None:

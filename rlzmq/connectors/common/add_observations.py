@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import is_
 from typing import Any
 
 from rlzmq.connectors.connector_v2 import ConnectorV2, batch_key
 from rlzmq.episodes.columns import Columns
 
-__all__ = ["AddObservationsFromEpisodesToBatch"]
+__all__ = ["AddObservationsFromEpisodesToBatch", "add_observations_of_steps", "drop_observations_of_steps"]
+
+
+class _OfSteps(dict[Any, list[Any]]):
+    """An ``obs`` column as the episodes have it: what later pieces write into these makes a new one of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_items: dict[Any, list[Any]] = {}
+
+    def is_untouched(self) -> bool:
+        """Whether no piece has put other items into the column."""
+        first = self.first_items
+        return self.keys() == first.keys() and all(
+            len(items) == len(first[key]) and all(map(is_, items, first[key])) for key, items in self.items()
+        )
+
+
+def add_observations_of_steps(batch: dict[str, Any], episodes: Iterable[Any]) -> None:
+    """Fills the ``obs`` column with the observations of all steps of SingleAgentEpisodes."""
+    batch[Columns.OBS] = column = _OfSteps()
+    for episode in episodes:
+        num_steps = len(episode)
+        if num_steps:
+            observations = episode.get_observations(slice(0, num_steps))
+            ConnectorV2.add_n_batch_items(batch, Columns.OBS, observations, num_steps, episode)
+    column.first_items = {key: list(items) for key, items in column.items()}
+    if not column:
+        del batch[Columns.OBS]
+
+
+def drop_observations_of_steps(batch: dict[str, Any]) -> None:
+    """Takes the ``obs`` column out if it is what `add_observations_of_steps` made, for a new one."""
+    column = batch.get(Columns.OBS)
+    if isinstance(column, _OfSteps) and column.is_untouched():
+        del batch[Columns.OBS]
 
 
 class AddObservationsFromEpisodesToBatch(ConnectorV2):
@@ -43,6 +79,8 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """See ConnectorV2."""
+        if self._as_learner_connector:
+            drop_observations_of_steps(batch)
         if Columns.OBS in batch:
             return batch
         if not self._as_learner_connector:
@@ -52,9 +90,7 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
             if items:
                 batch[Columns.OBS] = items
             return batch
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            num_steps = len(episode)
-            if num_steps:
-                observations = episode.get_observations(slice(0, num_steps))
-                self.add_n_batch_items(batch, Columns.OBS, observations, num_steps, episode)
+        add_observations_of_steps(
+            batch, self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
+        )
         return batch

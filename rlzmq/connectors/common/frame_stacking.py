@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlzmq.connectors.columnar import RowsContext
+from rlzmq.connectors.common.add_observations import drop_observations_of_steps
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
@@ -108,6 +109,7 @@ class FrameStacking(ConnectorV2):
                 stacked = self.observations_of(episode, num_observations - 1, num_observations)[0]
                 self.add_batch_item(batch, Columns.OBS, stacked, episode)
             return batch
+        drop_observations_of_steps(batch)
         columns = {Columns.OBS: 0}
         if batch.pop(Columns.NEXT_OBS, None) is not None:
             columns[Columns.NEXT_OBS] = 1

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.connectors.columnar import RowsContext
+from rlzmq.connectors.common.add_observations import add_observations_of_steps, drop_observations_of_steps
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.flattening import flat_size, flatten_values
 from rlzmq.connectors.pieces_by_name import name_set
@@ -21,12 +22,13 @@ from rlzmq.connectors.writing import (
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import tree_unstack
+from rlzmq.episodes.columns import Columns
 
 __all__ = ["FlattenObservations"]
 
 
 class FlattenObservations(ConnectorV2):
-    """Writes observations back into the episodes as float32 vectors; the batch stays as it is.
+    """Writes observations back into the episodes as float32 vectors; on the learner also into the batch.
 
     Dict parts come in sorted key order, Discrete and MultiDiscrete parts one-hot encoded.
 
@@ -41,7 +43,8 @@ class FlattenObservations(ConnectorV2):
         multi_agent: The space is a Dict by agent id; each agent's part is flattened.
         agent_ids: Only these agents' observations, or this one's; None: all.
         keys_to_remove: Keys (or one key) of (each agent's) Dict observations to leave out.
-        as_learner_connector: Flatten all observations of the episodes, not only the last ones.
+        as_learner_connector: Flatten all observations of the episodes, not only the last ones, and fill the
+            ``obs`` column with those of their steps, unless it is there already.
     """
 
     columnar: ClassVar[bool] = True
@@ -128,6 +131,12 @@ class FlattenObservations(ConnectorV2):
                     flatten_values(input_space, item) for item in tree_unstack(episode.observations.data)
                 ]
                 rewrite_all_observations(episode, flats, output_space)
+        if self._as_learner_connector:
+            drop_observations_of_steps(batch)
+            if Columns.OBS not in batch:
+                add_observations_of_steps(
+                    batch, self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
+                )
         return batch
 
     def _is_mine(self, agent_id: Any) -> bool:
