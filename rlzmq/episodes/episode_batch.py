@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +15,7 @@ from rlzmq.episodes import episode_gather, episode_wire
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, chosen_positions, ragged_arange, steps_window
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import REWARD_SPACE
+from rlzmq.episodes.episode_list import EpisodeList
 from rlzmq.episodes.handed_out import HandedOutEpisode
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
@@ -22,8 +23,8 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 __all__ = ["EpisodeBatch"]
 
 
-class EpisodeBatch(Sequence[SingleAgentEpisode]):
-    """Chunks of episodes on shared columns; a sequence whose episodes are made when someone asks.
+class EpisodeBatch(EpisodeList[SingleAgentEpisode]):
+    """Chunks of episodes on shared columns; a list whose episodes are made when someone asks (`EpisodeList`).
 
     All columns have one slot numbering. Chunk ``c`` has its first observation (after the lookback part) in
     slot ``start[c]`` and its last in ``start[c] + length[c]``; step ``t`` (its action, reward, …) lies in
@@ -33,8 +34,9 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
 
     Items, ``batch[a:b]``, `split` and `slice_steps` share the columns. As in a list, ``batch[i]`` is the same
     episode every time, and it can be changed (setters, further steps, ``custom_data``): it then copies what
-    it changes and leaves the columns alone; `updated`, and with it everything that makes new batches of this
-    one, sends it, or learns from it, goes by the changed episode.
+    it changes and leaves the columns alone. So can the list itself (`append`, ``del batch[0]``, …). `updated`,
+    and with it everything that makes new batches of this one, sends it, or learns from it, goes by what the
+    list and its episodes have become; columns and table stay what they were.
 
     Example:
         >>> batch = EpisodeBatch.from_episodes(episodes)
@@ -142,6 +144,7 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         self.observation_space = observation_space
         self.action_space = action_space
         self.meta = {} if meta is None else meta
+        self._is_ordinary = False
         self._handed_out: dict[int, HandedOutEpisode] = {}
         for name in (*TABLE, "duration_s", *ID_LISTS):
             values = getattr(self, name)
@@ -152,14 +155,13 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
 
     # -- facts ----------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        """Number of chunks."""
+    def _num_chunks(self) -> int:
         return len(self.start)
 
     @property
     def num_env_steps(self) -> int:
         """Number of steps in all chunks, lookback parts left out."""
-        return int(self.length.sum())
+        return sum(map(len, self)) if self._is_ordinary else int(self.length.sum())
 
     @property
     def num_slots(self) -> int:
@@ -183,7 +185,7 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
 
     def step_chunks(self) -> np.ndarray:
         """int64 [num_env_steps], the chunk of every step, in `step_slots`' order."""
-        return np.repeat(np.arange(len(self), dtype=np.int64), self.length)
+        return np.repeat(np.arange(len(self.start), dtype=np.int64), self.length)
 
     def get_returns(self) -> np.ndarray:
         """float64 [C], the sum of each chunk's rewards, lookback parts left out."""
@@ -240,19 +242,23 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
     # -- episodes -------------------------------------------------------------------------------------
 
     @overload
-    def __getitem__(self, index: int) -> SingleAgentEpisode: ...
+    def __getitem__(self, index: SupportsIndex) -> SingleAgentEpisode: ...
 
     @overload
     def __getitem__(self, index: slice) -> EpisodeBatch: ...
 
-    def __getitem__(self, index: int | slice) -> SingleAgentEpisode | EpisodeBatch:
+    def __getitem__(self, index: SupportsIndex | slice) -> SingleAgentEpisode | EpisodeBatch:
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
-        position = range(len(self))[index]
+        if self._is_ordinary:
+            return list.__getitem__(self, index)
+        return self._item(range(len(self))[index])
+
+    def _item(self, position: int) -> SingleAgentEpisode:
         known = self._handed_out.get(position)
         return self._hand_out(position, self.new_item(position)) if known is None else known.episode
 
-    def __iter__(self) -> Iterator[SingleAgentEpisode]:
+    def _items(self) -> Iterator[SingleAgentEpisode]:
         extra_names = self.extra_names
         rows = zip(*(getattr(self, name).tolist() for name in TABLE), strict=True)
         for position, row in enumerate(rows):
@@ -261,14 +267,6 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
                 yield self._hand_out(position, self._episode(position, extra_names, *row))
             else:
                 yield known.episode
-
-    def __add__(self, other: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]:
-        """The episodes of both, as a list."""
-        return [*self, *other]
-
-    def __radd__(self, other: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]:
-        """The episodes of both, as a list."""
-        return [*other, *self]
 
     def new_item(self, position: int) -> SingleAgentEpisode:
         """One chunk as an episode that this batch does not remember, whatever becomes of it."""
@@ -280,11 +278,15 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         return episode
 
     def updated(self) -> EpisodeBatch:
-        """This batch, or, where an item was changed since it was asked for, a new one with the changes.
+        """This batch, or, where the list or an item of it was changed, a new one with the changes.
 
         Raises:
-            ValueError: When a changed item does not fit the others, see `from_episodes`.
+            ValueError: When the items do not fit together, see `from_episodes`.
         """
+        if self._is_ordinary:
+            batch = EpisodeBatch.from_episodes(self)
+            batch.meta = self.meta
+            return batch
         if not any(item.is_changed() for item in self._handed_out.values()):
             return self
         handed_out = self._handed_out
@@ -294,9 +296,8 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         batch.env_index, batch.meta = self.env_index, self.meta
         return batch
 
-    def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        batch = self.updated()
-        return None, {name: {} if name == "_handed_out" else getattr(batch, name) for name in self.__slots__}
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "_handed_out"}
 
     def _episode(
         self,
@@ -451,6 +452,7 @@ class EpisodeBatch(Sequence[SingleAgentEpisode]):
         """A batch of episodes' chunks, copied into new columns.
 
         Raises:
+            TypeError: For anything but SingleAgentEpisodes.
             ValueError: When an episode has no observation, columns that do not fit the others', a reward that
                 is not one number, or items that are no numbers, strings or arrays of them.
         """

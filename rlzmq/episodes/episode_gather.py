@@ -48,6 +48,10 @@ def from_episodes(episodes: list[SingleAgentEpisode]) -> EpisodeBatch:
         columns: dict[str, Any] = {Columns.OBS: empty, Columns.ACTIONS: empty, Columns.REWARDS: empty}
         return EpisodeBatch(columns, start=[], length=[])
     for episode in episodes:
+        if not hasattr(episode, "observations"):
+            raise TypeError(
+                f"expected SingleAgentEpisodes to batch, got {type(episode).__name__} {episode!r:.80}."
+            )
         if episode.observations.len_incl_lookback() != episode.rewards.len_incl_lookback() + 1:
             raise ValueError(
                 f"Episode {episode.id_!r}: expected one observation more than rewards to batch it, got "

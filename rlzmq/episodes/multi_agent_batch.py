@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rlzmq.episodes.agent_rows import AgentRows
 from rlzmq.episodes.chunk_table import chosen_positions
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_list import EpisodeList
 from rlzmq.episodes.handed_out import HandedOutMultiAgentEpisode
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.timeline import AgentTrack, Pending, Timeline
@@ -22,12 +23,12 @@ IntArray = NDArray[np.int64]
 EPISODE_TABLE = ("env_t_started", "env_t", "lookback", "terminated", "truncated", "env_index")
 
 
-class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
-    """Chunks of multi-agent episodes; a sequence whose episodes are made when someone asks.
+class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
+    """Chunks of multi-agent episodes; a list whose episodes are made when someone asks (`EpisodeList`).
 
     The agents' chunks lie on columns: one `EpisodeBatch` per module and kind of data (agents of one
-    module normally share theirs), which is what a Learner trains on. Items are remembered and may be
-    changed, as those of an `EpisodeBatch`.
+    module normally share theirs), which is what a Learner trains on. Items are remembered, and they and the
+    list may be changed, as those of an `EpisodeBatch`.
 
     Example:
         >>> batch = MultiAgentEpisodeBatch.from_episodes(episodes)
@@ -82,6 +83,7 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         self.action_space = action_space
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self.meta = {} if meta is None else meta
+        self._is_ordinary = False
         self._handed_out: dict[int, HandedOutMultiAgentEpisode] = {}
         for name in EPISODE_TABLE:
             if len(getattr(self, name)) != num:
@@ -92,18 +94,21 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
 
     # -- facts --------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        """Number of multi-agent chunks."""
+    def _num_chunks(self) -> int:
         return len(self.episode_ids)
 
     @property
     def num_env_steps(self) -> int:
         """Number of env steps in all chunks, lookback left out."""
+        if self._is_ordinary:
+            return sum(map(len, self))
         return int((self.env_t - self.env_t_started).sum())
 
     @property
     def num_agent_steps(self) -> int:
         """Number of the agents' completed steps, lookback left out."""
+        if self._is_ordinary:
+            return sum(episode.agent_steps() for episode in self)
         return sum(rows.batch.num_env_steps for rows in self.rows)
 
     @property
@@ -162,37 +167,37 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
     # -- episodes -----------------------------------------------------------------------------------
 
     @overload
-    def __getitem__(self, index: int) -> MultiAgentEpisode: ...
+    def __getitem__(self, index: SupportsIndex) -> MultiAgentEpisode: ...
 
     @overload
     def __getitem__(self, index: slice) -> MultiAgentEpisodeBatch: ...
 
-    def __getitem__(self, index: int | slice) -> MultiAgentEpisode | MultiAgentEpisodeBatch:
+    def __getitem__(self, index: SupportsIndex | slice) -> MultiAgentEpisode | MultiAgentEpisodeBatch:
         if isinstance(index, slice):
             return self.select(np.arange(len(self), dtype=np.int64)[index])
-        e = range(len(self))[index]
+        if self._is_ordinary:
+            return list.__getitem__(self, index)
+        return self._item(range(len(self))[index])
+
+    def _item(self, e: int) -> MultiAgentEpisode:
         known = self._handed_out.get(e)
         if known is None:
             known = self._handed_out[e] = HandedOutMultiAgentEpisode(self._episode(e))
         return known.episode
 
-    def __iter__(self) -> Iterator[MultiAgentEpisode]:
-        return (self[e] for e in range(len(self)))
-
-    def __add__(self, other: Iterable[MultiAgentEpisode]) -> list[MultiAgentEpisode]:
-        """The episodes of both, as a list."""
-        return [*self, *other]
-
-    def __radd__(self, other: Iterable[MultiAgentEpisode]) -> list[MultiAgentEpisode]:
-        """The episodes of both, as a list."""
-        return [*other, *self]
+    def _items(self) -> Iterator[MultiAgentEpisode]:
+        return (self._item(e) for e in range(len(self)))
 
     def updated(self) -> MultiAgentEpisodeBatch:
-        """This batch, or, where an item was changed since it was asked for, a new one with the changes.
+        """This batch, or, where the list or an item of it was changed, a new one with the changes.
 
         Raises:
             ValueError: See `from_episodes`.
         """
+        if self._is_ordinary:
+            batch = MultiAgentEpisodeBatch.from_episodes(self)
+            batch.meta = self.meta
+            return batch
         handed_out = self._handed_out
         if not any(item.is_changed() for item in handed_out.values()):
             return self
@@ -202,8 +207,8 @@ class MultiAgentEpisodeBatch(Sequence[MultiAgentEpisode]):
         batch.env_index, batch.meta = self.env_index, self.meta
         return batch
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.updated().__dict__, "_handed_out": {}}
+    def _fields(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_handed_out"}
 
     def _episode(self, e: int) -> MultiAgentEpisode:
         left = self.leftovers.get(e, {})

@@ -13,6 +13,7 @@ import gymnasium as gym
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_columns import located
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
 from rlzmq.episodes.multi_agent_given import GivenSteps
@@ -69,12 +70,15 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         observation_space, action_space: As given ({} if None).
         agent_to_module_mapping_fn: As given.
         agent_episodes: Agent id -> the agent's `SingleAgentEpisode`.
+        SKIP_ENV_TS_TAG: See `env_t_to_agent_t`.
         custom_data: The user's own, kept over `cut` (deep-copied) and `concat_episode` (merged).
 
     Raises:
         ValueError: Lists of lengths that do not fit together.
         MultiAgentEnvError: Data that contradict themselves (see `add_env_step`).
     """
+
+    SKIP_ENV_TS_TAG = "S"
 
     def __init__(
         self,
@@ -468,19 +472,24 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         """Seconds from this chunk's start (reset or cut) to its last step."""
         return self._duration_s
 
-    def env_t_to_agent_t(self, agent_id: Any) -> list[int | None]:
-        """The agent's own time step of its observation at every stored env step, None where it has none.
+    @property
+    def env_t_to_agent_t(self) -> dict[Any, InfiniteLookbackBuffer]:
+        """By agent id: which of the agent's own time steps its observation at each stored env step has.
 
-        The list starts with the lookback part and ends with `env_t`.
+        `SKIP_ENV_TS_TAG` where it has none. Each buffer ends with `env_t` and has the chunk's lookback part in
+        front. They are made when asked for: what is written into them goes nowhere.
         """
-        track, sae = self._timeline.tracks[agent_id], self.agent_episodes[agent_id]
-        first_agent_t = sae.t_started - sae.observations.lookback
         base = self.env_t_started - self._timeline.lookback
-        agent_ts: list[int | None] = [None] * (self.env_t - base + 1)
-        for k, env_t in enumerate(track.obs_env_ts):
-            if env_t >= base:
-                agent_ts[env_t - base] = first_agent_t + k
-        return agent_ts
+        found = {}
+        for agent_id, track in self._timeline.tracks.items():
+            sae = self.agent_episodes[agent_id]
+            first_agent_t = sae.t_started - sae.observations.lookback
+            agent_ts: list[Any] = [self.SKIP_ENV_TS_TAG] * (self.env_t - base + 1)
+            for k, env_t in enumerate(track.obs_env_ts):
+                if env_t >= base:
+                    agent_ts[env_t - base] = first_agent_t + k
+            found[agent_id] = InfiniteLookbackBuffer(agent_ts, self._timeline.lookback)
+        return found
 
     def print(self) -> None:
         """Prints which agent observed at which env step."""
@@ -488,8 +497,8 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         base = self.env_t_started - self._timeline.lookback
         steps = range(base, self.env_t + 1)
         print(" ".join([" " * width, *(f"{env_t:>3}" for env_t in steps)]))
-        for agent_id in self.agent_episodes:
-            marks = ("  x" if agent_t is not None else "   " for agent_t in self.env_t_to_agent_t(agent_id))
+        for agent_id, agent_ts in self.env_t_to_agent_t.items():
+            marks = ("   " if agent_t == self.SKIP_ENV_TS_TAG else "  x" for agent_t in agent_ts.data)
             print(" ".join([f"{agent_id!s:<{width}}", *marks]).rstrip())
 
     # -- inside -------------------------------------------------------------------------------------

@@ -122,6 +122,8 @@ class SamplingRunner(EnvRunner):
             batch.meta["num_env_steps_not_finite"] = num_unusable
         if self.callbacks.has("on_sample_end"):
             self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
+            batch = batch.updated()
+            batch.meta["num_env_steps"] = batch.num_env_steps
         batch.meta["timers"] = self._time_sample(start_s)
         return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ __all__ = ["num_left_out", "open_fragment", "sample_with_metrics", "take_fragmen
 
 # Far above any real fragment: a runner from outside may say what it likes.
 _MAX_LEFT_OUT = 2**40
+
+_log = logging.getLogger("rlzmq.runners")
 
 
 def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None) -> Any:
@@ -27,10 +30,25 @@ def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None
         where a piece has one.
     """
     batch = runner.sample_lease(num_vector_steps, **({} if max_s is None else {"max_s": max_s}))
+    batch = _within_lease(runner, batch, num_vector_steps * runner.num_envs)
     delta = runner.get_connector_delta()
     if delta:
         batch.meta["connector_delta"] = delta
     _take_metrics(runner, batch)
+    return batch
+
+
+def _within_lease(runner: Any, batch: Any, num_env_steps: int) -> Any:
+    """The batch without what `on_sample_end` has put in beyond the lease, which nobody has asked for."""
+    surplus = batch.num_env_steps - num_env_steps
+    if surplus <= 0:
+        return batch
+    _log.warning(
+        "Env runner %d: on_sample_end made %d env steps of a lease of %d; the last %d are left out.",
+        runner.worker_index, batch.num_env_steps, num_env_steps, surplus,
+    )  # fmt: skip
+    batch = batch.split(num_env_steps)[0]
+    batch.meta["num_env_steps"] = num_env_steps
     return batch
 
 

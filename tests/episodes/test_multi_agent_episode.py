@@ -61,8 +61,10 @@ def stepped(*steps: Any) -> MultiAgentEpisode:
 
 def test_worked_example_observations() -> None:
     episode = worked()
-    assert episode.env_t_to_agent_t("a") == [0, 1, 2]
-    assert episode.env_t_to_agent_t("b") == [0, None, None]
+    assert {agent_id: list(agent_ts) for agent_id, agent_ts in episode.env_t_to_agent_t.items()} == {
+        "a": [0, 1, 2],
+        "b": [0, MultiAgentEpisode.SKIP_ENV_TS_TAG, "S"],
+    }
     assert episode.get_observations() == {"a": [0, 1, 2], "b": [100]}
     assert episode.get_observations(return_list=True) == [{"a": 0, "b": 100}, {"a": 1}, {"a": 2}]
     assert episode.get_observations(-1) == {"a": 2}
@@ -167,7 +169,7 @@ def test_regression_a_truncated_agent_is_not_terminated_when_the_last_other_one_
 
 def test_regression_the_repeated_last_observation_lies_at_the_env_step_of_the_end() -> None:
     episode = stepped(({"a": 1}, {"a": 10, "b": 20}, {"a": 1, "b": 2}, {"terminateds": {"b": True}}))
-    assert episode.env_t_to_agent_t("b") == [0, 1]
+    assert list(episode.env_t_to_agent_t["b"]) == [0, 1]
     assert episode.get_observations(1) == episode.get_observations(-1) == {"a": 1, "b": 100}
     assert episode.get_agents_that_stepped() == {"a", "b"}
     assert episode.get_agents_to_act() == {"a"}
@@ -452,6 +454,19 @@ def test_an_agent_that_came_behind_a_slices_end_may_join_the_slice(as_batch: boo
     for agent_id in ("b", "c"):
         with pytest.raises(MultiAgentEnvError, match=f"agent '{agent_id}' is done already"):
             rest.add_env_step({"a": 5, agent_id: 5}, {"a": 0}, {"a": 0})
+
+
+def test_agents_time_steps_are_found_by_env_step_also_in_chunks() -> None:
+    episode = worked().cut(1)
+    episode.add_env_step({"b": 101, "a": 3, "c": 7}, {"a": 1}, {"a": 1, "b": 4})
+    by_agent = episode.env_t_to_agent_t
+    assert {agent_id: agent_ts.data for agent_id, agent_ts in by_agent.items()} == {
+        "a": [0, 1, 2, 3],
+        "b": [0, "S", "S", 1],
+        "c": ["S", "S", "S", 0],
+    }
+    assert {(agent_ts.lookback, len(agent_ts)) for agent_ts in by_agent.values()} == {(2, 2)}
+    assert (by_agent["a"].get(-1), by_agent["a"][0], by_agent["b"].get([0, 1])) == (3, 2, ["S", 1])
 
 
 # -- done agents ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from rlzmq.core.errors import ClosedError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runtime.fragments import take_fragment
 
 
 class FixedLength(RandomEnv):
@@ -294,6 +295,42 @@ def test_a_stopped_runner_says_so_and_stops_once(make_runner: Any) -> None:
     for call in (runner.sample, runner.assert_healthy, lambda: runner.sample_lease(1)):
         with pytest.raises(ClosedError):
             call()
+
+
+def test_samples_are_a_list_that_on_sample_end_may_change(make_runner: Any) -> None:
+    seen: list[Any] = []
+
+    def keep_the_longest_twice(*, samples: Any, **kwargs: Any) -> None:
+        assert isinstance(samples, list)
+        seen.extend(samples)
+        samples.sort(key=len)
+        del samples[:-1]
+        samples += samples
+
+    runner = make_runner(lengths_config(3, 5).callbacks(on_sample_end=keep_the_longest_twice))
+    samples = runner.sample(num_timesteps=20)
+    assert isinstance(samples, EpisodeBatch)
+    assert len(samples) == 2
+    assert [len(episode) for episode in samples] == [max(map(len, seen))] * 2
+    assert samples.meta["num_env_steps"] == samples.num_env_steps == 2 * max(map(len, seen))
+    assert ([] + samples)[0] is samples[0]  # noqa: RUF005
+    lease = runner.sample_lease(10)
+    assert EpisodeBatch.from_wire(*lease.to_wire()).num_env_steps == lease.num_env_steps == 2 * len(lease[0])
+
+
+def test_what_on_sample_end_adds_to_a_lease_is_left_out(
+    make_runner: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def twice(*, samples: Any, **kwargs: Any) -> None:
+        samples += samples
+
+    runner = make_runner(lengths_config(3, 5).callbacks(on_sample_end=twice))
+    limit = 10 * runner.num_envs
+    assert runner.sample_lease(10).num_env_steps > limit
+    assert "of a lease" not in caplog.text
+    batch = take_fragment(runner, 10)
+    assert batch.num_env_steps == batch.meta["num_env_steps"] == limit
+    assert f"env steps of a lease of {limit}; the last" in caplog.text
 
 
 def test_what_on_sample_end_changes_is_what_comes_out(make_runner: Any) -> None:

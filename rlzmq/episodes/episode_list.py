@@ -1,0 +1,190 @@
+"""A list of episodes that lie in columns: a list to all who ask, without an episode until they do."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator
+from typing import Any, Self, SupportsIndex, TypeVar
+
+__all__ = ["EpisodeList"]
+
+E = TypeVar("E")
+
+
+class EpisodeList(list[E]):
+    """Base of the batches on columns: a list whose episodes are made when someone asks.
+
+    Indexing, iteration, ``len``, ``+``, ``==``, ``in``, ``list(batch)``, ``[*batch]``, ``other.extend(batch)``,
+    ``sorted``, copies and pickles all go by the episodes. Reading leaves the batch on its columns. A change of
+    the list itself (`append`, `sort`, ``del batch[0]``, …) turns it into an ordinary list of its episodes, which
+    has new columns as soon as `updated` is called: by whatever sends the batch, splits it or learns from it.
+
+    The base class's own memory is empty until then, or until the batch is the right side of a ``+``. So C code
+    that reads a list's memory without asking the list sees no items; in Python's library only
+    `operator.concat` and `heapq` do. Give these ``list(batch)``.
+    """
+
+    __slots__ = ("_is_ordinary",)
+
+    _is_ordinary: bool
+
+    @abc.abstractmethod
+    def updated(self) -> Self:
+        """This batch, or a new one on columns of what the list and its episodes have become."""
+
+    @abc.abstractmethod
+    def _num_chunks(self) -> int:
+        """Number of chunks on the columns."""
+
+    @abc.abstractmethod
+    def _item(self, position: int) -> E:
+        """The chunk at a position from 0, the same episode every time."""
+
+    @abc.abstractmethod
+    def _items(self) -> Iterator[E]:
+        """All chunks, each the same episode every time."""
+
+    @abc.abstractmethod
+    def _fields(self) -> dict[str, Any]:
+        """All attributes of a batch on columns but the episodes that it has made."""
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of chunks."""
+        return list.__len__(self) if self._is_ordinary else self._num_chunks()
+
+    def __iter__(self) -> Iterator[E]:
+        return list.__iter__(self) if self._is_ordinary else self._items()
+
+    def __reversed__(self) -> Iterator[E]:
+        return reversed(list(self))
+
+    def __contains__(self, episode: object) -> bool:
+        return episode in list(self)
+
+    def index(self, episode: E, *bounds: SupportsIndex) -> int:
+        """As of a list."""
+        return list(self).index(episode, *bounds)
+
+    def count(self, episode: E) -> int:
+        """As of a list."""
+        return list(self).count(episode)
+
+    def copy(self) -> list[E]:
+        """The episodes in an ordinary list."""
+        return list(self)
+
+    def __add__(self, other: Iterable[Any]) -> list[Any]:
+        """The episodes of both, as a list."""
+        return [*self, *other]
+
+    def __radd__(self, other: Any) -> Any:
+        """Lets a list on the left add the episodes itself, in place for ``+=``: it reads this one's memory."""
+        if not self._is_ordinary:
+            list.__setitem__(self, slice(None), list(self))
+        return NotImplemented
+
+    def __mul__(self, number: SupportsIndex) -> list[E]:
+        return list(self) * number
+
+    __rmul__ = __mul__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, list) and list(self) == list(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: list[E]) -> bool:
+        return list(self) < list(other)
+
+    def __le__(self, other: list[E]) -> bool:
+        return list(self) <= list(other)
+
+    def __gt__(self, other: list[E]) -> bool:
+        return list(self) > list(other)
+
+    def __ge__(self, other: list[E]) -> bool:
+        return list(self) >= list(other)
+
+    __hash__ = None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        batch = self.updated()
+        return _restored, (type(batch), batch._fields())
+
+    # -- changing -------------------------------------------------------------------------------------
+
+    def _become_ordinary(self) -> None:
+        if not self._is_ordinary:
+            episodes = list(self)
+            self._is_ordinary = True
+            list.__setitem__(self, slice(None), episodes)
+
+    def append(self, episode: E) -> None:
+        """As of a list."""
+        self._become_ordinary()
+        list.append(self, episode)
+
+    def extend(self, episodes: Iterable[E]) -> None:
+        """As of a list."""
+        self._become_ordinary()
+        list.extend(self, list(episodes))
+
+    def insert(self, position: SupportsIndex, episode: E) -> None:
+        """As of a list."""
+        self._become_ordinary()
+        list.insert(self, position, episode)
+
+    def pop(self, position: SupportsIndex = -1) -> E:
+        """As of a list."""
+        self._become_ordinary()
+        return list.pop(self, position)
+
+    def remove(self, episode: E) -> None:
+        """As of a list."""
+        self._become_ordinary()
+        list.remove(self, episode)
+
+    def clear(self) -> None:
+        """As of a list."""
+        self._become_ordinary()
+        list.clear(self)
+
+    def reverse(self) -> None:
+        """As of a list."""
+        self._become_ordinary()
+        list.reverse(self)
+
+    def sort(self, *, key: Any = None, reverse: bool = False) -> None:
+        """As of a list."""
+        self._become_ordinary()
+        list.sort(self, key=key, reverse=reverse)
+
+    def __setitem__(self, where: Any, new: Any) -> None:
+        self._become_ordinary()
+        list.__setitem__(self, where, new)
+
+    def __delitem__(self, where: SupportsIndex | slice) -> None:
+        self._become_ordinary()
+        list.__delitem__(self, where)
+
+    def __iadd__(self, other: Iterable[E]) -> Self:  # type: ignore[misc, override]
+        self.extend(other)
+        return self
+
+    def __imul__(self, number: SupportsIndex) -> Self:
+        self._become_ordinary()
+        list.__imul__(self, number)
+        return self
+
+
+def _restored(kind: type[EpisodeList[Any]], fields: dict[str, Any]) -> Any:
+    """A pickled or copied batch."""
+    batch: Any = kind.__new__(kind)
+    batch._is_ordinary = False
+    batch._handed_out = {}
+    for name, value in fields.items():
+        setattr(batch, name, value)
+    return batch

@@ -1,0 +1,212 @@
+"""Batches on columns are lists of episodes, whoever looks, and stay on columns while they are only read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+
+def single(name: str, num_steps: int = 2) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode(name)
+    episode.add_env_reset(0)
+    for t in range(num_steps):
+        episode.add_env_step(t + 1, t, 1.0)
+    return episode
+
+
+def multi(name: str, num_steps: int = 2) -> MultiAgentEpisode:
+    episode = MultiAgentEpisode(name)
+    episode.add_env_reset(observations={"a": 0, "b": 0})
+    for t in range(num_steps):
+        episode.add_env_step({"a": t + 1, "b": t}, {"a": t, "b": t}, {"a": 1.0, "b": 0.0})
+    return episode
+
+
+BATCHES = [
+    pytest.param(lambda *names: EpisodeBatch.from_episodes(map(single, names)), single, id="single"),
+    pytest.param(lambda *names: MultiAgentEpisodeBatch.from_episodes(map(multi, names)), multi, id="multi"),
+]
+Make = Callable[..., Any]
+
+
+def ids(episodes: Any) -> list[str]:
+    return [episode.id_ for episode in episodes]
+
+
+@pytest.mark.parametrize(("batch_of", "episode_of"), BATCHES)
+def test_a_batch_is_a_list_that_makes_no_episode_until_asked(batch_of: Make, episode_of: Make) -> None:
+    batch = batch_of("p", "q", "r")
+    assert isinstance(batch, list)
+    assert isinstance(batch, Sequence)
+    assert (len(batch), bool(batch), bool(batch_of()), batch.num_env_steps) == (3, True, False, 6)
+    assert batch.updated() is batch
+    assert not batch._handed_out
+    assert batch[1] is batch[1] is batch[-2] is list(batch)[1]
+    assert ids(batch._handed_out[e].episode for e in range(3)) == ["p", "q", "r"]
+    assert batch.updated() is batch
+    with pytest.raises(IndexError):
+        batch[3]
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "star": lambda batch: [*batch],
+    "unpacked": lambda batch: (lambda *episodes: episodes)(*batch),
+    "comprehension": lambda batch: [episode for episode in batch],  # noqa: C416
+    "plus": lambda batch: batch + [],  # noqa: RUF005
+    "plus from the left": lambda batch: [] + batch,  # noqa: RUF005
+    "sum": lambda batch: sum([batch], []),  # noqa: RUF017
+    "times": lambda batch: (batch * 2)[:3],
+    "times from the left": lambda batch: (2 * batch)[3:],
+    "copy method": lambda batch: batch.copy(),
+    "sorted": lambda batch: sorted(batch, key=operator.attrgetter("id_")),
+    "sorted by the list": lambda batch: sorted(batch, key=batch.index),
+    "reversed twice": lambda batch: list(reversed(list(reversed(batch)))),
+    "slice": lambda batch: batch[:],
+    "extend": lambda batch: _changed(lambda episodes: episodes.extend(batch)),
+    "in place": lambda batch: _changed(lambda episodes: operator.iadd(episodes, batch)),
+    "slice assignment": lambda batch: _changed(
+        lambda episodes: operator.setitem(episodes, slice(0, 0), batch)
+    ),
+    "zip": lambda batch: [episode for episode, _ in zip(batch, range(9), strict=False)],
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "old pickle": lambda batch: pickle.loads(pickle.dumps(batch, 2)),
+    "shallow copy": copy.copy,
+    "deep copy": copy.deepcopy,
+    "random sample": lambda batch: sorted(random.Random(0).sample(batch, 3), key=operator.attrgetter("id_")),
+    "json": lambda batch: [_Named(name) for name in json.loads(json.dumps(batch, default=lambda e: e.id_))],
+    "match": lambda batch: _matched(batch),
+}
+
+
+class _Named:
+    def __init__(self, id_: str) -> None:
+        self.id_ = id_
+
+
+def _changed(change: Callable[[list[Any]], Any]) -> list[Any]:
+    episodes: list[Any] = []
+    change(episodes)
+    return episodes
+
+
+def _matched(batch: Any) -> list[Any]:
+    match batch:
+        case [first, second, third]:
+            return [first, second, third]
+    raise AssertionError("a list matches")
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("batch_of", "episode_of"), BATCHES)
+def test_every_way_of_reading_a_list_sees_the_episodes(
+    batch_of: Make, episode_of: Make, name: str, is_changed: bool
+) -> None:
+    batch = batch_of("p", "q", "r")
+    if is_changed:
+        batch = batch_of("p", "r")
+        batch.insert(1, episode_of("q"))
+    assert ids(READERS[name](batch)) == ["p", "q", "r"]
+    assert len(batch) == 3
+    if not is_changed:
+        assert batch.updated() is batch
+    assert ids(READERS[name](batch)) == ["p", "q", "r"]
+
+
+@pytest.mark.parametrize(("batch_of", "episode_of"), BATCHES)
+def test_batches_compare_as_lists_of_their_episodes(batch_of: Make, episode_of: Make) -> None:
+    batch, other = batch_of("p", "q"), batch_of("p", "q")
+    assert batch == batch
+    assert batch == list(batch)
+    assert list(batch) == batch
+    assert batch != other
+    assert batch_of() == []
+    assert batch[0] in batch
+    assert other[0] not in batch
+    assert (batch.index(batch[1]), batch.count(batch[1]), batch.count(other[1])) == (1, 1, 0)
+    assert batch <= list(batch)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(batch)
+
+
+@pytest.mark.parametrize(("batch_of", "episode_of"), BATCHES)
+def test_a_list_is_extended_in_place_and_not_replaced(batch_of: Make, episode_of: Make) -> None:
+    episodes: list[Any] = []
+    same = episodes
+    episodes += batch_of("p", "q")
+    episodes += batch_of("r")
+    assert same is episodes
+    assert ids(same) == ["p", "q", "r"]
+    batch = batch_of("p", "q")
+    episodes = [] + batch  # noqa: RUF005
+    batch.append(episode_of("n"))
+    assert (ids(episodes), ids(batch)) == (["p", "q"], ["p", "q", "n"])
+    with pytest.raises(TypeError, match="concatenate"):
+        () + batch  # noqa: RUF005
+
+
+CHANGES: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
+    "append": (lambda batch, new: batch.append(new), ["p", "q", "r", "n"]),
+    "extend": (lambda batch, new: batch.extend([new, new]), ["p", "q", "r", "n", "n"]),
+    "extend by itself": (lambda batch, new: batch.extend(batch), ["p", "q", "r"] * 2),
+    "in place": (lambda batch, new: operator.iadd(batch, [new]), ["p", "q", "r", "n"]),
+    "in place by itself": (lambda batch, new: operator.iadd(batch, batch), ["p", "q", "r"] * 2),
+    "times": (lambda batch, new: operator.imul(batch, 2), ["p", "q", "r"] * 2),
+    "insert": (lambda batch, new: batch.insert(0, new), ["n", "p", "q", "r"]),
+    "pop": (lambda batch, new: batch.pop(), ["p", "q"]),
+    "remove": (lambda batch, new: batch.remove(batch[1]), ["p", "r"]),
+    "clear": (lambda batch, new: batch.clear(), []),
+    "reverse": (lambda batch, new: batch.reverse(), ["r", "q", "p"]),
+    "sort": (lambda batch, new: batch.sort(key=lambda e: e.id_, reverse=True), ["r", "q", "p"]),
+    "set": (lambda batch, new: operator.setitem(batch, 1, new), ["p", "n", "r"]),
+    "set slice": (lambda batch, new: operator.setitem(batch, slice(1, None), [new]), ["p", "n"]),
+    "delete": (lambda batch, new: operator.delitem(batch, 0), ["q", "r"]),
+    "delete slice": (lambda batch, new: operator.delitem(batch, slice(0, 2)), ["r"]),
+    "shuffle": (lambda batch, new: random.Random(3).shuffle(batch), ["q", "r", "p"]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("batch_of", "episode_of"), BATCHES)
+def test_changes_of_the_list_are_in_what_becomes_of_it(batch_of: Make, episode_of: Make, name: str) -> None:
+    change, wanted = CHANGES[name]
+    batch, plain = batch_of("p", "q", "r"), [*map(episode_of, "pqr")]
+    first = batch[0]
+    batch.meta["runner"] = 1
+    change(plain, episode_of("n"))
+    change(batch, episode_of("n"))
+    assert ids(batch) == ids(plain) == wanted
+    assert first in batch or "p" not in wanted
+    assert (len(batch), batch.num_env_steps) == (len(wanted), 2 * len(wanted))
+    assert ids(batch[1:]) == wanted[1:]
+    updated = batch.updated()
+    assert (type(updated), updated.meta, ids(updated)) == (type(batch), {"runner": 1}, wanted)
+    assert updated.updated() is updated
+    for twin in (pickle.loads(pickle.dumps(batch)), type(batch).from_wire(*batch.to_wire())):
+        assert (type(twin), ids(twin), twin.num_env_steps) == (type(batch), wanted, 2 * len(wanted))
+    assert batch.get_returns().tolist() == [2.0] * len(wanted)
+    if wanted:
+        assert sum(part.num_env_steps for part in batch.split(1)) == 2 * len(wanted)
+        assert ids(type(batch).concat([batch, batch])) == wanted * 2
+
+
+@pytest.mark.parametrize(("batch_of", "episode_of"), BATCHES)
+def test_changed_episodes_of_a_changed_list_are_sent_as_they_are(batch_of: Make, episode_of: Make) -> None:
+    batch = batch_of("p", "q")
+    batch.reverse()
+    batch[0].custom_data["seen"] = True
+    assert [episode.custom_data for episode in batch.updated()] == [{"seen": True}, {}]
