@@ -24,7 +24,7 @@ from rlzmq.algorithms.settings import (
     collect_fields,
     setter,
 )
-from rlzmq.core.callbacks import HOOKS, Hooks
+from rlzmq.core.callbacks import HOOKS, Hooks, check_hook_names
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.metrics_stats import check_stats_cls_lookup
 from rlzmq.core.suggest import did_you_mean
@@ -534,6 +534,8 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
                 raise ConfigurationError(f"callbacks({name}=…): expected callables, got {functions!r}.")
             setattr(self, "callbacks_hooks", {**self._values["callbacks_hooks"], name: listed})  # noqa: B010
         if callbacks_class is not NotProvided:
+            for item in callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]:
+                check_hook_names(item)
             setattr(self, "callbacks_class", callbacks_class)  # noqa: B010
         return self
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any, TypedDict
 
-__all__ = ["HOOKS", "Callback", "CallbackList", "Hooks", "RLlibCallback"]
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = [
+    "HOOKS",
+    "RUNNER_HOOKS",
+    "Callback",
+    "CallbackList",
+    "Hooks",
+    "RLlibCallback",
+    "check_hook_names",
+    "hooks_of",
+]
 
 
 class Callback:
@@ -110,6 +122,20 @@ RLlibCallback = Callback
 
 HOOKS: tuple[str, ...] = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
+RUNNER_HOOKS: tuple[str, ...] = tuple(
+    name for name in HOOKS if name.startswith(("on_environment_", "on_episode_", "on_sample_"))
+)
+"""Those that env runners call, in their own processes; the others run in the driver's."""
+
+# Of RLlib's older callbacks: nobody would ever call them.
+_FORMER_HOOKS = {
+    "on_learn_on_batch": "Use a learner connector, or a Learner's before_gradient_based_update()",
+    "on_postprocess_trajectory": "Use a learner connector",
+    "on_create_policy": "Use on_algorithm_init",
+    "on_sub_environment_created": "Use on_environment_created",
+    "on_workers_recreated": "Use on_env_runners_recreated",
+}
+
 Functions = Callable[..., Any] | list[Callable[..., Any]]
 
 
@@ -166,3 +192,36 @@ class CallbackList:
 def _overrides(item: Any, name: str) -> bool:
     own = getattr(type(item), name, None)
     return own is not None and own is not getattr(Callback, name)
+
+
+def hooks_of(item: Any) -> list[str]:
+    """The hooks that a callbacks class or instance overrides; of a factory, all."""
+    if not isinstance(item, type | Callback):
+        return list(HOOKS)
+    kind = item if isinstance(item, type) else type(item)
+    return [name for name in HOOKS if getattr(kind, name, None) not in (None, getattr(Callback, name))]
+
+
+def check_hook_names(item: Any) -> None:
+    """Refuse a callbacks class with a method that is meant as a hook and is none.
+
+    Args:
+        item: A class, an instance, or a factory (which cannot be looked into).
+
+    Raises:
+        ConfigurationError: One ``on_…`` is a misspelt hook, or one of RLlib's older callbacks.
+    """
+    kind = item if isinstance(item, type) else type(item)
+    if not issubclass(kind, Callback):
+        return
+    for name in dir(kind):
+        if not name.startswith("on_") or name in HOOKS or not callable(getattr(kind, name)):
+            continue
+        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+        hint = f"Did you mean {close[0]!r}?" if close else ""
+        if name in _FORMER_HOOKS:
+            hint = f"{_FORMER_HOOKS[name]}."
+        if hint:
+            raise ConfigurationError(
+                f"callbacks({kind.__name__}): its method {name!r} is no hook and would never be called. {hint}"
+            )

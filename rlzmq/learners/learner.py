@@ -124,6 +124,9 @@ class Learner(LearnerHooks):
         """
         if self.module is None:
             super().build()
+            # What is called by hand before the first update is meant for all.
+            self.trained_module_ids = list(self._module_configs)
+            self._loss_weights = dict.fromkeys(self.trained_module_ids, 1.0)
             if self._compiler is not None and self._compiler.compiles_complete_update:
                 self._train_minibatch = self._compiler.compile_step(  # type: ignore[assignment,method-assign]
                     self._train_minibatch

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.learners.distributed import Vote
 from rlzmq.learners.gradients import clip_gradients, global_norm
@@ -88,8 +89,34 @@ class LearnerHooks(LearnerRanks):
                 loss = self.compute_loss_for_module(
                     module_id=module_id, config=config, batch=module_batch, fwd_out=outputs
                 )
-            losses[module_id] = loss
+            losses[module_id] = self._checked_loss(loss, module_id)
         return losses
+
+    def _checked_loss(self, loss: Any, module_id: str) -> Tensor:
+        """The loss as a 0-d tensor.
+
+        Raises:
+            ConfigurationError: It is no single tensor.
+        """
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            return loss.reshape(())
+        module = self.module[module_id].unwrapped()
+        own = isinstance(module, SelfSupervisedLossAPI)
+        method = f"{type(module if own else self).__name__}." + (
+            "compute_self_supervised_loss" if own else "compute_loss_for_module"
+        )
+        if loss is None:
+            what = "None. Does it end with `return loss`?"
+        elif isinstance(loss, Tensor):
+            what = f"a tensor of shape {tuple(loss.shape)}. Take its mean: loss.mean()."
+        else:
+            what = (
+                f"a {type(loss).__name__}. Keep it a tensor, without float(), .item() or .numpy(): gradients flow "
+                "through it."
+            )
+        raise ConfigurationError(
+            f"{method}() of module {module_id!r}: expected one number as a tensor, got {what}"
+        )
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
@@ -132,6 +159,11 @@ class LearnerHooks(LearnerRanks):
             )
         elif loss_per_module:
             total: Any = sum(loss_per_module.values())
+            if not total.requires_grad:
+                raise ConfigurationError(
+                    f"The loss of {', '.join(map(repr, loss_per_module))} depends on no trainable parameter: was it "
+                    "computed under torch.no_grad(), from detached tensors, or from the batch alone?"
+                )
             total.backward()
         for module_id, loss in loss_per_module.items():
             self._stats.log(module_id, {"total_loss": loss})

@@ -14,6 +14,7 @@ from rlzmq.runtime.forming import form_group
 from rlzmq.runtime.learner import LearnerRole, make_learner
 from rlzmq.runtime.learner_modules import one_less, one_more, weights_to_load
 from rlzmq.runtime.learner_supervision import LearnerSupervisor
+from rlzmq.runtime.sent_config import config_for_learners
 from rlzmq.runtime.sharding import shard_batch, shard_episodes
 
 __all__ = ["AsyncLearnerGroup"]
@@ -84,7 +85,7 @@ class AsyncLearnerGroup:
         local = self.config.num_learners == 0
         handle = await self._system.spawn(
             LearnerRole,
-            self.config,
+            self.config if local else config_for_learners(self.config),
             self.module_spec,
             rank,
             max(self.config.num_learners, 1),

@@ -14,6 +14,7 @@ from rlzmq.runtime.runner import EnvRunnerRole, make_env_runner
 from rlzmq.runtime.runner_calls import RunnerCalls
 from rlzmq.runtime.runner_supervision import RunnerSupervisor
 from rlzmq.runtime.runner_sync import RunnerSync
+from rlzmq.runtime.sent_config import config_for_runners
 
 __all__ = ["AsyncEnvRunnerGroup", "flatten_episodes"]
 
@@ -85,7 +86,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         local = self.config.num_env_runners == 0
         handle = await self._system.spawn(
             EnvRunnerRole,
-            self.config,
+            self._sent_config(),
             self._worker_index(0 if local else index + 1),
             incarnation,
             is_local=local,
@@ -294,7 +295,10 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         def change(role: Any, config: Any, synced_module_ids: list[str] | None) -> str:
             return str(role.change_modules(config, synced_module_ids))
 
-        await handle.expect_layout(await handle.apply(change, self.config, self.synced_module_ids))
+        await handle.expect_layout(await handle.apply(change, self._sent_config(), self.synced_module_ids))
+
+    def _sent_config(self) -> Any:
+        return config_for_runners(self.config) if self.config.num_env_runners else self.config
 
     async def get_metrics(self) -> list[dict[str, Any]]:
         """Each runner's metrics since the last call.

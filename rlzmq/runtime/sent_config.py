@@ -1,0 +1,70 @@
+"""The config that goes to another process: with those callbacks alone that are called there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from rlzmq.core.callbacks import RUNNER_HOOKS, hooks_of
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["config_for_learners", "config_for_runners"]
+
+
+def config_for_runners(config: Any) -> Any:
+    """A config for env runners: what the driver calls stays here, with the files and locks that it may hold.
+
+    Raises:
+        ConfigurationError: A callback with hooks for runners cannot be sent to their processes.
+    """
+    sent = _with_hooks(config, RUNNER_HOOKS)
+    for item in _listed(sent.callbacks_class):
+        _check_can_be_sent(
+            item, f"{getattr(item, '__name__', type(item).__name__)} ({_names(hooks_of(item))})"
+        )
+    for name, functions in sent.callbacks_hooks.items():
+        for function in functions:
+            _check_can_be_sent(function, f"{name}={function!r}")
+    return sent
+
+
+def config_for_learners(config: Any) -> Any:
+    """A config for learners, which call no callbacks."""
+    return _with_hooks(config, ())
+
+
+def _with_hooks(config: Any, names: Collection[str]) -> Any:
+    classes = _listed(config.callbacks_class)
+    kept = [item for item in classes if set(names) & set(hooks_of(item))]
+    hooks = {name: functions for name, functions in config.callbacks_hooks.items() if name in names}
+    if len(kept) == len(classes) and len(hooks) == len(config.callbacks_hooks):
+        return config
+    new = config.copy(copy_frozen=False)
+    new.callbacks_class = kept or None
+    new.callbacks_hooks = hooks
+    if config.is_frozen:
+        new.freeze()
+    return new
+
+
+def _listed(classes: Any) -> list[Any]:
+    if classes is None:
+        return []
+    return list(classes) if isinstance(classes, list | tuple) else [classes]
+
+
+def _check_can_be_sent(item: Any, what: str) -> None:
+    from rlzmq.actors import by_value
+
+    try:
+        by_value.dumps(item, "it")
+    except TypeError as error:
+        raise ConfigurationError(
+            f"callbacks: {what} runs in the env runners' processes, and cannot be sent there: "
+            f"{error.__cause__ or error}. Make what cannot be sent (files, writers, locks) in a hook, at its first "
+            "use; or put the hooks that run in this process (on_train_result, …) into a class of their own."
+        ) from None
+
+
+def _names(hooks: list[str]) -> str:
+    return ", ".join(name for name in hooks if name in RUNNER_HOOKS)

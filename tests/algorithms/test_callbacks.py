@@ -1,0 +1,108 @@
+"""Callbacks: misspelt hooks are refused; what the driver calls stays in its process."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from rlzmq import PPOConfig, RLlibCallback
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.runtime.sent_config import config_for_learners, config_for_runners
+
+
+class Writer:
+    """Cannot be sent anywhere, as TensorBoard's SummaryWriter cannot."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.results: list[int] = []
+
+
+class WritesResults(RLlibCallback):
+    def __init__(self) -> None:
+        self.writer = Writer()
+
+    def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
+        self.writer.results.append(result["training_iteration"])
+
+
+class CountsEpisodes(RLlibCallback):
+    def on_episode_end(self, *, metrics_logger: Any, **kwargs: Any) -> None:
+        metrics_logger.log_value("ended", 1, reduce="sum")
+
+
+class DoesBoth(WritesResults):
+    def on_episode_end(self, **kwargs: Any) -> None:
+        pass
+
+    on_sample_end = on_episode_end
+
+
+def test_callbacks_of_the_driver_alone_need_not_be_sent_to_any_process() -> None:
+    class_of_main = WritesResults()
+    writer = Writer()
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=1)
+        .training(train_batch_size_per_learner=200, minibatch_size=100, num_epochs=1)
+        .callbacks(
+            [class_of_main, CountsEpisodes],
+            on_train_result=lambda *, result, **kwargs: writer.results.append(len(result)),
+        )
+    )
+    with config.build() as algo:
+        assert algo.train()["env_runners"]["ended"] > 0
+    assert class_of_main.writer.results == [1]
+    assert len(writer.results) == 1
+
+
+def test_each_process_gets_its_own_callbacks() -> None:
+    hooks = {"on_train_result": print, "on_episode_step": print}
+    config = PPOConfig().callbacks([WritesResults, CountsEpisodes], **hooks)
+    config.freeze()
+    sent = config_for_runners(config)
+    assert (sent.callbacks_class, list(sent.callbacks_hooks)) == ([CountsEpisodes], ["on_episode_step"])
+    assert sent.is_frozen
+    assert (config_for_learners(config).callbacks_class, config_for_learners(config).callbacks_hooks) == (
+        None,
+        {},
+    )
+    assert config.callbacks_class == [WritesResults, CountsEpisodes]
+    plain = PPOConfig().callbacks(CountsEpisodes)
+    assert config_for_runners(plain) is plain
+
+
+def test_a_runners_callback_that_cannot_be_sent_says_why_and_what_to_do() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        config_for_runners(PPOConfig().callbacks(DoesBoth()))
+    assert str(caught.value) == (
+        "callbacks: DoesBoth (on_episode_end, on_sample_end) runs in the env runners' processes, and cannot be sent "
+        "there: cannot pickle '_thread.lock' object. Make what cannot be sent (files, writers, locks) in a hook, at "
+        "its first use; or put the hooks that run in this process (on_train_result, …) into a class of their own."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("on_train_results", "Did you mean 'on_train_result'?"),
+        ("on_epsiode_end", "Did you mean 'on_episode_end'?"),
+        ("on_learn_on_batch", "Use a learner connector, or a Learner's before_gradient_based_update()."),
+    ],
+)
+def test_a_method_that_was_meant_as_a_hook_is_refused(name: str, hint: str) -> None:
+    odd = type("Odd", (RLlibCallback,), {name: lambda self, **kwargs: None})
+    for given in (odd, odd(), [CountsEpisodes, odd]):
+        with pytest.raises(ConfigurationError) as caught:
+            PPOConfig().callbacks(given)
+        assert str(caught.value) == (
+            f"callbacks(Odd): its method {name!r} is no hook and would never be called. {hint}"
+        )
+
+
+def test_a_method_of_ones_own_may_be_called_anything_else() -> None:
+    helper = type("Helper", (CountsEpisodes,), {"on_my_own_occasion": lambda self: None})
+    assert PPOConfig().callbacks(helper).callbacks_class is helper
