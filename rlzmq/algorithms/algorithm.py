@@ -55,6 +55,7 @@ class Algorithm:
         return (cls.config_class or AlgorithmConfig)(algo_class=cls)
 
     def __init__(self, config: Any) -> None:
+        _check_is_config(type(self), config)
         if not config.is_frozen:
             config = config._for_build(None, True)
         overrides_step = type(self).training_step is not Algorithm.training_step
@@ -310,3 +311,23 @@ class _WithStepOfFace(AsyncAlgorithm):
 
     async def training_step(self) -> Any:
         return await in_calling_thread(self._face.algorithm.training_step)
+
+
+def _check_is_config(algorithm: type[Algorithm], config: Any) -> None:
+    """What people write first: ``PPO("CartPole-v1")``, a dict, or the config's class.
+
+    Raises:
+        TypeError: It is no config; says what to write.
+    """
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+
+    if isinstance(config, AlgorithmConfig):
+        return
+    own = algorithm.config_class.__name__ if algorithm.config_class is not None else "AlgorithmConfig"
+    text = f"{own}().environment({config!r})" if isinstance(config, str) else f"{own}().environment(…)"
+    if isinstance(config, dict):
+        text = f"{own}.from_dict({{…}})"
+    raise TypeError(
+        f"{algorithm.__name__}(config): expected a config such as {own}(), got {config!r}. Write {text}.build(), or "
+        f"{algorithm.__name__}(config={text})."
+    )

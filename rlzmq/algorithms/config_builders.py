@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.tracebacks import ShortTraceback
@@ -26,6 +26,29 @@ class ConfigBuilders:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+    @classmethod
+    def preset(cls, env: str) -> Self:
+        """The settings that are shipped for a well-known environment; each can be changed as always.
+
+        Args:
+            env: Its Gymnasium id; case and version may be left out. The environment is set, too.
+
+        Raises:
+            ConfigurationError: There is no preset for it; the text names those there are.
+
+        Example:
+            >>> config = PPOConfig.preset("CartPole-v1").training(lr=3e-4)
+        """
+        from rlzmq.algorithms.presets import apply_preset, find_preset
+        from rlzmq.algorithms.registry import algorithm_of
+
+        config: Any = cls()
+        algorithm = algorithm_of(cls)
+        found = find_preset(algorithm, env)
+        config.environment(found)
+        apply_preset(config, algorithm, found)
+        return config  # type: ignore[no-any-return]
 
     # -- algorithms -----------------------------------------------------------------------------
 

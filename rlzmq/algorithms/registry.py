@@ -8,7 +8,7 @@ from typing import Any
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["ALGORITHMS", "config_class_named", "get_config_class", "name_of_config"]
+__all__ = ["ALGORITHMS", "algorithm_of", "config_class_named", "get_config_class", "name_of_config"]
 
 ALGORITHMS: dict[str, str] = {
     "appo": "rlzmq.algorithms.appo:APPOConfig",
@@ -30,6 +30,12 @@ def get_config_class(algorithm: str) -> Any:
             f"No algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)}"
         ) from None
     return getattr(importlib.import_module(module), name)
+
+
+def algorithm_of(config_class: type) -> str:
+    """The name of the algorithm that a config class, or the nearest of its bases, is of; "" if there is none."""
+    names = {path.partition(":")[2]: name for name, path in ALGORITHMS.items()}
+    return next((names[klass.__name__] for klass in config_class.__mro__ if klass.__name__ in names), "")
 
 
 def name_of_config(config_class: type) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlzmq import PPOConfig
+import pytest
+
+from rlzmq import PPO, ConfigurationError, PPOConfig
 from rlzmq.algorithms.presets import apply_preset, presets_of
 from rlzmq.cli.train import _parse
 
@@ -35,3 +37,37 @@ def test_config_files_and_flags_win_over_the_preset(tmp_path: Path) -> None:
     assert (config.lr, config.num_epochs, config.clip_param, config.vf_clip_param) == (5e-5, 3, 0.2, None)
     _, plain = _parse("ppo", [*arguments, "--preset", "none"])
     assert (plain.lr, plain.num_epochs, plain.clip_param) == (5e-5, 3, 0.3)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "cartpole-v1", "cartpole"])
+def test_presets_are_for_python_too(name: str) -> None:
+    config = PPOConfig.preset(name).training(lr=3e-4)
+    assert (config.env, config.lr, config.clip_param) == ("CartPole-v1", 3e-4, 0.2)
+    _, flags = _parse("ppo", ["--env", "CartPole-v1", "--lr", "3e-4", "--quiet"])
+    assert config.to_dict() == flags.to_dict()
+
+
+def test_an_unknown_preset_names_the_closest() -> None:
+    with pytest.raises(
+        ConfigurationError, match="ppo has no preset 'CartPol-v1'\\. Did you mean 'CartPole-v1'"
+    ):
+        PPOConfig.preset("CartPol-v1")
+
+    class MyConfig(PPOConfig):
+        pass
+
+    assert isinstance(MyConfig.preset("pendulum"), MyConfig)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("CartPole-v1", "PPOConfig().environment('CartPole-v1').build()"),
+        ({"env": "CartPole-v1"}, "PPOConfig.from_dict({…}).build()"),
+        (PPOConfig, "PPOConfig().environment(…).build()"),
+    ],
+)
+def test_an_algorithm_made_of_something_else_says_what_to_write(given: object, advice: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        PPO(given)
+    assert advice in str(caught.value)
