@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "rlzmq"
 LAYERS = (
-    "cli", "launch", "tune", "telemetry", "algorithms", "runtime", "actors", "net", "protocol", "learners",
+    "cli", "launch", "telemetry", "algorithms", "runtime", "actors", "net", "protocol", "learners",
     "runners", "modules", "connectors", "envs", "episodes", "core",
 )  # fmt: skip
 PURE = ("protocol", "learners", "runners", "modules", "connectors", "envs", "episodes", "core")

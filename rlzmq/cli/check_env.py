@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import traceback
@@ -13,6 +14,8 @@ from typing import Any
 import tyro
 
 __all__ = ["CheckEnvOptions", "run"]
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Gymnasium's warnings have them
 
 
 @dataclass
@@ -53,6 +56,7 @@ def run(arguments: Sequence[str]) -> int:
         env = make_env(options.env)
         problems += [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
         problems += _play(env, options)
+        problems += _train(env, options) if not problems else []
     except ConfigurationError:
         raise
     except Exception as error:  # the env's own
@@ -63,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
             env.close()
     for problem in problems:
         print(f"problem: {problem}", file=sys.stderr)
-    print(f"{options.env}: " + (f"{len(problems)} problems" if problems else "ok"))
+    print(f"{options.env}: " + (f"{len(problems)} problem{'s' * (len(problems) > 1)}" if problems else "ok"))
     return EXIT_CONFIG if problems else 0
 
 
@@ -78,7 +82,8 @@ def _gymnasium(env: Any) -> list[str]:
         except Exception as error:
             return [f"{type(error).__name__}: {error}"]
     for warning in caught:
-        print(f"note: {str(warning.message).splitlines()[0]}")
+        text = _COLOURS.sub("", str(warning.message)).splitlines()[0]
+        print(f"note: {text.removeprefix('WARN: ')}")
     return []
 
 
@@ -127,6 +132,32 @@ def _play(env: Any, options: CheckEnvOptions) -> list[str]:
         + (f", {min(lengths)}–{max(lengths)} steps" if lengths else " ended; raise --steps to see one")
     )
     return list(problems)
+
+
+def _train(env: Any, options: CheckEnvOptions) -> list[str]:
+    """What a run says: the env with default settings, sampled by an env runner with a fresh module."""
+    from rlzmq.algorithms.ppo import PPOConfig
+    from rlzmq.core.errors import RlzmqError
+    from rlzmq.envs.multi_agent_env import MultiAgentEnv
+    from rlzmq.runtime.runner import make_env_runner
+
+    config = PPOConfig().environment(options.env).env_runners(num_env_runners=0).debugging(seed=options.seed)
+    config.fault_tolerance(restart_failed_sub_environments=False)
+    if isinstance(env, MultiAgentEnv):
+        agents = [str(agent) for agent in env.possible_agents]
+        config.multi_agent(policies=set(agents), policy_mapping_fn=lambda agent_id, episode: str(agent_id))
+    try:
+        config.validate()
+        runner = make_env_runner(config, 0)
+        try:
+            runner.sample(num_timesteps=options.steps)
+            if not config.is_multi_agent:
+                config.build_learner(spaces={"__env_single__": config.single_spaces()})
+        finally:
+            runner.stop()
+    except (RlzmqError, TypeError, ValueError) as error:
+        return [f"training refuses it: {error}"]
+    return []
 
 
 def _equal(a: Any, b: Any) -> bool:

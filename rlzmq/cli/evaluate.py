@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
     """The returns of the episodes that the checkpoint's policy played, in one process."""
-    from rlzmq.algorithms.checkpoints import load_config
+    from rlzmq.algorithms.checkpoints import config_to_go_on_with, load_config, read_algorithm
 
     if options.config is not None:
         config = type(load_config(path, trust_code=False)).from_toml(options.config)
@@ -70,8 +70,15 @@ def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
     config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
     if options.seed is not None:
         config.debugging(seed=options.seed)
+    state = read_algorithm(path)
+    chosen = config_to_go_on_with(path, state, config, trust_code=options.trust_code)
+    # Evaluation begins new episodes: it has no use for those that the run's env runners were in.
+    state = {
+        name: part for name, part in state.items() if not name.startswith(("env_runners", "eval_env_runners"))
+    }
     # By name: of an algorithm of one's own only the training step is missing here, and it is not used.
-    with config._algorithm_class().from_checkpoint(path, config=config) as algorithm:
+    with config._algorithm_class()(chosen) as algorithm:
+        algorithm.set_state(state)
         metrics = algorithm.evaluate()["env_runners"]
     return list(metrics["hist_stats"]["episode_return"])
 

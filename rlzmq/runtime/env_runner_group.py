@@ -266,7 +266,8 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             return
         if max(numbers) + 1 != num_here:
             _log.warning(
-                "The state is that of %d env runners, here are %d: they begin new episodes.",
+                "The checkpoint is that of a run with %d env runners, this one has %d: its unfinished episodes are not "
+                "gone on with, all env runners begin new ones.",
                 max(numbers) + 1,
                 num_here,
             )

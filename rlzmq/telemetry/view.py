@@ -106,7 +106,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
         "episodes": str(runners.get("num_episodes_lifetime", 0)),
         "steps": str(result["num_env_steps_sampled_lifetime"]),
         "steps/s": f"{runners.get('num_env_steps_sampled_lifetime_throughput', 0.0):.0f}",
-        "dropped": str(sum(accounting["dropped"].values())),
+        **_dropped(accounting["dropped"]),
         "time": f"{result['time_total_s']:.1f}s",
     }
     for module_id, values in result.get("learners", {}).items():
@@ -118,4 +118,14 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     evaluation = result.get("evaluation", {}).get("env_runners", {}).get("episode_return_mean")
     if evaluation is not None:
         facts["evaluation"] = f"{evaluation:.1f}"
+    return facts
+
+
+def _dropped(reasons: Mapping[str, int]) -> dict[str, str]:
+    """Steps beyond an exact batch, which cost nothing but their sampling, and those lost for any other reason."""
+    surplus = reasons.get("surplus", 0)
+    lost = {reason: number for reason, number in reasons.items() if number and reason != "surplus"}
+    facts = {"surplus": str(surplus)} if surplus else {}
+    if lost:
+        facts["dropped"] = f"{sum(lost.values())} ({', '.join(lost)})"
     return facts

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq import PPOConfig
+from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.cli.top import Rates, lines_of
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
@@ -75,6 +75,48 @@ def test_check_env_says_what_an_env_raises(name: str, words: str, capsys: pytest
     problems = capsys.readouterr().err
     assert f"problem: RuntimeError: {words}" in problems
     assert "test_looking_commands.py:" in problems
+
+
+class Texts(gym.Env[str, int]):
+    """An observation space that Gymnasium's checker has nothing against."""
+
+    observation_space = gym.spaces.Text(5)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return "abc", {}
+
+    def step(self, action: int) -> tuple[str, Any, bool, bool, dict[str, Any]]:
+        return "abc", 0.0, False, False, {}
+
+
+class TwoRewards(gym.Env[np.ndarray, int]):
+    """A reward that is no number."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), np.array([0.5, 1.0]), False, False, {}
+
+
+def test_check_env_refuses_what_training_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        PPOConfig().environment(f"{__name__}:Texts").env_runners(num_env_runners=0).build()
+    assert main(["check-env", f"{__name__}:Texts", "--steps", "5"]) == 78
+    said = capsys.readouterr()
+    assert f"problem: training refuses it: {caught.value}" in said.err
+    assert said.out.endswith("Texts: 1 problem\n")
+    assert main(["check-env", f"{__name__}:TwoRewards", "--steps", "5"]) == 78
+    said = capsys.readouterr()
+    assert "training refuses it: " in said.err
+    assert "expected a reward that is one number" in said.err
+    assert "\x1b" not in said.out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""README.md and docs/*.md name nothing that is not there: files, commands, flags, extras, modules and settings."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import rlzmq
+from rlzmq.cli.main import _COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = {name: needs for name, needs in PROJECT["optional-dependencies"].items() if name != "all"}
+
+
+def texts() -> dict[str, str]:
+    return {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+
+
+def test_every_extra_is_of_use() -> None:
+    imported = {
+        name.split(".")[0]
+        for path in (ROOT / "rlzmq").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    for extra, needs in EXTRAS.items():
+        first = re.split(r"[^\w-]", needs[0])[0].replace("-", "_").lower()
+        assert first in imported, f"nothing in rlzmq imports {first}, which the extra {extra!r} installs"
+
+
+def test_all_is_every_extra() -> None:
+    assert PROJECT["optional-dependencies"]["all"] == [f"rlzmq[{','.join(EXTRAS)}]"]
+
+
+def test_extras_that_are_named_exist() -> None:
+    sources = {str(path): path.read_text(encoding="utf-8") for path in (ROOT / "rlzmq").rglob("*.py")}
+    for name, text in {**texts(), **sources}.items():
+        for extras in re.findall(r"rlzmq\[([a-z,]+)\]", text):
+            assert set(extras.split(",")) <= {*EXTRAS, "all"}, f"{name}: rlzmq[{extras}]"
+
+
+def test_files_that_are_named_exist() -> None:
+    missing = [
+        f"{page.name}: {target}"
+        for page in PAGES
+        for pattern in (r"\]\(([^)#:]+)(?:#[^)]*)?\)", r"((?:scripts|tests)/[\w/]+\.(?:py|txt))")
+        for target in re.findall(pattern, page.read_text(encoding="utf-8"))
+        if not ((page.parent / target).exists() or (ROOT / target).exists())
+    ]
+    assert missing == []
+
+
+def test_modules_and_names_that_are_named_exist() -> None:
+    for page, text in texts().items():
+        for dotted in set(re.findall(r"`(rlzmq(?:\.\w+)+)", text)):
+            module, _, name = dotted.rpartition(".")
+            try:
+                importlib.import_module(dotted)
+            except ImportError:
+                assert hasattr(importlib.import_module(module), name), f"{page}: {dotted}"
+
+
+def test_commands_and_flags_that_are_named_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    flags: dict[str, set[str]] = {}
+    wrong: list[str] = []
+    for page, text in texts().items():
+        fenced = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+        typed = re.findall(r"(?:^|\| )(rlzmq [a-z][^`\n#]*)", fenced, re.MULTILINE)
+        for line in [*typed, *re.findall(r"`(rlzmq [a-z][^`\n]*)`", text)]:
+            command = line.split()[1].rstrip(".,:;)")
+            if command not in _COMMANDS:
+                wrong.append(f"{page}: {line}")
+                continue
+            algorithm = "train ppo" if command == "train" else command
+            if command not in flags:
+                assert main([*shlex.split(algorithm), "--help"]) == 0
+                flags[command] = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+            used = set(re.findall(r"(?<!\S)(--[a-z][\w-]*)", line)) - {"--help"}
+            wrong += [f"{page}: rlzmq {command} has no {flag}" for flag in used - flags[command]]
+    assert wrong == []
+
+
+def test_settings_that_are_set_in_the_docs_exist() -> None:
+    config = rlzmq.PPOConfig()
+    for page, text in texts().items():
+        for names in re.findall(r"`config\.(\w+)", text):
+            assert hasattr(config, names), f"{page}: config.{names}"
