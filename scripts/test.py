@@ -1,14 +1,20 @@
 """Set up a virtualenv, then run every check: ruff, mypy, and the tests.
 
-Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``.
+Needs only Python 3.11: ``python3 scripts/test.py [pytest arguments]``. Prints how far it is every ten seconds.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from _venv import ROOT, ensure_venv, run
+
+_PYTEST = ("-m", "pytest", "-p", "tests.support.progress")
+_WORKERS = str(min(4, max(2, (os.cpu_count() or 2) // 2)))
 
 
 def main() -> int:
@@ -23,11 +29,21 @@ def main() -> int:
     # The types are checked while the tests run: these wait for processes most of the time.
     types = [str(python), "-m", "mypy"]
     with subprocess.Popen(types, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as checker:
-        checks.append(run(python, "-m", "pytest", *sys.argv[1:]))
+        checks += _tests(python, sys.argv[1:])
         said, _ = checker.communicate()
         print("$ " + " ".join(types), said.decode(), sep="\n", end="", flush=True)
         checks.append(checker.returncode)
     return next((code for code in checks if code), 0)
+
+
+def _tests(python: Path, arguments: list[str]) -> Iterator[int]:
+    """The exit codes of pytest: of what is asked for, in one process, or of all tests."""
+    if arguments:
+        yield run(python, *_PYTEST, *arguments)
+        return
+    # Half of a test's time is waiting for processes. What counts seconds comes after the others.
+    yield run(python, *_PYTEST, "-m", "not slow and not alone", "-n", _WORKERS, "--dist", "worksteal")
+    yield run(python, *_PYTEST, "-m", "alone and not slow")
 
 
 if __name__ == "__main__":

@@ -149,6 +149,7 @@ def test_nothing_is_left_of_a_driver_that_dies_while_the_server_imports_more(
     assert_nothing_left(pids, runtime_dir)
 
 
+@pytest.mark.alone
 def test_prestart_returns_at_once_and_leaves_torch_alone() -> None:
     script = """
 import sys, time

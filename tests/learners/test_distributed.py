@@ -101,6 +101,7 @@ def test_ranks_come_together_whatever_their_former_attempts_were(tmp_path: Path)
     assert run_ranks(past_main, 2, tmp_path) == [[3.0], [3.0]]
 
 
+@pytest.mark.alone
 def test_a_killed_peer_is_noticed_at_once_and_the_survivor_goes_on_alone(tmp_path: Path) -> None:
     survivor, dead = run_ranks(death_main, 2, tmp_path, may_die=True)
     assert isinstance(dead, DiedError)

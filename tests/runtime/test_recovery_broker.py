@@ -18,6 +18,7 @@ def broker_of(algo: Any) -> Any:
     return algo.session._pipeline._broker
 
 
+@pytest.mark.alone
 async def test_a_killed_broker_is_replaced_on_the_same_addresses() -> None:
     async with small(2, 2).build_async() as algo:
         await algo.train()
@@ -103,6 +104,7 @@ async def test_runner_learner_and_broker_may_die_at_once() -> None:
     assert result["fault_tolerance"]["num_broker_restarts"] == 1
 
 
+@pytest.mark.alone
 async def test_processes_that_were_frozen_when_the_broker_died_are_missed_by_the_next_one() -> None:
     async with small(2, 2).build_async() as algo:
         await algo.train()

@@ -33,6 +33,7 @@ async def until_whole(algo: Any, num_updates: int) -> dict[str, Any]:
     raise AssertionError("no replacement joined")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_killed_rank_is_survived_and_replaced_without_losing_an_update(rank: int) -> None:
     async with small(1, 2).build_async() as algo:
@@ -118,6 +119,7 @@ async def test_a_rank_that_dies_in_the_first_forming_is_replaced_in_it(
     assert result["fault_tolerance"]["num_learner_rollbacks"] == 0
 
 
+@pytest.mark.alone
 async def test_a_stopped_rank_is_noticed_killed_and_survived_within_five_seconds() -> None:
     async with small(1, 2).build_async() as algo:
         await algo.train()
@@ -137,6 +139,7 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("hang", [hold_the_lock, wait_for_ever])
 async def test_a_rank_that_hangs_in_its_loss_is_killed_and_survived(hang: Any) -> None:
     async with small(1, 2).build_async() as algo:

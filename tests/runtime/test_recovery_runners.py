@@ -78,6 +78,7 @@ async def test_a_runner_that_dies_at_a_chosen_place(
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
 
 
+@pytest.mark.alone
 async def test_a_stopped_runner_is_noticed_killed_and_replaced_within_five_seconds() -> None:
     async with small(2, 1).build_async() as algo:
         group = algo.env_runner_group
@@ -283,6 +284,7 @@ class HoldsTheLock(Spinning):
         return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
 
 
+@pytest.mark.alone
 async def test_an_env_that_holds_the_interpreters_lock_is_noticed_by_its_silence(tmp_path: Path) -> None:
     marker = tmp_path / "hang"
     config = (

@@ -57,6 +57,7 @@ def test_a_slow_runner_samples_its_part_of_a_batch_not_an_equal_one() -> None:
     assert 0 < counts["runner-2"] <= 0.2 * sum(counts.values()), "a twenty-first part by its pace"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("num_env_runners", [1, 3])
 def test_slow_environments_waste_nothing(num_env_runners: int) -> None:
     """A batch takes three times as long as a runner may be without progress; so does a single lease."""
