@@ -3,7 +3,7 @@
 | consumes                    | produces                 | waits for          | unblocked by            |
 |-----------------------------|--------------------------|--------------------|-------------------------|
 | a process's end (pidfd)     | a new one, one incarnation later | the back-off | time                 |
-| the broker's "silent", "lost"; a call without an answer | stacks on stderr, SIGKILL | a beat | its deadline |
+| the broker's "hung", "silent", "lost"; a call without an answer | stacks on stderr, SIGKILL | a beat | its deadline |
 
 A runner whose environments hang ends by itself (see `runtime.env_watch`).
 """
@@ -183,14 +183,15 @@ class RunnerSupervisor:
 
         Args:
             index: Of the runner's place.
-            event: "silent": it was at work and does not answer; "lost": nothing is known of it.
+            event: "hung": it answers, but never registers; "silent": it was at work and does not answer; "lost":
+                nothing is known of it.
             why: In words.
         """
         place = self._places[index]
         handle = place.handle
         if handle.exited.done():
             return
-        if not is_stopped(handle.pid):
+        if event != "hung" and not is_stopped(handle.pid):
             first_s = place.patience.seconds if event == "silent" else _BEAT_DEADLINE_S
             if await _beats(handle, self._config.env_step_timeout_s or first_s):
                 return

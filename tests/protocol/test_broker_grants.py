@@ -9,6 +9,7 @@ from rlzmq.protocol.events import Malformed, Tick
 from rlzmq.protocol.messages import (
     Accepted,
     ConnectorState,
+    DriverState,
     Goodbye,
     LearnerState,
     LeaseReturned,
@@ -335,6 +336,28 @@ def test_a_runner_at_work_that_falls_silent_is_told_once():
         bench.event(Tick())
         told.append([notice.event for notice in bench.sent("driver", Notice)])
     assert told == [[], ["silent"], []]
+
+
+def test_a_silent_runner_from_outside_counts_as_lost_and_may_come_back():
+    """What it sends may be stuck at its host: the transport tells only much later."""
+    bench = Bench(late_after_s=2.0)
+    bench.ready_run(batch=20)
+    bench.send("driver", DriverState(-1, 0, ("own",), ("learner-0",)))
+    bench.runner("a")
+    (lease,) = bench.leases("a")
+    bench.fragment(lease.lease_id, steps=4, runner="a")
+    held = bench.leases("a")
+    bench.runner("own")
+    bench.now = 1.9
+    bench.event(Tick())
+    assert "uuid-a" in bench.state.runners
+    bench.now = 2.1
+    bench.event(Tick())
+    assert [(notice.event, notice.name) for notice in bench.sent("driver", Notice)] == [("lost", "a")]
+    assert bench.leases("own"), "it samples what the other one held"
+    assert held[0].lease_id not in bench.state.leases.leases
+    bench.runner("a")
+    assert bench.sent("a", Welcome)
 
 
 def test_the_rank_that_the_other_waits_for_is_told():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.driver_core import parse_report
@@ -321,3 +322,31 @@ def test_learners_of_a_new_lineage_get_nothing_before_its_reset():
     (plan,) = bench.sent("learner-0", ShardPlan)
     assert plan.generation == 7
     assert bench.state.ledger.accounting.dropped == {"rolled_back": 20}
+
+
+@pytest.mark.parametrize("min_generation", [-1, 2, 4])
+def test_an_update_asked_for_in_another_lineage_is_ignored(min_generation):
+    bench = Bench()
+    bench.driver()
+    bench.send("driver", Reset(3, 5))
+    bench.open(5, min_generation=min_generation)
+    assert (bench.state.open, bench.state.terms) == ({}, None)
+    bench.open(5, min_generation=3)
+    assert list(bench.state.open) == [5]
+    assert bench.state.terms is not None
+
+
+@pytest.mark.parametrize(("staleness", "expected"), [(0, ["a", "a", "b", "b"]), (1, ["b", "a", "b", "a"])])
+def test_an_on_policy_batch_does_not_depend_on_who_was_first(staleness, expected):
+    """By runner, then as it was sampled. With staleness what came first is trained first: that bounds its age."""
+    bench = Bench()
+    bench.ready_run(num_ranks=2, batch=40, staleness=staleness)
+    for name in ("b", "a"):
+        bench.runner(name)
+    for name in ("b", "a", "b", "a"):
+        bench.fragment(steps=10, runner=name)
+    (run,) = bench.state.runs.values()
+    assert [item.fragment.runner for item in run.ranges] == [f"uuid-{name}" for name in expected]
+    assert [len(shard) for shard in run.shards] == [2, 2]
+    of_a = [item.fragment.seq for item in run.ranges if item.fragment.runner == "uuid-a"]
+    assert of_a == [0, 1]

@@ -106,7 +106,7 @@ class BrokerCore:
         requests = self._requests = Requests(state, recovery, self._reports)
         self._updates = Updates(state, self._store, recovery, self._delivery, self._reports)
         self._admission = Admission(state, self._door, self._intake, recovery, requests)
-        self._watch = Watch(state)
+        self._watch = Watch(state, self._door)
         self._beat_at = float("-inf")
         self._forgot_at = float("-inf")
         self._ticked_at: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlzmq.protocol.broker.door import Door
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.messages import DriverState, LearnerState
 from rlzmq.protocol.rank_watch import RankWatch
@@ -14,11 +15,15 @@ class Watch:
     """Tells the driver of runners and ranks whose event loop is silent, of ranks that hold up the others, and of
     those that the driver expects and that do not register (`RollCall`): a restarted broker knows nobody.
 
+    A silent runner that the driver does not expect came from outside. Nobody can ask it, so it counts as lost: the
+    transport may not notice a host that hears nothing until its farewell arrives. It registers again when it can.
+
     A runner whose environments hang ends by itself (see `runtime.env_watch`).
     """
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, door: Door) -> None:
         self._state = state
+        self._door = door
         self._generation = -1
         self._roll_call = RollCall()
         self._expected: list[tuple[str, str]] = []
@@ -65,12 +70,20 @@ class Watch:
             if not peer.is_late and peer.has_worked and peer.silence.is_late(now):
                 peer.is_late = True
                 detail = f"it says nothing for {peer.silence.limit_s():.1f} s"
-                state.notify("silent", peer.hello.role, peer.hello.name, detail)
+                if self._is_from_outside(peer):
+                    self._door.forget(peer, "lost", detail)
+                else:
+                    state.notify("silent", peer.hello.role, peer.hello.name, detail)
         self._call_the_roll(now)
         if state.num_ranks == 1:
             self._watch_alone(now)
         elif state.group_is_complete and state.generation == self._generation:
             self._watch_ranks(now)
+
+    def _is_from_outside(self, peer: Peer) -> bool:
+        driver, hello = self._state.driver, peer.hello
+        has_told = driver is not None and driver.uuid == self._expected_by
+        return has_told and hello.role == "runner" and ("runner", hello.name) not in self._expected
 
     def _call_the_roll(self, now: float) -> None:
         state = self._state
