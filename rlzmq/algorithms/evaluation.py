@@ -9,9 +9,11 @@ parallel   begin ────► on_evaluate_start ─► weights ─► a task 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
@@ -20,7 +22,7 @@ from rlzmq.algorithms.results import merge_into
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.runners.episode_metrics import EpisodeMetrics
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics
 from rlzmq.runners.fragment_metas import add_fragment_metas
 from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.runtime.sampling_round import SamplingRound, UntilEnd
@@ -30,6 +32,10 @@ __all__ = ["Evaluation"]
 
 _logger = logging.getLogger("rlzmq.evaluation")
 
+_ENDLESS = (
+    "An evaluation round of %s episodes lasts longer than evaluation_sample_timeout_s=%s, and goes on. If episodes "
+    f"never end, limit them: {HOW_TO_LIMIT}; or evaluate with evaluation_duration_unit='timesteps'."
+)
 _RUNNERS = "eval_env_runners/"
 _METRICS = "evaluation"
 
@@ -96,12 +102,15 @@ class Evaluation:
         if self.calls_custom_function:
             metrics = await self._call_custom_function()
         elif group.local_env_runner is not None:
-            batches = await group.sample_batches(**self._options())
+            with self._hint_when_endless():
+                batches = await group.sample_batches(**self._options())
             metrics = self._reduce([batch.meta for batch in batches])
         else:
             sampling = self._new_sampling(group)
             sampling.end()
-            metrics = self._reduce(await sampling.run())
+            with self._hint_when_endless():
+                metas = await sampling.run()
+            metrics = self._reduce(metas)
         return await self._tell(metrics)
 
     async def _prepare(self) -> AsyncEnvRunnerGroup:
@@ -236,6 +245,26 @@ class Evaluation:
         }
         merge_into(result, self._metrics.reduce())
         return result
+
+    @contextlib.contextmanager
+    def _hint_when_endless(self) -> Iterator[None]:
+        """A round of whole episodes that lasts: they may never end. Told by a thread, for this one may be at work."""
+        config = self._config
+        limit_s = config.evaluation_sample_timeout_s
+        if (
+            not limit_s
+            or config.evaluation_duration_unit != "episodes"
+            or config.evaluation_duration == "auto"
+        ):
+            yield
+            return
+        timer = threading.Timer(limit_s, _logger.warning, (_ENDLESS, config.evaluation_duration, limit_s))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _warn_if_slow(self, metas: Sequence[Mapping[str, Any]]) -> None:
         config = self._config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
-from rlzmq.runners.episode_metrics import EpisodeMetrics
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics
 from rlzmq.runners.fragment_metas import add_fragment_metas
 from rlzmq.runtime.reports import Accounting, UpdateReport
 
 __all__ = ["ResultBuilder", "merge_learner_results"]
 
+_log = logging.getLogger("rlzmq.algorithms")
+
+_LONG = 2000  # steps per environment without an episode's end that deserve a hint
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
 
 
@@ -28,6 +32,8 @@ class ResultBuilder:
 
     def __init__(self, config: Any, metrics: MetricsLogger) -> None:
         self._metrics = metrics
+        self._num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
+        self._has_hinted = False
         self._held: _Held | None = None
         self.episodes = EpisodeMetrics(config.metrics_num_episodes_for_smoothing)
         self._learners: dict[str, Any] = {}
@@ -132,6 +138,7 @@ class ResultBuilder:
         """The result of the iteration that ends now."""
         elapsed = self.time_this_iter_s
         num_new = self.num_env_steps_this_iter
+        self._hint_at_endless_episodes()
         env_runners = self.episodes.reduce()
         env_runners["num_env_steps_sampled_lifetime_throughput"] = num_new / max(elapsed, 1e-9)
         env_runners["weights_seq_no"] = self._weights_version
@@ -166,6 +173,20 @@ class ResultBuilder:
             result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
         return result
+
+    def _hint_at_endless_episodes(self) -> None:
+        num_steps = self.episodes.num_env_steps_lifetime
+        if self._has_hinted or self.episodes.num_episodes_lifetime or num_steps < _LONG * self._num_envs:
+            return
+        self._has_hinted = True
+        _log.warning(
+            "No episode has ended in %d env steps of %d environment%s, so there is no episode_return_mean. If they "
+            "never end, limit them: %s.",
+            num_steps,
+            self._num_envs,
+            "" if self._num_envs == 1 else "s",
+            HOW_TO_LIMIT,
+        )
 
     def get_state(self) -> dict[str, Any]:
         """Counters and windows, for a checkpoint."""

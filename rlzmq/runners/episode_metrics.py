@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 from rlzmq.core.metrics_stats import logged_state
 from rlzmq.core.stage_timers import StageTimers
 
-__all__ = ["EpisodeMetrics"]
+__all__ = ["HOW_TO_LIMIT", "EpisodeMetrics", "EpisodeResults"]
+
+HOW_TO_LIMIT = (
+    "gymnasium.wrappers.TimeLimit(env, max_episode_steps=…) where the environment is made, or "
+    "env_config={'max_episode_steps': …} with an id of Gymnasium"
+)
+"""Episodes that never end: what to do."""
 
 _COUNTS = ("num_episodes", "num_env_steps", "num_episodes_lifetime", "num_env_steps_lifetime")
 _COUNTS_BY_NAME = ("agent_steps", "module_steps", "agent_steps_lifetime", "module_steps_lifetime")
@@ -163,6 +170,7 @@ class EpisodeMetrics:
             "num_module_steps_sampled": dict(self.module_steps),
             "num_module_steps_sampled_lifetime": dict(self.module_steps_lifetime),
         }
+        result = EpisodeResults(result)
         if self.returns:
             result.update(
                 episode_return_mean=sum(self.returns) / len(self.returns),
@@ -185,6 +193,24 @@ class EpisodeMetrics:
         self.agent_steps = {}
         self.module_steps = {}
         return result
+
+
+class EpisodeResults(dict[str, Any]):
+    """Results in which a statistic of episodes is NaN as long as no episode has ended.
+
+    So ``result["env_runners"]["episode_return_mean"] >= 450`` is False then, not a KeyError. Absent it is all the same:
+    for ``in``, ``get`` and whoever writes the results.
+    """
+
+    _STATISTICS = frozenset(
+        [f"episode_{what}_{kind}" for what in ("return", "len") for kind in ("mean", "min", "max")]
+        + ["episode_duration_sec_mean"]
+    )
+
+    def __missing__(self, name: str) -> float:
+        if name in self._STATISTICS:
+            return math.nan
+        raise KeyError(name)
 
 
 def _newest(window: deque[Any], count: int) -> list[Any]:

@@ -102,7 +102,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
     accounting = result["accounting"]
     facts = {
         "iter": str(result["training_iteration"]),
-        "return": "–" if math.isnan(mean) else f"{mean:.1f}",
+        "return": _return_text(mean),
         "episodes": str(runners.get("num_episodes_lifetime", 0)),
         "steps": str(result["num_env_steps_sampled_lifetime"]),
         "steps/s": f"{runners.get('num_env_steps_sampled_lifetime_throughput', 0.0):.0f}",
@@ -115,9 +115,9 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
         for name, short in (("mean_kl_loss", "kl"), ("entropy", "entropy"), ("vf_explained_var", "ev")):
             if isinstance(values.get(name), int | float) and len(result["learners"]) <= 2:
                 facts[short] = f"{values[name]:.3f}"
-    evaluation = result.get("evaluation", {}).get("env_runners", {}).get("episode_return_mean")
-    if evaluation is not None:
-        facts["evaluation"] = f"{evaluation:.1f}"
+    evaluated = result.get("evaluation", {}).get("env_runners")
+    if evaluated is not None:
+        facts["evaluation"] = _return_text(evaluated.get("episode_return_mean", math.nan))
     return facts
 
 
@@ -129,3 +129,7 @@ def _dropped(reasons: Mapping[str, int]) -> dict[str, str]:
     if lost:
         facts["dropped"] = f"{sum(lost.values())} ({', '.join(lost)})"
     return facts
+
+
+def _return_text(mean: float) -> str:
+    return "– (no episode has ended)" if math.isnan(mean) else f"{mean:.1f}"

@@ -1,0 +1,87 @@
+"""Episodes that never end: the README's lines cope, and it is said once what to do."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import PPOConfig
+from rlzmq.telemetry.view import summary_line
+
+
+class Endless(gym.Env[Any, Any]):
+    """Its episodes end after `ends_after` steps."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    ends_after = math.inf
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.zeros(3, np.float32), 1.0, False, self.t >= self.ends_after, {}
+
+
+LIMIT = (
+    "limit them: gymnasium.wrappers.TimeLimit(env, max_episode_steps=…) where the environment is made, or "
+    "env_config={'max_episode_steps': …} with an id of Gymnasium"
+)
+
+
+def config(**evaluation: Any) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(Endless)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        .training(train_batch_size_per_learner=1500, minibatch_size=1500, num_epochs=1)
+        .evaluation(**evaluation)
+        .debugging(seed=1)
+    )
+
+
+def test_without_a_return_the_readmes_lines_cope_and_one_hint_says_why(caplog: Any, capsys: Any) -> None:
+    with config(evaluation_duration=20, evaluation_duration_unit="timesteps").build() as algo:
+        for _ in range(4):
+            result = algo.train()
+            assert not result["env_runners"]["episode_return_mean"] >= 450
+        evaluated = algo.evaluate()["env_runners"]
+    print(result["env_runners"]["episode_return_mean"], evaluated["episode_return_mean"])
+    assert capsys.readouterr().out == "nan nan\n"
+    assert "episode_return_mean" not in result["env_runners"]
+    assert result["env_runners"].get("episode_len_max") is None
+    with pytest.raises(KeyError, match="episode_retrun_mean"):
+        result["env_runners"]["episode_retrun_mean"]
+    assert summary_line(result).startswith(
+        "iter 4  return – (no episode has ended)  episodes 0  steps 6000  "
+    )
+    assert caplog.messages == [
+        "No episode has ended in 4500 env steps of 2 environments, so there is no episode_return_mean. If they never "
+        f"end, {LIMIT}."
+    ]
+
+
+def test_an_evaluation_that_waits_for_an_episodes_end_says_so(caplog: Any) -> None:
+    def told(self: logging.Handler, record: logging.LogRecord) -> None:
+        Endless.ends_after = 1.0  # so that the round ends, after the hint
+
+    handler = type("EndsEpisodes", (logging.Handler,), {"emit": told})()
+    logger = logging.getLogger("rlzmq.evaluation")
+    logger.addHandler(handler)
+    try:
+        with config(evaluation_duration=2, evaluation_sample_timeout_s=0.2).build() as algo:
+            assert algo.evaluate()["env_runners"]["num_episodes"] == 2
+    finally:
+        logger.removeHandler(handler)
+        Endless.ends_after = math.inf
+    assert caplog.messages[0] == (
+        "An evaluation round of 2 episodes lasts longer than evaluation_sample_timeout_s=0.2, and goes on. If episodes "
+        f"never end, {LIMIT}; or evaluate with evaluation_duration_unit='timesteps'."
+    )
