@@ -11,7 +11,7 @@ from typing import Any
 
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["COMPONENTS", "part_of", "select", "to_parts", "to_tree", "wants"]
+__all__ = ["COMPONENTS", "select", "to_parts", "to_tree", "wants"]
 
 COMPONENTS = (
     "accounting",
@@ -99,17 +99,6 @@ def select(
     for path in _paths(not_components) or ():
         selected = _without(selected, path)
     return selected
-
-
-def part_of(tree: Mapping[str, Any], path: str) -> Any:
-    """What is at a path; None where there is nothing. A key may hold slashes (module ids do)."""
-    here: Any = tree
-    while path:
-        key = _key(here, path)
-        if key is None:
-            return None
-        here, path = here[key], path[len(key) + 1 :]
-    return here
 
 
 def _paths(names: str | Collection[str] | None) -> list[str] | None:

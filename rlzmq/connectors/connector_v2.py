@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlzmq.connectors.batch_item_methods import BatchItemMethods, batch_key
 from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.connectors.columnar import RowsContext
+from rlzmq.core.checkpointable import Checkpointable
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -58,7 +59,7 @@ class _RecomputesAfterInit(abc.ABCMeta):
         return piece
 
 
-class ConnectorV2(BatchItemMethods, metaclass=_RecomputesAfterInit):
+class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterInit):
     """Base class of all connector pieces and pipelines.
 
     Subclasses implement `__call__` only; those that change spaces override
@@ -78,6 +79,8 @@ class ConnectorV2(BatchItemMethods, metaclass=_RecomputesAfterInit):
         input_action_space: Likewise.
         kwargs: Ignored here, for subclasses that pass on all they got.
     """
+
+    checkpoint_name = "connector"
 
     columnar: ClassVar[bool] = False
     """Whether `transform_observations` (or, on the learner, `compute_columns`) is implemented."""

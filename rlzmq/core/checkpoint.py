@@ -6,6 +6,10 @@ Layout of a checkpoint directory::
     <component>/state.json           the component's tree: plain values, and names of arrays
     <component>/state.safetensors    its arrays
 
+In an object store (``s3://…``) single objects are all that is replaced at once. There the files of each
+checkpoint written lie below a name of their own, the manifest says where (``"at"``), and is put last; the files of
+the former one go after that.
+
 A component's name may hold slashes ("learner_group/learner/optimizer"); each can be read alone.
 Nothing here runs code from a file: there is no pickle, and no import of what a file names.
 """
@@ -13,6 +17,7 @@ Nothing here runs code from a file: there is no pickle, and no import of what a 
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import glob
 import hashlib
@@ -25,12 +30,13 @@ import stat
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from rlzmq.core import faults
+from rlzmq.core.cloud_path import CloudPath
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories, opener
 
@@ -41,6 +47,7 @@ __all__ = [
     "local_path",
     "read_checkpoint",
     "read_manifest",
+    "remove_tree",
     "write_checkpoint",
 ]
 
@@ -58,8 +65,10 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # Path("s3://bucket") has 
 def local_path(path: str | Path) -> Path:
     """The absolute path that is meant: ``~`` is the home directory, ``file://`` URIs name local files.
 
+    Of another URI, such as ``s3://…``, it is a `CloudPath`, which has the part of Path's face that checkpoints need.
+
     Raises:
-        CheckpointError: It is a URI of another scheme.
+        CheckpointError: It is a URI of no filesystem that is known here.
     """
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
@@ -67,10 +76,7 @@ def local_path(path: str | Path) -> Path:
         return Path(path).expanduser().absolute()
     uri = urlsplit(text)
     if scheme[1].lower() != "file" or uri.netloc not in ("", "localhost"):
-        raise CheckpointError(
-            f"{text!r} is no directory of this machine. Checkpoints are written to and read from local and mounted "
-            "directories: mount that place, or save to a local directory and copy it as a whole."
-        )
+        return cast(Path, CloudPath(text))
     return Path(unquote(uri.path))
 
 
@@ -93,16 +99,20 @@ def write_checkpoint(
         TypeError: A state holds what is neither plain nor an array.
     """
     target = local_path(path)
+    if isinstance(target, CloudPath):
+        _put(target, components, about)
+        return cast(Path, target)
     scratch = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         make_directories(scratch)
         faults.at("checkpoint.boundary")
         files: dict[str, dict[str, Any]] = {}
         for name, state in components.items():
-            _write_component(scratch, name, state, files)
-        manifest = {"format": _FORMAT, "version": FORMAT_VERSION, "about": dict(about or {}), "files": files}
-        manifest["sha256"] = _digest_of(manifest)
-        _write_file(scratch / _MANIFEST, json.dumps(manifest, indent=1).encode())
+            make_directories(scratch / name)
+            for file_name, data in _files_of(name, state).items():
+                _write_file(scratch / file_name, data)
+                files[file_name] = _facts_of(data)
+        _write_file(scratch / _MANIFEST, _manifest(files, about))
         _sync_directories(scratch)
         _put_in_place(scratch, target)
     except OSError as error:
@@ -128,6 +138,18 @@ def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str,
     """
     folder = _present(local_path(path))
     manifest = read_manifest(folder)
+    while True:
+        try:
+            return _read(folder, manifest, component)
+        except CheckpointError:
+            if not isinstance(folder, CloudPath):
+                raise
+            former, manifest = manifest, read_manifest(folder)
+            if manifest == former:
+                raise  # else another one was put there meanwhile
+
+
+def _read(folder: Path, manifest: Mapping[str, Any], component: str | None) -> dict[str, Any]:
     names = sorted({str(Path(name).parent.as_posix()) for name in manifest["files"]})
     if component is not None:
         names = [name for name in names if name == component or name.startswith(component + "/")]
@@ -206,20 +228,56 @@ def is_checkpoint(path: str | Path) -> bool:
     return True
 
 
-def _write_component(root: Path, name: str, state: Any, files: dict[str, dict[str, Any]]) -> None:
+def remove_tree(path: Path) -> None:
+    """Remove a directory, as far as that can be done."""
+    if isinstance(path, CloudPath):
+        with contextlib.suppress(OSError):
+            path.remove()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _put(target: CloudPath, components: Mapping[str, Any], about: Mapping[str, Any] | None) -> None:
+    """Write a checkpoint to a store: its files, then the manifest; then what the manifest before named goes."""
+    own = f"files-{uuid.uuid4().hex[:8]}"
+    files: dict[str, dict[str, Any]] = {}
+    try:
+        for name, state in components.items():
+            for file_name, data in _files_of(name, state).items():
+                faults.at("checkpoint.boundary")
+                (target / own / file_name).write_bytes(data)
+                files[file_name] = {**_facts_of(data), "at": f"{own}/{file_name}"}
+        faults.at("checkpoint.boundary")
+        (target / _MANIFEST).write_bytes(_manifest(files, about))
+        faults.at("checkpoint.boundary")
+        former = [place for place in target.iterdir() if place.name not in (_MANIFEST, own)]
+    except OSError as error:
+        raise CheckpointError(f"Cannot write a checkpoint to {target}: {error}.") from error
+    for place in former:
+        remove_tree(cast(Path, place))
+
+
+def _facts_of(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _manifest(files: Mapping[str, Any], about: Mapping[str, Any] | None) -> bytes:
+    facts = {"format": _FORMAT, "version": FORMAT_VERSION, "about": dict(about or {}), "files": dict(files)}
+    return json.dumps({**facts, "sha256": _digest_of(facts)}, indent=1).encode()
+
+
+def _files_of(name: str, state: Any) -> dict[str, bytes]:
+    """One component's files: name below the checkpoint → content."""
     from safetensors.numpy import save
 
     if not _is_inside(f"{name}/state.json"):
         raise ValueError(f"component name {name!r}: expected relative names joined by slashes.")
     arrays: dict[str, np.ndarray] = {}
     tree = _encode(state, name, arrays)
-    make_directories(root / name)
-    parts = {"state.json": json.dumps(tree).encode()}
+    files = {f"{name}/state.json": json.dumps(tree).encode()}
     if arrays:
-        parts["state.safetensors"] = save(arrays)
-    for file_name, data in parts.items():
-        _write_file(root / name / file_name, data)
-        files[f"{name}/{file_name}"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        files[f"{name}/state.safetensors"] = save(arrays)
+    return files
 
 
 def _read_component(folder: Path, name: str, contents: Mapping[str, bytes]) -> Any:
@@ -238,7 +296,7 @@ def _read_component(folder: Path, name: str, contents: Mapping[str, bytes]) -> A
 
 def _checked_bytes(folder: Path, name: str, facts: dict[str, Any]) -> bytes:
     try:
-        data = _bytes_of(folder / name, facts["bytes"])
+        data = _bytes_of(folder / facts.get("at", name), facts["bytes"])
     except (OSError, ValueError) as error:
         raise CheckpointError(f"The checkpoint {folder} is torn: {name} cannot be read ({error}).") from None
     if len(data) != facts["bytes"]:
@@ -308,6 +366,8 @@ def _digest_of(manifest: Mapping[str, Any]) -> str:
 
 def _present(folder: Path) -> Path:
     """The directory, or what it was when its replacement was cut short between two renames."""
+    if isinstance(folder, CloudPath):
+        return folder
     if not folder.exists() and folder.parent.is_dir():
         for aside in folder.parent.glob(f".{glob.escape(folder.name)}.*.old"):
             return aside
@@ -324,6 +384,7 @@ def _is_file_entry(facts: Any) -> bool:
         and type(facts.get("bytes")) is int
         and facts["bytes"] >= 0
         and isinstance(facts.get("sha256"), str)
+        and _is_inside(facts.get("at", "here"))
     )
 
 
@@ -334,6 +395,8 @@ def _bytes_of(path: Path, max_bytes: int) -> bytes:
         OSError: It cannot be read.
         ValueError: It is no plain file, or larger than `max_bytes`.
     """
+    if isinstance(path, CloudPath):
+        return path.read_bytes(max_bytes)
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

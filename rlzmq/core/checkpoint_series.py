@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.core import faults
-from rlzmq.core.checkpoint import local_path, read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.core.checkpoint import local_path, read_checkpoint, read_manifest, remove_tree, write_checkpoint
+from rlzmq.core.cloud_path import CloudPath
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories
 
@@ -99,11 +100,12 @@ class CheckpointSeries:
         """
         target = self.path / f"{iteration:06d}"
         try:
-            make_directories(self.path)
+            if not isinstance(self.path, CloudPath):
+                make_directories(self.path)
             if not self._is_tidy:
                 self._tidy(iteration)
             needed = num_bytes_of(components) + _SPARE_BYTES
-            free = shutil.disk_usage(self.path).free
+            free = math.inf if isinstance(self.path, CloudPath) else shutil.disk_usage(self.path).free
         except OSError as error:
             raise CheckpointError(f"Cannot write a checkpoint to {target}: {error}.") from error
         if free < needed:
@@ -129,11 +131,11 @@ class CheckpointSeries:
                 if path.suffix == ".old" and not original.exists():
                     path.rename(original)
                 else:
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
         for number, path in self._numbered():
             if number > iteration:
                 aside = path.with_name(f"{path.name}.abandoned")
-                shutil.rmtree(aside, ignore_errors=True)
+                remove_tree(aside)
                 path.rename(aside)
 
     def _remove_old(self) -> None:
@@ -145,7 +147,7 @@ class CheckpointSeries:
             kept.add(best_path)
         for _, path in numbered:
             if path not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
                 faults.at("checkpoint.boundary")
 
 

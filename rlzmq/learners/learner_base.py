@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
@@ -20,6 +22,7 @@ from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.modules.apis import SelfSupervisedLossAPI, ValueFunctionAPI
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_training_outputs
+from rlzmq.modules.saving import read_module_states
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -38,8 +41,10 @@ _COMPONENTS = (
 )
 
 
-class LearnerBase:
+class LearnerBase(Checkpointable):
     """The part of a Learner that owns things; see `rlzmq.learners.learner.Learner` for how it uses them."""
+
+    checkpoint_name = "learner_group/learner"
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
@@ -367,6 +372,36 @@ class LearnerBase:
             self._seed = int(state["random"]["seed"])
         if "extra" in state:
             self.set_extra_state(state["extra"])
+
+    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Take over the state of a checkpoint, or a part of it.
+
+        Args:
+            path: What `save_to_path` wrote, an algorithm's checkpoint, or a path into one.
+            component: What is at `path` is this part only: ``"rl_module/p0"`` also takes a module's own checkpoint.
+
+        Raises:
+            CheckpointError: Nothing of that kind is there, or it is torn or altered.
+        """
+        name, _, module_id = (component or "").strip("/").partition("/")
+        if name != "rl_module":
+            super().restore_from_path(path, component)
+            return
+        states = read_module_states(path, module_id or None)
+        self.set_state({"rl_module": {module_id: states} if module_id else states})
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
+        """A built Learner with the state of a checkpoint.
+
+        Args:
+            path: As of `restore_from_path`.
+            args, kwargs: The constructor's: a checkpoint holds states, and no code.
+        """
+        learner = cls(*args, **kwargs)
+        learner.build()
+        learner.restore_from_path(path)
+        return learner
 
     def _get_metrics_state(self) -> Any:
         return {}

@@ -52,7 +52,10 @@ class PPOLearner(TorchLearner):
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
             lambda_ = self.config.lambda_ if self._setting("use_gae", True) else 1.0
-            add_estimator(pipeline, GeneralAdvantageEstimation(gamma=self.config.gamma, lambda_=lambda_))
+            estimator = GeneralAdvantageEstimation(
+                gamma=self.config.gamma, lambda_=lambda_, standardize=self.config.standardize_advantages
+            )
+            add_estimator(pipeline, estimator)
         return pipeline
 
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:

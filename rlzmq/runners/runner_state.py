@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.runners.sampling_state import get_sampling_state, set_sampling_state
 
@@ -19,8 +20,10 @@ STATE_COMPONENTS = (
 )
 
 
-class RunnerState:
+class RunnerState(Checkpointable):
     """Base of EnvRunner: weights by snapshot, connector states by delta, everything by component."""
+
+    checkpoint_name = "env_runner"
 
     multi_rl_module: Any
     env_to_module: Any

@@ -7,8 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlzmq.core.checkpointable import read_part, write_part
 from rlzmq.core.errors import PeerLostError
+from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.rank_modules import RANK_MODULES
+from rlzmq.modules.saving import read_module_states
 from rlzmq.runtime.env_runner_group import asyncio_gather
 from rlzmq.runtime.forming import form_group
 from rlzmq.runtime.learner import LearnerRole, make_learner
@@ -226,6 +229,29 @@ class AsyncLearnerGroup:
         if self.local_learner is not None:
             self.local_learner.set_state(state)
         await self._on_all(lambda handle: handle.set_state(dict(state)))
+
+    async def save_to_path(self, path: str | Path | None = None) -> str:
+        """Write rank 0's state as a checkpoint (see Checkpointable.save_to_path)."""
+        return write_part(path, LearnerBase.checkpoint_name, await self.get_state(), type(self))
+
+    async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Every rank takes over the state of a checkpoint.
+
+        Args:
+            path: What `save_to_path` or a Learner's wrote, an algorithm's checkpoint, or a path into one.
+            component: What is at `path` is this part only: ``"learner/rl_module/p0"`` also takes a module's own
+                checkpoint.
+
+        Raises:
+            CheckpointError: Nothing of that kind is there, or it is torn or altered.
+        """
+        part = (component or "").strip("/").removeprefix("learner").strip("/")
+        name, _, module_id = part.partition("/")
+        if name == "rl_module":
+            states = read_module_states(path, module_id or None)
+            await self.set_weights({module_id: states} if module_id else states)
+        else:
+            await self.set_state(read_part(path, LearnerBase.checkpoint_name, part))
 
     async def get_weights(self) -> dict[str, Any]:
         """``{module id: {name: array}}`` of rank 0."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
+from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.runtime.async_learner_group import AsyncLearnerGroup
 from rlzmq.runtime.run import Run, runner_for
 
 __all__ = ["LearnerGroup"]
 
 
-class LearnerGroup:
+class LearnerGroup(Checkpointable):
     """The synchronous face of AsyncLearnerGroup.
 
     Args:
         config: With ``num_learners=0`` the group is one local learner.
         module_spec: The MultiRLModuleSpec with its spaces.
     """
+
+    checkpoint_name = LearnerBase.checkpoint_name
 
     def __init__(self, *, config: Any, module_spec: Any) -> None:
         run: Run = runner_for(config)
@@ -49,6 +54,10 @@ class LearnerGroup:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Every rank takes over this state."""
         self._run(self._group.set_state(state))
+
+    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Every rank takes over the state of a checkpoint (see AsyncLearnerGroup.restore_from_path)."""
+        self._run(self._group.restore_from_path(path, component))
 
     def get_weights(self) -> dict[str, Any]:
         """``{module id: {name: array}}``."""

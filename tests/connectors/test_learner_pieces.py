@@ -28,7 +28,7 @@ from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 
 def ppo_pipeline(
-    gamma: float = 0.9, lambda_: float = 0.5, *, compat: bool = False
+    gamma: float = 0.9, lambda_: float = 0.5, *, standardize: Any = "real_steps"
 ) -> LearnerConnectorPipeline:
     return LearnerConnectorPipeline(
         connectors=[
@@ -37,7 +37,7 @@ def ppo_pipeline(
             AddColumnsFromEpisodesToTrainBatch(),
             BatchIndividualItems(),
             NumpyToTensor(as_learner_connector=True),
-            GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_, compat=compat),
+            GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_, standardize=standardize),
         ]
     )
 
@@ -203,7 +203,7 @@ def test_advantages_equal_the_definition(
     assert columns["advantages"].dtype == torch.float32
 
 
-def test_compat_standardises_over_the_extra_rows_as_rllib_does() -> None:
+def test_as_rllib_standardises_over_the_extra_rows_as_rllib_does() -> None:
     """Value targets of RLlib 2.60's compute_value_targets, extra rows included, give its advantages."""
     values = np.array([1.0, 2.0, 3.0, 10.0, 20.0, 30.0])
     targets = np.array([2.84, 3.2, 14.67, 22.6, 28.0, 0.0])
@@ -216,9 +216,9 @@ def test_compat_standardises_over_the_extra_rows_as_rllib_does() -> None:
         )
         for part, rewards in (([1, 2, 3], [0.5, 0.5]), ([10, 20, 30], [1.0, 1.0]))
     ]
-    columns = ppo_pipeline(compat=True)(rl_module={"default_policy": ValueModule()}, episodes=episodes)[
-        "default_policy"
-    ]
+    columns = ppo_pipeline(standardize="as_rllib")(
+        rl_module={"default_policy": ValueModule()}, episodes=episodes
+    )["default_policy"]
     advantages = targets - values
     expected = (advantages - advantages.mean()) / advantages.std()
     np.testing.assert_allclose(columns["advantages"], expected, rtol=1e-4, atol=1e-5)

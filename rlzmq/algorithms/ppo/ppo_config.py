@@ -32,6 +32,7 @@ _PPO_DEFAULTS: dict[str, Any] = {
     "entropy_coeff": 0.0,
     "clip_param": 0.3,
     "vf_clip_param": 10.0,
+    "standardize_advantages": "real_steps",
     # what PPO sets otherwise than the base
     "lr": 5e-5,
     "num_env_runners": 2,
@@ -63,6 +64,7 @@ class PPOConfig(AlgorithmConfig):
         entropy_coeff: Schedule = NotProvided,
         clip_param: NonNegative = NotProvided,
         vf_clip_param: NonNegative | None = NotProvided,
+        standardize_advantages: Literal["real_steps", "as_rllib"] = NotProvided,
         gamma: Fraction = NotProvided,
         lr: Schedule = NotProvided,
         grad_clip: NonNegative | None = NotProvided,
@@ -91,6 +93,8 @@ class PPOConfig(AlgorithmConfig):
             entropy_coeff: Weight of the entropy bonus, or a schedule over lifetime env steps.
             clip_param: The surrogate's clip range around 1.
             vf_clip_param: Bound on the squared value error; None: no bound.
+            standardize_advantages: Over which rows of a batch the advantages' mean and deviation are taken: those that
+                are trained on, or, to compare results number for number, RLlib's.
         """
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,9 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
         input_observation_space, input_action_space: See ConnectorV2.
         gamma: Discount factor in [0, 1].
         lambda_: In [0, 1]: 0 is the one-step TD error, 1 the discounted return minus the value.
-        compat: Standardise as RLlib does: over the extra rows too, whose advantages reach into the next
-            chunk of the batch.
+        standardize: Over which rows mean and deviation are taken. "real_steps": those that are trained on.
+            "as_rllib": the extra row of each chunk, too, whose advantage reaches into the next chunk of the batch; then
+            the numbers are RLlib's.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
         *,
         gamma: float,
         lambda_: float,
-        compat: bool = False,
+        standardize: Literal["real_steps", "as_rllib"] = "real_steps",
     ) -> None:
         super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
         self.lambda_ = lambda_
-        self.compat = compat
+        self.standardize = standardize
 
     def evaluate(self, module: Any, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
         return {Columns.VF_PREDS: module.compute_values(columns)}
@@ -61,7 +62,7 @@ class GeneralAdvantageEstimation(WholeBatchEstimator):
         )
         targets = np.zeros(len(values_N), np.float32)
         targets[real_N] = real_targets
-        if self.compat:
+        if self.standardize == "as_rllib":
             advantages = standardize(self._over_chunk_borders(rows))
         else:
             advantages = np.zeros(len(values_N), np.float32)

@@ -1,0 +1,113 @@
+"""Checkpointable: parts of a run, saved and restored by themselves.
+
+A part's own checkpoint holds its state under the name that it has in an algorithm's checkpoint, so either restores it::
+
+    learner.save_to_path("checkpoints/learner")
+    learner.restore_from_path("checkpoints/learner")                        # its own
+    learner.restore_from_path("checkpoints/run")                            # an algorithm's
+    learner.restore_from_path("checkpoints/run/learner_group/learner")      # the same, as RLlib spells it
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from rlzmq.core.checkpoint import find_inside, read_checkpoint, write_checkpoint
+from rlzmq.core.errors import CheckpointError
+
+__all__ = ["Checkpointable", "part_of", "read_part", "write_part"]
+
+
+class Checkpointable:
+    """`save_to_path`, `restore_from_path` and `from_checkpoint` for what has `get_state` and `set_state`.
+
+    A checkpoint holds states, and no code: `from_checkpoint` takes what the constructor takes.
+    """
+
+    checkpoint_name: ClassVar[str]
+    """Where an algorithm's checkpoint has this state."""
+
+    def save_to_path(self, path: str | Path | None = None) -> str:
+        """Write the state as a checkpoint, atomically; its absolute path.
+
+        Args:
+            path: The directory, or ``s3://…``; one that exists is replaced. None: a new temporary one.
+
+        Raises:
+            CheckpointError: It cannot be written; what was there stays.
+        """
+        return write_part(path, self.checkpoint_name, self.get_state(), type(self))  # type: ignore[attr-defined]
+
+    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Take over the state of a checkpoint.
+
+        Args:
+            path: What `save_to_path` wrote, an algorithm's checkpoint, or a path into one.
+            component: What is at `path` is this part of the state only, e.g. ``"rl_module/p0"``; all else stays.
+
+        Raises:
+            CheckpointError: Nothing of that kind is there, or it is torn or altered.
+        """
+        self.set_state(read_part(path, self.checkpoint_name, component))  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
+        """A new object with the state of a checkpoint.
+
+        Args:
+            path: As of `restore_from_path`.
+            args, kwargs: The constructor's.
+        """
+        new = cls(*args, **kwargs)
+        new.restore_from_path(path)
+        return new
+
+
+def write_part(path: str | Path | None, name: str, state: Any, kind: type) -> str:
+    """Write one part's state as a checkpoint of its own; its absolute path."""
+    if path is None:
+        path = Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
+    return str(write_checkpoint(path, {name: state}, about={"part": kind.__qualname__}))
+
+
+def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
+    """One part's state.
+
+    Args:
+        path: The part's own checkpoint, an algorithm's, or a path into one.
+        name: Where both have it.
+        component: What the state is below the part's own name; None: all of it.
+
+    Raises:
+        CheckpointError: It is not there.
+    """
+    folder, inside = find_inside(path)
+    tree: dict[str, Any] = {}
+    for part, state in read_checkpoint(folder).items():
+        place = tree
+        *above, last = part.split("/")
+        for key in above:
+            place = place.setdefault(key, {})
+        place[last] = state
+    wanted = inside or (f"{name}/{component}" if component else name)
+    state = part_of(tree, wanted)
+    if state is None:
+        raise CheckpointError(f"The checkpoint {folder} has no component {wanted!r}. It has {sorted(tree)}.")
+    for key in reversed((component or "").strip("/").split("/") if component else []):
+        state = {key: state}
+    return state
+
+
+def part_of(tree: Mapping[str, Any], path: str) -> Any:
+    """What is at a path; None where there is nothing. A key may hold slashes (module ids do)."""
+    here: Any = tree
+    while path:
+        keys = (path, path.partition("/")[0])
+        key = next((key for key in keys if isinstance(here, Mapping) and key in here), None)
+        if key is None:
+            return None
+        here, path = here[key], path[len(key) + 1 :]
+    return here

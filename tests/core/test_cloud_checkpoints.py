@@ -1,0 +1,173 @@
+"""Checkpoints in an object store: whole at every instant, the manifest last, the same files as on a disk."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from rlzmq import Algorithm, CheckpointError, PPOConfig, RLModule, RLModuleSpec, latest_checkpoint
+from rlzmq.core.checkpoint import find_inside, is_checkpoint, read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.core.cloud_path import CloudPath
+
+STATE = {"a": {"x": np.arange(3.0), "n": 1}, "b/c": {"text": "hello"}}
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    name = uuid.uuid4().hex
+    yield f"memory://{name}"
+    store = fsspec.filesystem("memory")
+    if store.exists(f"/{name}"):
+        store.rm(f"/{name}", recursive=True)
+
+
+def objects(uri: str) -> list[str]:
+    root = uri.removeprefix("memory:/")
+    return sorted(name.removeprefix(f"{root}/") for name in fsspec.filesystem("memory").find(root))
+
+
+def test_what_is_written_is_read_again_in_whole_and_in_part(bucket: str) -> None:
+    path = write_checkpoint(f"{bucket}/c", STATE, about={"iteration": 3})
+    assert str(path) == f"{bucket}/c"
+    whole = read_checkpoint(path)
+    np.testing.assert_array_equal(whole["a"]["x"], STATE["a"]["x"])
+    assert read_checkpoint(str(path), "b") == {"b/c": {"text": "hello"}}
+    assert read_manifest(path)["about"] == {"iteration": 3}
+    # also through pathlib, which takes one of the two slashes away
+    folder, inside = find_inside(Path(f"{bucket}/c") / "b" / "c")
+    assert (str(folder), inside) == (f"{bucket}/c", "b/c")
+
+
+def test_a_checkpoint_is_replaced_by_its_manifest_alone(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each put the place holds a whole checkpoint, the old or the new; after the last nothing of the old is left."""
+    path = f"{bucket}/c"
+    write_checkpoint(path, {"a": {"n": 1}})
+    put, seen = CloudPath.write_bytes, []
+
+    def watched(self: CloudPath, data: bytes) -> None:
+        put(self, data)
+        seen.append((self.name, read_checkpoint(path)["a"]["n"]))
+
+    monkeypatch.setattr(CloudPath, "write_bytes", watched)
+    write_checkpoint(path, {"a": {"n": 2, "x": np.ones(2)}})
+    assert seen == [("state.json", 1), ("state.safetensors", 1), ("manifest.json", 2)]
+    files = objects(path)
+    assert len(files) == 3
+    assert {name.partition("/")[0] for name in files} == {"manifest.json", files[0].partition("/")[0]}
+
+
+def test_a_write_that_fails_leaves_what_was_there(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{bucket}/c"
+    write_checkpoint(path, {"a": {"n": 1}})
+
+    def refuses(self: Any, key: str, data: bytes) -> None:
+        raise RuntimeError("quota exceeded")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "pipe_file", refuses)
+    with pytest.raises(CheckpointError, match=r"Cannot write a checkpoint to memory://.*quota exceeded"):
+        write_checkpoint(path, {"a": {"n": 2}})
+    assert read_checkpoint(path)["a"]["n"] == 1
+
+
+def test_a_reader_of_one_that_is_replaced_meanwhile_gets_the_new_one(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{bucket}/c"
+    write_checkpoint(path, {"a": {"n": 1}})
+    read, replaced = CloudPath.read_bytes, []
+
+    def slow(self: CloudPath, max_bytes: int | None = None) -> bytes:
+        if self.name == "state.json" and not replaced:
+            replaced.append(write_checkpoint(path, {"a": {"n": 2}}))
+        return read(self, max_bytes)
+
+    monkeypatch.setattr(CloudPath, "read_bytes", slow)
+    assert read_checkpoint(path)["a"]["n"] == 2
+
+
+def test_torn_and_altered_ones_are_refused(bucket: str) -> None:
+    store = fsspec.filesystem("memory")
+    path = f"{bucket}/c"
+    write_checkpoint(path, {"a": {"n": 1}})
+    place = f"{path.removeprefix('memory:/')}/" + next(n for n in objects(path) if n.endswith("state.json"))
+    store.pipe_file(place, b'{"n": 3}')
+    with pytest.raises(CheckpointError, match="was altered"):
+        read_checkpoint(path)
+    store.rm(place)
+    with pytest.raises(CheckpointError, match="is torn"):
+        read_checkpoint(path)
+    assert not is_checkpoint(path)
+    with pytest.raises(CheckpointError, match="it holds no manifest"):
+        read_checkpoint(f"{bucket}/nothing")
+
+
+def test_a_manifest_names_no_files_outside(bucket: str) -> None:
+    from rlzmq.core.checkpoint import _digest_of
+
+    path = f"{bucket}/c"
+    write_checkpoint(path, {"a": {"n": 1}})
+    manifest = read_manifest(path)
+    manifest["files"]["a/state.json"]["at"] = "../../secret"
+    manifest["sha256"] = _digest_of(manifest)
+    fsspec.filesystem("memory").pipe_file(
+        f"{path.removeprefix('memory:/')}/manifest.json", json.dumps(manifest).encode()
+    )
+    with pytest.raises(CheckpointError, match="lists a file without its size and SHA-256"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "text"),
+    [
+        ("s3://bucket/c", "needs s3fs, which is not installed: pip install 'rlzmq[cloud]'"),
+        ("gs://bucket/c", "needs gcsfs, which is not installed: pip install 'rlzmq[cloud]'"),
+        ("nope://c", "no store that fsspec knows"),
+    ],
+)
+def test_a_store_without_its_driver_names_the_extra(
+    uri: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for driver in ("s3fs", "gcsfs"):  # as where they are not installed
+        monkeypatch.setitem(__import__("sys").modules, driver, None)
+    with pytest.raises(CheckpointError) as error:
+        write_checkpoint(uri, STATE)
+    assert text in str(error.value)
+
+
+def test_runs_learners_and_modules_live_in_a_store(bucket: str) -> None:
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0)
+        .training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1)
+        .checkpointing(checkpoint_every_s=0.0, checkpoint_keep=2)
+        .rl_module(model_config={"fcnet_hiddens": [4]})
+    )
+    with Algorithm.resume(f"{bucket}/run", config=config) as algo:
+        for _ in range(4):
+            algo.train()
+        algo.save_checkpoint()
+        learner_path = algo.learner_group.save_to_path(f"{bucket}/learner")
+        weights = algo.get_module().get_state()
+    assert latest_checkpoint(f"{bucket}/run") == CloudPath(f"{bucket}/run/checkpoints/000004")
+    kept = {name.split("/")[1] for name in objects(f"{bucket}/run")}
+    assert {"000003", "000004"} <= kept
+    assert len(kept) <= 3, "the newest two, and the best"
+    with Algorithm.resume(f"{bucket}/run") as algo:
+        assert algo.iteration == 4
+    module_path = f"{bucket}/run/checkpoints/000004/learner_group/learner/rl_module/default_policy"
+    spec = RLModuleSpec(load_state_path=module_path)
+    loaded = config.copy().rl_module(rl_module_spec=spec).build_learner()
+    modules = [RLModule.from_checkpoint(module_path), loaded.module["default_policy"]]
+    fresh = config.build_learner()
+    fresh.restore_from_path(learner_path)
+    for module in (*modules, fresh.module["default_policy"]):
+        for name, array in module.get_state().items():
+            np.testing.assert_array_equal(array, weights[name])
