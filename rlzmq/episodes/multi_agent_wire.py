@@ -139,7 +139,7 @@ def from_wire(
 def _check_table(table: NDArray[np.int64]) -> None:
     started, env_t, lookback, flags, env_index = table
     valid = (
-        (np.abs(started) < _MAX_TIME)
+        (started > -_MAX_TIME)  # the lowest int64 has no absolute value
         & (env_t < _MAX_TIME)
         & (env_t >= started)
         & (env_t - started <= _MAX_STEPS)
@@ -206,7 +206,7 @@ def _rows(
         counts = rows.counts
         chunk_of = np.repeat(np.arange(num_chunks), counts)
         same = chunk_of[1:] == chunk_of[:-1]
-        if not (times[1:] > times[:-1])[same].all() or not (np.abs(times) < _MAX_TIME).all():
+        if not (times[1:] > times[:-1])[same].all() or not (times > -_MAX_TIME).all():
             raise ProtocolError(f"group {i}, obs_env_ts: expected increasing env steps in each chunk.")
         if not (times <= table[1][episode[chunk_of]]).all():
             raise ProtocolError(f"group {i}, obs_env_ts: expected env steps up to their episode's env_t.")

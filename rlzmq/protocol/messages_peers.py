@@ -41,6 +41,8 @@ class Hello(WireMessage):
         next_update: Learner: first update it has not committed. Driver: first without a report.
         training_updates, training_attempts: Of a learner: what it got TRAIN for and has not done.
         num_envs: Of a runner: env steps per vector step.
+        replaces: Of a runner: the uuid of the process of its name before it, which only who started both knows;
+            "" where there was none.
         first_unacked, next_seq: Of a runner: what it still holds is within [first_unacked, next_seq).
         trained, dropped: Of the driver: env steps accounted for in earlier reports.
     """
@@ -67,6 +69,7 @@ class Hello(WireMessage):
     next_seq: int = 0
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class RunnerCore(PeerCore):
         incarnation: The supervisor's restart count of this name; 0: the broker decides.
         layout_digest: Of the module's weights; others are refused. "" accepts any.
         config_digest, spaces_digest, package_version: Checked by the broker.
+        replaces: See `messages.Hello`.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class RunnerCore(PeerCore):
         config_digest: str = "",
         spaces_digest: str = "",
         package_version: str = "",
+        replaces: str = "",
         timers: PeerTimers | None = None,
     ) -> None:
         super().__init__(run_id, name, uuid, timers)
@@ -101,6 +103,7 @@ class RunnerCore(PeerCore):
         self.rejected: dict[str, int] = {}
         self._num_envs = num_envs
         self._digests = (package_version, config_digest, spaces_digest)
+        self._replaces = replaces
         self._next_seq = 0
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._queue: deque[tuple[Lease, float]] = deque()
@@ -251,6 +254,7 @@ class RunnerCore(PeerCore):
             num_envs=self._num_envs,
             first_unacked=self._first_unacked(),
             next_seq=self._next_seq,
+            replaces=self._replaces,
         )
         return hello, ()
 

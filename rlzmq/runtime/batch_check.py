@@ -3,6 +3,7 @@ trained before."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import optree
+from numpy.typing import NDArray
 
 from rlzmq.episodes.bad_values import find_bad_values
 from rlzmq.episodes.chunk_table import ragged_arange
@@ -26,9 +28,11 @@ _MAX_AGENTS = 10_000
 class BatchCheck:
     """Refuses batches that would spoil an update, before they are part of one.
 
-    The form of a batch is the names, shapes per step and kinds of its columns. What was trained once is the
-    form that all later batches must have; before that, the first one's, unless it contradicts its own
-    observation space. Of multi-agent batches each agent has a form, and columns may be missing.
+    Observations, actions and rewards have the form that the run's spaces give them, from the first batch on. Of
+    all columns, also those that modules and connectors add, the names, shapes per step and kinds are the form of a
+    batch: what was trained once is the form that all later batches must have; before that, the first one's, unless
+    it contradicts its own observation space. Of multi-agent batches each agent has a form, and columns may be
+    missing.
 
     Numbers that stand for choices are looked up in tables: one outside of its Discrete, MultiDiscrete or
     MultiBinary space, anywhere in a Dict or Tuple, is refused. The spaces are the run's own, not the batch's.
@@ -37,8 +41,8 @@ class BatchCheck:
     def __init__(self) -> None:
         self._forms: OrderedDict[Any, tuple[_Form, bool]] = OrderedDict()
         self._is_proven = False
-        self._actions: dict[Any, list[_Choices]] = {}
-        self._observations: dict[Any, list[_Choices]] = {}
+        self._actions: dict[Any, list[_Leaf]] = {}
+        self._observations: dict[Any, list[_Leaf]] = {}
 
     def expect(self, action_spaces: Mapping[str, Any], observation_space: Any = None) -> None:
         """Check the values of columns from now on.
@@ -48,9 +52,9 @@ class BatchCheck:
             observation_space: Of the observations that episodes store (multi-agent: a Dict by agent id); None:
                 unknown.
         """
-        self._actions = _choices_by_id(action_spaces)
+        self._actions = _leaves_by_id(action_spaces)
         by_agent = observation_space.spaces if isinstance(observation_space, gym.spaces.Dict) else {}
-        self._observations = _choices_by_id({**by_agent, None: observation_space})
+        self._observations = _leaves_by_id({**by_agent, None: observation_space})
 
     def check(self, batch: Any) -> None:
         """Look at one.
@@ -67,8 +71,8 @@ class BatchCheck:
             is_alone = part is batch
             module_ids = None if is_alone else part.module_ids
             agent_ids = None if is_alone else part.agent_ids
-            _check_choices(part, Columns.ACTIONS, self._actions, module_ids or [DEFAULT_MODULE_ID])
-            _check_choices(part, Columns.OBS, self._observations, agent_ids or [None])
+            _check_column(part, Columns.ACTIONS, self._actions, module_ids or [DEFAULT_MODULE_ID])
+            _check_column(part, Columns.OBS, self._observations, agent_ids or [None])
         for key, part in _parts(batch):
             form = _form_of(part)
             known = self._forms.get(key)
@@ -94,44 +98,47 @@ class BatchCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choices:
-    """One leaf of a space: whole numbers from `low` to `high` (arrays of a MultiDiscrete's shape), at `path`."""
+class _Leaf:
+    """One leaf of a space at `path`; of a choice whole numbers from `low` to `high` (arrays of the space's shape)."""
 
     space: Any
     path: tuple[Any, ...]
-    low: Any
-    high: Any
+    low: Any = None
+    high: Any = None
 
 
-def _choices(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Choices]:
+def _leaves(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+    """Those whose form is known; spaces of other kinds (a user's own, graphs, sequences) are left out."""
     if isinstance(space, gym.spaces.Dict):
         for key, part in space.spaces.items():
-            yield from _choices(part, (*path, key))
+            yield from _leaves(part, (*path, key))
     elif isinstance(space, gym.spaces.Tuple):
         for index, part in enumerate(space.spaces):
-            yield from _choices(part, (*path, index))
+            yield from _leaves(part, (*path, index))
     elif isinstance(space, gym.spaces.Discrete):
-        yield _Choices(space, path, int(space.start), int(space.start + space.n - 1))
+        yield _Leaf(space, path, int(space.start), int(space.start + space.n - 1))
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        yield _Choices(space, path, np.asarray(space.start), space.start + space.nvec - 1)
+        yield _Leaf(space, path, np.asarray(space.start), space.start + space.nvec - 1)
     elif isinstance(space, gym.spaces.MultiBinary):
-        yield _Choices(space, path, 0, 1)
+        yield _Leaf(space, path, 0, 1)
+    elif isinstance(space, gym.spaces.Box):
+        yield _Leaf(space, path)
 
 
-def _choices_by_id(spaces: Mapping[Any, Any]) -> dict[Any, list[_Choices]]:
-    """The choices of each space; one list for all that are equal, so that they are checked at once."""
-    seen: list[tuple[Any, list[_Choices]]] = []
+def _leaves_by_id(spaces: Mapping[Any, Any]) -> dict[Any, list[_Leaf]]:
+    """The leaves of each space; one list for all that are equal, so that they are checked at once."""
+    seen: list[tuple[Any, list[_Leaf]]] = []
     by_id = {}
     for id_, space in spaces.items():
-        choices = next((known for other, known in seen if other == space), None)
-        if choices is None:
-            choices = list(_choices(space))
-            seen.append((space, choices))
-        by_id[id_] = choices
+        leaves = next((known for other, known in seen if other == space), None)
+        if leaves is None:
+            leaves = list(_leaves(space))
+            seen.append((space, leaves))
+        by_id[id_] = leaves
     return by_id
 
 
-def _check_choices(part: Any, name: str, expected: Mapping[Any, list[_Choices]], ids: list[Any]) -> None:
+def _check_column(part: Any, name: str, expected: Mapping[Any, list[_Leaf]], ids: list[Any]) -> None:
     """Raise ValueError where a column of an EpisodeBatch holds what its space has not, lookback included.
 
     Args:
@@ -141,26 +148,29 @@ def _check_choices(part: Any, name: str, expected: Mapping[Any, list[_Choices]],
         ids: Of each chunk; one for all.
     """
     num_more = int(name == Columns.OBS)  # the observation after the last step
-    for choices in {id(expected[id_]): expected[id_] for id_ in set(ids) if expected.get(id_)}.values():
-        mine = [expected.get(id_) is choices for id_ in ids]
+    for leaves in {id(expected[id_]): expected[id_] for id_ in set(ids) if expected.get(id_)}.values():
+        mine = [expected.get(id_) is leaves for id_ in ids]
         chosen = slice(None) if all(mine) else np.array(mine)
         start, lookback, length = part.start[chosen], part.lookback[chosen], part.length[chosen]
         slots = ragged_arange(start - lookback, lookback + length + num_more)
-        for leaf in choices if len(slots) else ():
-            column = _leaf_at(part.columns.get(name), leaf.path)
-            if column is None:
-                continue
-            where = f"column {name!r}{''.join(f'[{key!r}]' for key in leaf.path)}"
-            if column.dtype.kind not in "biuf":
-                raise ValueError(f"{where}: expected numbers of {leaf.space}, got {column.dtype}")
-            values = column[slots]
-            if np.ndim(leaf.low):
-                if values[0].size != leaf.low.size:
-                    continue  # of another form, which is not looked at here
-                values = values.reshape(len(values), *leaf.low.shape)
-            is_bad = (values < leaf.low) | (values > leaf.high)
-            if is_bad.any():
-                raise ValueError(f"{where}: expected values of {leaf.space}, got {values[is_bad][0]}")
+        for leaf in leaves if len(slots) else ():
+            _check_leaf(_leaf_at(part.columns.get(name), leaf.path), leaf, name, slots)
+
+
+def _check_leaf(column: NDArray[Any] | None, leaf: _Leaf, name: str, slots: NDArray[np.int64]) -> None:
+    where = f"column {name!r}{''.join(f'[{key!r}]' for key in leaf.path)}"
+    if column is None or column.dtype.kind not in "biuf":
+        got = "none" if column is None else str(column.dtype)
+        raise ValueError(f"{where}: expected numbers of {leaf.space}, got {got}")
+    shape, expected = column.shape[1:], leaf.space.shape
+    if shape != expected and (name == Columns.OBS or math.prod(shape) != math.prod(expected)):
+        raise ValueError(f"{where}: expected shape {expected} per step of {leaf.space}, got {shape}")
+    if leaf.low is None:
+        return
+    values = column[slots].reshape(len(slots), *expected)
+    is_bad = (values < leaf.low) | (values > leaf.high)
+    if is_bad.any():
+        raise ValueError(f"{where}: expected values of {leaf.space}, got {values[is_bad][0]}")
 
 
 def _leaf_at(column: Any, path: tuple[Any, ...]) -> Any:

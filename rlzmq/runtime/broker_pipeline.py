@@ -164,6 +164,7 @@ class BrokerPipeline:
                 weights_address=self._broker.addresses["weights"],
                 incarnation=incarnation + 1,  # 0 would leave it to the broker, and 1 is what it would choose
                 peer_id=peer_id,
+                replaces=self._peer_of.get(index, ""),
                 **self._keys_of("runner"),
             )
         )

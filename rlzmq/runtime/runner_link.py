@@ -49,6 +49,7 @@ class RunnerLink(PeerLink):
         peer_id: Of this process; a fresh one if empty.
         curve: Keys, for a broker that is reached by TCP.
         package_version, config_digest, spaces_digest: Of one from outside: the broker compares them.
+        replaces: The peer id of the process before this one, if there was one.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RunnerLink(PeerLink):
         package_version: str = "",
         config_digest: str = "",
         spaces_digest: str = "",
+        replaces: str = "",
     ) -> None:
         env_runner = role.env_runner
         core = RunnerCore(
@@ -78,6 +80,7 @@ class RunnerLink(PeerLink):
             package_version=package_version,
             config_digest=config_digest,
             spaces_digest=spaces_digest,
+            replaces=replaces,
         )
         super().__init__(core, data_address, curve)
         self._role = role

@@ -171,6 +171,8 @@ class RunnerSupervisor:
     def blame(self, index: int, why: str) -> None:
         """A fragment of this runner was unusable; after a few it is replaced: its envs are made anew."""
         place = self._places[index]
+        if place.killed_for is not None:
+            return  # it is on its way out
         place.num_bad += 1
         if place.num_bad >= _MAX_BAD_FRAGMENTS and not place.handle.exited.done():
             place.killed_for = PeerLostError(

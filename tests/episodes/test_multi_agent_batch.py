@@ -210,6 +210,17 @@ def test_damaged_messages_are_refused_with_a_protocol_error() -> None:
     assert num_accepted < 200
 
 
+def test_times_at_the_end_of_int64_are_refused() -> None:
+    header, frames = MultiAgentEpisodeBatch.from_episodes(
+        [episode for episode, _ in random_chunks(3)]
+    ).to_wire()
+    table = frames[0].copy()
+    table[0] = np.iinfo(np.int64).min
+    table[1] = table[0] + 3
+    with pytest.raises(ProtocolError, match="episode table, episode 0"):
+        MultiAgentEpisodeBatch.from_wire(header, [table, *frames[1:]])
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -154,3 +154,36 @@ def test_the_configuration_is_given_to_whoever_asks_before_hello():
     bench.send("driver", Config("run", "digest"), (b"the config",))
     bench.send("new", ConfigRequest())
     assert bench.out == [Send(b"new", Config("run", "digest", driver=1), (b"the config",))]
+
+
+def test_a_runner_from_outside_cannot_take_the_name_of_one_that_is_there():
+    bench = Bench()
+    bench.driver()
+    bench.hello("victim", "runner", name="runner-0@host", num_envs=4, incarnation=0)
+    for incarnation in (0, 1, 2, 10**9):
+        bench.hello(
+            "thief",
+            "runner",
+            name="runner-0@host",
+            num_envs=4,
+            incarnation=incarnation,
+            replaces="uuid-of-nobody",
+        )
+        (refused,) = bench.sent("thief", Refused)
+        assert (refused.reason, refused.detail) == (
+            "name",
+            "'runner-0@host' is the name of another runner, which is registered",
+        )
+    assert list(bench.state.runners) == ["uuid-victim"]
+    assert not bench.state.fenced
+
+
+def test_who_started_both_may_replace_it_and_a_name_without_its_process_is_free():
+    bench = Bench()
+    bench.hello("old", "runner", name="runner-0@host", num_envs=4, incarnation=1)
+    bench.hello("new", "runner", name="runner-0@host", num_envs=4, incarnation=2, replaces="uuid-old")
+    assert list(bench.state.runners) == ["uuid-new"]
+    assert "uuid-old" in bench.state.fenced
+    bench.event(PeerLost(b"new"))
+    bench.hello("stranger", "runner", name="runner-0@host", num_envs=4, incarnation=0)
+    assert list(bench.state.runners) == ["uuid-stranger"]

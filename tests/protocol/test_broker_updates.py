@@ -192,6 +192,65 @@ def test_a_fragment_that_made_the_loss_overflow_is_put_aside_with_what_is_left_o
     assert bench.state.ledger.entries == {}
 
 
+@pytest.mark.parametrize(("version", "generation"), [(1, 1), (10**6, 1), (0, 2)])
+def test_a_fragment_of_weights_that_nobody_has_made_is_refused(version, generation):
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=10, version=version, generation=generation)
+    (rejected,) = bench.sent("runner", Rejected)
+    assert (rejected.reason, rejected.detail) == (
+        "rejected",
+        f"uuid-runner/1/0: sampled with weights {version} of generation {generation}, the newest are 0 of generation 1",
+    )
+    assert [notice.event for notice in bench.sent("driver", Notice)] == ["bad_fragment"]
+    assert bench.state.ledger.accounting.dropped == {"rejected": 10}
+    bench.fragment(steps=10)
+    assert len(bench.state.ledger.entries) == 1
+
+
+def test_a_new_broker_believes_runners_until_it_knows_the_weights():
+    bench = Bench()
+    bench.driver()
+    bench.runner()
+    bench.fragment(steps=10, version=7)
+    assert bench.state.ledger.accounting.pending == 10
+    bench.learner(next_update=7)
+    bench.fragment(steps=10, version=7)
+    assert bench.state.ledger.accounting.pending == 20
+    bench.weights(7)
+    bench.fragment(steps=10, version=8)
+    assert bench.state.ledger.accounting.dropped == {"rejected": 10}
+
+
+def test_a_fragment_of_weights_that_died_with_their_rank_is_stale_and_nobodys_fault():
+    bench = Bench()
+    bench.ready_run(num_ranks=2, batch=20)
+    bench.runner()
+    bench.learner(0, 1, generation=2, uuid="uuid-survivor", next_update=0)
+    bench.fragment(steps=10, version=1, generation=1)
+    assert bench.state.ledger.accounting.dropped == {"stale": 10}
+    assert bench.sent("runner", Committed)
+    assert bench.sent("driver", Notice) == []
+
+
+def test_a_duplicate_of_a_committed_fragment_is_acknowledged_until_its_runner_knows():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.done(bench.make_ready())  # committed, and the driver has no report yet: the runner must keep it
+    bench.fragment(steps=20, seq=0)
+    assert bench.sent("runner", Accepted) == [Accepted(1, ((0, 0),))]
+    assert bench.sent("runner", Committed) == [Committed(1, 0, ())]
+    bench.send("driver", DriverState(-1, 1))
+    assert bench.sent("runner", Committed) == [Committed(1, 1, ())]
+    bench.fragment(steps=20, seq=0)  # that message was lost
+    assert bench.sent("runner", Committed) == [Committed(1, 1, ())]
+    assert bench.state.ledger.accounting.num_duplicates == 2
+    assert bench.state.ledger.accounting.trained == 20
+
+
 def test_a_rebuilt_group_gets_the_untrained_update_again():
     bench = Bench()
     bench.ready_run(num_ranks=2, batch=20)

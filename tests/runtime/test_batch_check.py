@@ -104,6 +104,28 @@ def test_values_outside_of_their_spaces_are_refused(name: str) -> None:
         check.check(EpisodeBatch.from_episodes([lookback]))
 
 
+@pytest.mark.parametrize(
+    ("observation", "action", "text"),
+    [
+        (np.zeros(3, np.float32), 1, r"^column 'obs': expected shape \(4,\) per step of Box.*, got \(3,\)$"),
+        ({"a": np.zeros(4, np.float32)}, 1, r"^column 'obs': expected numbers of Box.*, got none$"),
+        (
+            np.zeros(4, np.float32),
+            [1, 0],
+            r"^column 'actions': expected shape \(\) per step of .*, got \(2,\)$",
+        ),
+    ],
+)
+def test_the_runs_spaces_define_the_form_not_the_first_fragment(
+    observation: Any, action: Any, text: str
+) -> None:
+    check = BatchCheck()
+    check.expect({"default_policy": gym.spaces.Discrete(2)}, gym.spaces.Box(-1, 1, (4,), np.float32))
+    with pytest.raises(ValueError, match=text):
+        check.check(EpisodeBatch.from_episodes([episode_of([observation] * 2, [np.asarray(action)])]))
+    check.check(EpisodeBatch.from_episodes([episode_of([np.zeros(4, np.float32)] * 2, [1])]))
+
+
 def test_without_spaces_any_value_goes_and_ids_of_the_batch_change_nothing() -> None:
     batch = EpisodeBatch.from_episodes([episode_of([0.0, 1.0], [7])])
     check = BatchCheck()

@@ -22,7 +22,8 @@ class Door:
     """Registers, fences and forgets peers.
 
     One name belongs to one process at a time: a newer one (a higher incarnation, or a new process
-    that asks for one) fences its predecessor, whose later messages are refused and counted.
+    that asks for one) fences its predecessor, whose later messages are refused and counted. A runner from
+    outside must name the process that it replaces, as long as that one is registered.
     """
 
     def __init__(self, state: BrokerState, store: Store) -> None:
@@ -173,7 +174,17 @@ class Door:
                 return "fenced", f"rank {hello.rank} of generation {hello.generation} is taken"
             return None
         known = state.names.get((hello.role, hello.name))
-        if known is not None and known[0] != hello.uuid and 0 < hello.incarnation <= known[1]:
+        if known is None or known[0] == hello.uuid:
+            return None
+        # Names from outside, name@host, are no secret; the uuid of a name's process is known to who started it.
+        if (
+            hello.role == "runner"
+            and "@" in hello.name
+            and hello.replaces != known[0]
+            and known[0] in state.runners
+        ):
+            return "name", f"{hello.name!r} is the name of another runner, which is registered"
+        if 0 < hello.incarnation <= known[1]:
             return "fenced", f"{hello.name!r} runs as incarnation {known[1]}, this one is {hello.incarnation}"
         return None
 

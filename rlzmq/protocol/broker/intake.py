@@ -65,7 +65,11 @@ class Intake:
             state.ledger.accounting.num_duplicates += 1
             self._accepted(peer, fragment)
             return
-        reason = _why_not(message, lease.num_env_steps if lease is not None else None)
+        if self._is_of_a_lost_branch(message):
+            self._refuse(peer, message, "stale")
+            self._tell_committed(peer)
+            return
+        reason = _why_not(message, self._newest(), lease.num_env_steps if lease is not None else None)
         if reason is not None:
             peer.num_bad += 1
             self._refuse(peer, message, "rejected")
@@ -103,6 +107,21 @@ class Intake:
             state.to_be_reported(entry)
         state.journal.accepted(fragment, peer.hello.name, event.frames)
         self._accepted(peer, fragment)
+
+    def _newest(self) -> tuple[int, int] | None:
+        """The newest (generation, version) of weights that anybody can have; None: this broker is new, and may know
+        less than a runner."""
+        state = self._state
+        if state.weights is None or not state.group_is_complete:
+            return None
+        return state.generation, max(
+            state.weights.version, *(peer.next_update for peer in state.ranks.values())
+        )
+
+    def _is_of_a_lost_branch(self, message: Fragment) -> bool:
+        """Sampled with weights that a rank published, died with, and that the others train again."""
+        newest = self._newest()
+        return newest is not None and message.generation < newest[0] and message.weights_version > newest[1]
 
     def _accepted(self, peer: Peer, fragment: FragmentId) -> None:
         """Its runner is told, once the journal has it."""
@@ -192,11 +211,16 @@ def _is_plausible(message: Fragment, num_bytes: int, record: RunnerRecord) -> bo
     )
 
 
-def _why_not(message: Fragment, leased_env_steps: int | None) -> str | None:
+def _why_not(message: Fragment, newest: tuple[int, int] | None, leased_env_steps: int | None) -> str | None:
     """What makes a fragment unacceptable, if anything."""
     num_steps = message.num_env_steps
     if leased_env_steps is not None and num_steps > leased_env_steps:
         return f"{message.fragment_id}: {num_steps} env steps for a lease of {leased_env_steps}"
     if message.weights_version < 0 or message.generation < 0:
         return f"{message.fragment_id}: a negative version or generation"
+    if newest is not None and (message.generation > newest[0] or message.weights_version > newest[1]):
+        return (
+            f"{message.fragment_id}: sampled with weights {message.weights_version} of generation "
+            f"{message.generation}, the newest are {newest[1]} of generation {newest[0]}"
+        )
     return None
