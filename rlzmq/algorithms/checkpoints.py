@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,11 +43,25 @@ _MODULES = "learner_group/learner/rl_module"
 
 
 def write_algorithm(path: str | Path | None, algorithm: Any, config: Any, state: Mapping[str, Any]) -> str:
-    """Write state and config as one checkpoint; the absolute path."""
-    if path is None:
-        path = Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
+    """Write state and config as one checkpoint; the absolute path.
+
+    Without a path it is a new directory in the temporary one, which a log line names; of one that could not be
+    written nothing is left.
+    """
     components, about = to_components(algorithm, config, state)
-    return str(write_checkpoint(path, components, about=about))
+    if path is not None:
+        return str(write_checkpoint(path, components, about=about))
+    made = Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-"))
+    try:
+        written = write_checkpoint(made / "checkpoint", components, about=about)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    _log.warning(
+        "checkpoint  %s (in the temporary directory, which the system may empty: give save_to_path a path to keep it)",
+        written,
+    )
+    return str(written)
 
 
 def to_components(

@@ -100,7 +100,8 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return handle
 
     async def _bring_up_to_date(self, index: int, handle: Any, incarnation: int) -> None:
-        """A replacement gets what `set_weights` and `set_connector_state` gave to all."""
+        """A replacement gets what `set_weights`, `set_connector_state` and `foreach_env_runner` gave to all."""
+        await self._give_env_config(index, handle)
         if self._weights is not None:
             await handle.set_weights(*self._weights)
         if self._connector_state is not None:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from rlzmq.protocol.values import pack_blob
+
 __all__ = ["RunnerCalls", "RunnerFunction"]
 
 _log = logging.getLogger("rlzmq.runtime")
@@ -24,6 +26,7 @@ class RunnerCalls:
 
     def __init__(self) -> None:
         self._in_background: dict[tuple[str | None, int], asyncio.Task[Any]] = {}
+        self._env_configs: dict[int, dict[str, Any]] = {}  # by place, where a function changed it
 
     # -- how many there are ---------------------------------------------------------------------
 
@@ -183,15 +186,43 @@ class RunnerCalls:
 
     async def _call_one(self, number: int, function: RunnerFunction, kwargs: dict[str, Any]) -> Any:
         def on_role(role: Any) -> Any:
-            return _call(role.env_runner, function, kwargs)
+            return _call_and_compare(role.env_runner, function, kwargs)
 
-        return await self.supervisor.call(number - 1, lambda handle: handle.apply(on_role))
+        result, env_config = await self.supervisor.call(number - 1, lambda handle: handle.apply(on_role))
+        if env_config is not None:
+            self._env_configs[number - 1] = env_config
+        return result
+
+    async def _give_env_config(self, index: int, handle: Any) -> None:
+        """A replacement makes its envs as the runner before it did last, whatever a function changed (a curriculum)."""
+
+        def make_again(role: Any, env_config: dict[str, Any]) -> None:
+            role.env_runner.config.environment(env_config=env_config)
+            role.env_runner.make_env()
+
+        if index in self._env_configs:
+            await handle.apply(make_again, self._env_configs[index])
 
 
 def _call(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
     if isinstance(function, str):
         return getattr(env_runner, function)(**kwargs)
     return function(env_runner, **kwargs)
+
+
+def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
+    """(the function's result, the runner's env config if the function changed that, else None)."""
+    before = dict(getattr(env_runner.config, "env_config", None) or {})
+    result = _call(env_runner, function, kwargs)
+    after = dict(getattr(env_runner.config, "env_config", None) or {})
+    if before.keys() == after.keys() and all(before[key] is after[key] for key in after):
+        return result, None
+    try:
+        pack_blob(after)
+    except (TypeError, ValueError) as error:
+        _log.warning("A runner that replaces this one will have the run's own env_config: %s", error)
+        return result, None
+    return result, after
 
 
 def _one_for_each(func: RunnerFunction | Sequence[RunnerFunction], num: int) -> list[RunnerFunction]:

@@ -316,3 +316,22 @@ def test_a_place_that_is_no_directory_is_refused(
     with Algorithm.from_checkpoint(f"file://{tmp_path}/a%20b") as algo:
         assert algo.iteration == 0
     assert isinstance(RLModule.from_checkpoint(Path(f"file://{one_module[0]}")), TorchRLModule)
+
+
+def test_a_checkpoint_without_a_path_says_where_it_is_and_leaves_nothing_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with small().build() as algo:
+        path = algo.save_to_path()
+        assert f"checkpoint  {path} " in caplog.text
+        assert Path(path).parent.parent == tmp_path
+        before = list(tmp_path.iterdir())
+
+        def full(*args: Any, **kwargs: Any) -> None:
+            raise CheckpointError("no space left")
+
+        monkeypatch.setattr("rlzmq.algorithms.checkpoints.write_checkpoint", full)
+        with pytest.raises(CheckpointError, match="no space left"):
+            algo.save_to_path()
+        assert list(tmp_path.iterdir()) == before

@@ -61,6 +61,24 @@ async def test_the_only_runner_is_replaced_and_the_update_completes() -> None:
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
 
 
+async def test_a_replacement_makes_its_envs_with_the_env_config_that_was_set_last() -> None:
+    def harder(runner: Any) -> None:
+        runner.config.environment(env_config={"sutton_barto_reward": True})
+        runner.make_env()
+
+    def is_harder(runner: Any) -> list[bool]:
+        return [env.unwrapped._sutton_barto_reward for env in runner.env.unwrapped.envs]
+
+    async with small(1, 0).build_async() as algo:
+        group = algo.env_runner_group
+        assert not any((await group.foreach_env_runner(is_harder))[0])
+        await group.foreach_env_runner(harder)
+        await kill(group.handles[0])
+        assert all((await group.foreach_env_runner(is_harder))[0])
+        await algo.train()
+        assert (await group.foreach_env_runner(lambda runner: runner.incarnation)) == [1]
+
+
 @pytest.mark.parametrize(
     "fault",
     ["runner.sampled@runner-0:kill:2", "runner.sent@runner-0:exit:2", "runner.Lease@runner-0:kill:3"],

@@ -16,6 +16,7 @@ from rlzmq.runtime.runner_calls import RunnerCalls
 class Runner:
     def __init__(self, number: int) -> None:
         self.number = number
+        self.config = PPOConfig()
 
     def times(self, factor: int) -> int:
         return factor * self.number
