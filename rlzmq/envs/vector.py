@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import multiprocessing
 import sys
@@ -205,6 +206,13 @@ def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEn
         raise ConfigurationError(
             f"gym_env_vectorize_mode='async': the environment processes did not start: {error}. Environments "
             "and their settings must be picklable by cloudpickle; try mode 'sync' to see the cause."
+        ) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise ConfigurationError(
+            "gym_env_vectorize_mode='async': /dev/shm has no room for the observations that the environment processes "
+            "share. Make it larger (docker run --shm-size), or use mode 'sync'."
         ) from error
 
 

@@ -23,7 +23,6 @@ class Accounting:
         self.trained = 0
         self.pending = 0
         self.dropped: dict[str, int] = {}
-        self.num_fragments_accepted = 0
         self.num_duplicates = 0
 
     def add_base(self, trained: int, dropped: Mapping[str, int]) -> None:
@@ -41,7 +40,6 @@ class Accounting:
         """Steps arrived and are pending."""
         self.sampled += num_steps
         self.pending += num_steps
-        self.num_fragments_accepted += 1
         self.check()
 
     def train(self, num_steps: int) -> None:
@@ -81,7 +79,8 @@ class Accounting:
         """Asserts the identity, and that nothing is negative."""
         total = self.trained + sum(self.dropped.values()) + self.pending
         assert self.sampled == total, f"sampled {self.sampled} != trained + dropped + pending = {total}"
-        assert self.pending >= 0, f"pending is negative: {self.pending}"
+        least = min(self.sampled, self.trained, self.pending, *self.dropped.values())
+        assert least >= 0, f"a count is negative: {self.counts()}, dropped {self.dropped}"
 
     def counts(self) -> dict[str, int]:
         """``{"sampled", "trained", "pending"}``; ``dropped`` is apart, by reason."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core import faults
-from rlzmq.core.errors import PeerLostError
+from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.protocol.events import Report
 from rlzmq.protocol.messages import Notice, OpenUpdate
 from rlzmq.runtime.broker_keeper import BrokerKeeper
@@ -264,6 +264,7 @@ class BrokerPipeline:
 
         Raises:
             PeerLostError: A process that the update needs died and is not replaced.
+            ConfigurationError: Another driver has taken over the run at its broker.
             Exception: What the user's code raised in a runner or learner.
         """
         start = time.perf_counter()
@@ -370,7 +371,12 @@ class BrokerPipeline:
             if failure.done():
                 failure.result()
         reason, detail = self._driver.ended.result()
-        raise RuntimeError(f"the broker ended the driver's connection: {reason} {detail}")
+        if reason == "fenced":
+            raise ConfigurationError(
+                "another driver has taken over this run at its broker: this one ends. A broker serves one driver; "
+                "start the second one with a broker of its own."
+            )
+        raise PeerLostError(f"the broker does not serve this driver any more: {reason}, {detail}")
 
     def _note_work(self, report: Report) -> None:
         """Whoever contributed to a committed update has no failures in a row."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import math
 import os
 import platform
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +22,11 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
 
 __all__ = ["RunDirectory"]
+
+_log = logging.getLogger("rlzmq.telemetry")
+
+# Lines kept while the disk takes none, some kB each.
+_MAX_UNWRITTEN = 10_000
 
 
 class RunDirectory:
@@ -34,8 +42,10 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        file = path / "metrics.jsonl"
-        self._metrics = open(file, "a", encoding="utf-8", opener=opener)  # noqa: SIM115 (see close)
+        # Unbuffered, so that a line is there as a whole or not at all.
+        self._metrics = open(path / "metrics.jsonl", "ab", buffering=0, opener=opener)  # noqa: SIM115 (see close)
+        self._unwritten: deque[bytes] = deque(maxlen=_MAX_UNWRITTEN)
+        self._has_failed = False
 
     @classmethod
     def create(cls, path: Path, config: Any, train: Sequence[str] = ()) -> Self:
@@ -88,13 +98,33 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def log(self, result: Mapping[str, Any]) -> None:
-        """Append one iteration's result as a line."""
-        self._metrics.write(json.dumps(_jsonable(result)) + "\n")
-        self._metrics.flush()
+        """Append one iteration's result as a line; while the disk takes none it is kept for later."""
+        self._unwritten.append((json.dumps(_jsonable(result)) + "\n").encode())
+        self._write()
 
     def close(self) -> None:
         """Close the metrics file."""
+        self._write()
         self._metrics.close()
+
+    def _write(self) -> None:
+        file = self._metrics
+        try:
+            while self._unwritten:
+                size = os.fstat(file.fileno()).st_size
+                line = self._unwritten[0]
+                if file.write(line) != len(line):  # the disk became full in the middle of it
+                    os.ftruncate(file.fileno(), size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._unwritten.popleft()
+        except OSError as error:
+            if not self._has_failed:
+                _log.warning(
+                    "%s is not written: %s. Training goes on.", self.path / "metrics.jsonl", error.strerror
+                )
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
 
 def _label(name: str, config: Any) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,3 +138,43 @@ def test_a_manifest_that_points_outside_is_refused(tmp_path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="outside"):
         ckpt.read_checkpoint(path)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_all_is_on_disk_before_it_is_in_place_and_its_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    """A power failure leaves the old checkpoint or the new one: each file whole, each directory, then the rename."""
+    target = tmp_path / "series" / "c"
+    if exists:
+        ckpt.write_checkpoint(target, {"old": {"x": 1}})
+    target.parent.mkdir(exist_ok=True)
+    synced: dict[str, int] = {}
+    before_rename: dict[str, int] = {}
+
+    def sync(fd: int) -> None:
+        place = os.readlink(f"/proc/self/fd/{fd}")
+        synced[place] = os.fstat(fd).st_size
+
+    def watch(move: Any) -> Any:
+        def moved(source: Path, to: Path) -> Any:
+            if not before_rename:
+                before_rename.update(synced)
+                synced.clear()
+                for place in (source, *Path(source).rglob("*")):
+                    size = place.stat().st_size if place.is_file() else None
+                    assert str(place) in before_rename, f"{place} is not synced"
+                    assert size in (None, before_rename[str(place)]), (
+                        f"{place} was synced before all was written"
+                    )
+            return move(source, to)
+
+        return moved
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", watch(os.rename))
+    monkeypatch.setattr(ckpt, "_exchange", watch(ckpt._exchange))
+    ckpt.write_checkpoint(target, {"one": STATE, "group/two": {"k": 1}})
+    assert len([place for place in before_rename if place.endswith((".json", ".safetensors"))]) == 4
+    assert str(target.parent) in synced, "the directory that now holds its name"
+    assert set(ckpt.read_checkpoint(target)) == {"one", "group/two"}

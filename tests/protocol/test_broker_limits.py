@@ -6,11 +6,12 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.driver_core import parse_report
-from rlzmq.protocol.events import PeerLost, Stop, Tick
+from rlzmq.protocol.events import Malformed, PeerLost, Stop, Tick
 from rlzmq.protocol.messages import (
     Accepted,
     LearnerState,
     Notice,
+    OpenUpdate,
     Pause,
     Progress,
     Refused,
@@ -24,6 +25,7 @@ from rlzmq.protocol.messages import (
     UpdateReport,
     Welcome,
 )
+from rlzmq.protocol.ranges import FragmentRange, pack_ranges
 from rlzmq.protocol.schema import FragmentId
 
 
@@ -293,3 +295,48 @@ def test_a_runner_whose_fragments_are_of_no_use_is_expelled():
         bench.send("learner-0", ShardRefused(0, plan.attempt, 1, bad, "not_finite", "obs has NaN"))
     assert bench.sent("runner", Refused)[0].reason == "expelled"
     assert bench.state.ledger.accounting.dropped == {"rejected": 200}
+
+
+# ------------------------------------------------------------------ found by mutants (scripts/mutate.py)
+
+
+def test_an_offence_is_counted_once_and_its_text_is_cut():
+    bench = _running()
+    bench.event(Malformed(b"runner", "dtype", "x" * 5000))
+    (rejected,) = bench.sent("runner", Rejected)
+    assert (rejected.seq, rejected.reason, len(rejected.detail)) == (-1, "dtype", 1000)
+    assert [runner["num_bad"] for runner in bench.core.status()["runners"]] == [1]
+
+
+def test_what_the_driver_has_reports_of_is_not_held_again():
+    bench = _running()
+    bench.fragment(bench.leases()[0].lease_id, steps=8)
+    assert bench.state.ledger.accounting.pending == 8
+    settled = pack_ranges([FragmentRange(FragmentId("uuid-runner", 1, 1), 0, 0)])
+    bench.hello("driver", "driver", payload=tuple(settled))
+    assert bench.state.ledger.accounting.pending == 0
+    assert bench.state.receipts.may_forget("uuid-runner", 1).is_committed(0)
+
+
+def test_a_report_names_the_oldest_and_the_newest_version_trained():
+    bench = Bench()
+    bench.ready_run(batch=40, staleness=4, max_policy_lag=4)
+    bench.runner()
+    for version in (3, 5):
+        bench.weights(version)
+    bench.fragment(version=3)
+    bench.send("driver", OpenUpdate(0, 40, 1, 0, staleness=9, max_policy_lag=-1))
+    bench.fragment(version=5)
+    out = bench.done(bench.make_ready())
+    (report,) = [item.message for item in out if isinstance(getattr(item, "message", None), UpdateReport)]
+    assert (report.oldest_version, report.newest_version) == (3, 5)
+
+
+def test_a_shard_is_not_refused_any_more_once_it_is_being_trained():
+    bench = _running()
+    (lease,) = bench.leases()
+    bench.fragment(lease.lease_id)
+    plan = bench.make_ready()
+    bench.send("learner-0", ShardRefused(0, plan.attempt, 1, FragmentId("uuid-runner", 1, 0), "late", "late"))
+    assert bench.state.ledger.accounting.dropped == {}
+    assert bench.state.runs[0].is_training

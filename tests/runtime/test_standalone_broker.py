@@ -15,7 +15,7 @@ import pytest
 from rlzmq.cli.doctor import DoctorOptions, Finding, check_keys
 from rlzmq.cli.main import EXIT_UNREACHABLE, main
 from rlzmq.connectors.env_to_module import MeanStdFilter
-from rlzmq.core.errors import AuthenticationError, PeerLostError
+from rlzmq.core.errors import AuthenticationError, ConfigurationError, PeerLostError
 from rlzmq.net.join_file import JoinFile
 from rlzmq.runtime import found_broker
 from rlzmq.runtime.broker import BrokerRole
@@ -104,6 +104,14 @@ def test_a_driver_that_begins_anew_where_another_one_trained_is_served(tmp_path:
                 assert result["fault_tolerance"]["num_env_steps_without_report"] == 0
                 core = algo._async.session._pipeline._driver.core
                 versions.append((core.min_generation, core.connector_version))
+                if index == 1:
+                    with config.copy().build() as another:
+                        another.train()
+                        with pytest.raises(
+                            ConfigurationError, match="another driver has taken over this run"
+                        ):
+                            algo.train()
+                        assert_accounted(another.train())
         assert versions[0] < versions[1]
         assert versions[0][1] < versions[1][1], "runners would go on with the filter of the driver before"
         broker.process.send_signal(signal.SIGTERM)

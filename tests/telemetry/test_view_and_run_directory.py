@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,33 @@ def test_a_config_that_holds_code_leaves_a_note_in_place_of_toml(tmp_path: Path)
     directory = RunDirectory.create(tmp_path / "run", config)
     directory.close()
     assert (tmp_path / "run" / "config.toml").read_text().startswith("# config.env=")
+
+
+class _Config:
+    seed = 1
+
+    def to_toml(self) -> str:
+        return ""
+
+
+def test_a_full_disk_ends_no_run_and_no_line_is_torn_or_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel's limit on a file's size stands for the disk: what fits of a line is written, then it fails."""
+    run = RunDirectory.create(tmp_path / "r", _Config())
+    metrics = tmp_path / "r" / "metrics.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for number in range(3):
+        run.log({"number": number})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (metrics.stat().st_size + 5, hard))
+    try:
+        for number in range(3, 6):
+            run.log({"number": number})
+        assert metrics.read_text().count("\n") == 3
+        assert metrics.read_text().endswith("}\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "said once"
+    run.log({"number": 6})
+    run.close()
+    assert [json.loads(line)["number"] for line in metrics.read_text().splitlines()] == list(range(7))

@@ -1,0 +1,493 @@
+"""Small mistakes put into the protocol one at a time: does a test of the protocol notice each?
+
+    python scripts/mutate.py                            # all of rlzmq/protocol: an hour on two cores
+    python scripts/mutate.py --sample 300 --seed 1      # as many, drawn by seed
+    python scripts/mutate.py --only broker/intake ledger
+
+The tests are collected once. A first run notes which function each test enters and how long it takes; then every
+mutant is tried in a fork of this process: its one function gets the changed code, and the tests that enter this
+function run, the shortest first, until one fails. A mutant is killed if a test fails, if the tests take much
+longer than without it, or need much more memory. Others survive: each is listed below with the reason why it is
+no gap (`scripts/mutants_left.toml`), or is one.
+
+Changed are comparisons, arithmetic, `and`/`or`, conditions, numbers, `True`/`False`, `min`/`max`, returned values,
+`continue`/`break`; calls, assignments to attributes and items, and `raise` statements are left out. Not changed:
+texts, `__repr__`, annotations, module-level statements, declarations of fields.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import itertools
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+import tomllib
+import types
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+PROTOCOL = ROOT / "rlzmq" / "protocol"
+LEFT = Path(__file__).with_name("mutants_left.toml")
+
+# Whole schedules stand for the tests that run a thousand of them: some seconds each.
+SKIPPED_TESTS = (
+    "test_every_promise_holds",
+    "test_each_kind_of_fault",
+    "test_mutated_messages",
+    "TestLedgerMachine",
+)
+NUM_SCHEDULES = 40
+MEMORY_BYTES = 2 << 30
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+    ast.Mod: ast.Add, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed place.
+
+    Attributes:
+        path: The file, below `PROTOCOL`, without ``.py``.
+        function: Qualified name of the function that changes.
+        line, text: Where it is, and what the line says.
+        what: The change.
+        number: Of the change, within its file.
+    """
+
+    path: str
+    function: str
+    line: int
+    text: str
+    what: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.path}.py:{self.line} {self.function}: {self.what}\n      {self.text}"
+
+
+# ---------------------------------------------------------------------- the mutants
+
+
+def mutants_of(path: Path) -> list[Mutant]:
+    """Every mutant of a file."""
+    source = path.read_text(encoding="utf-8")
+    lines = source.splitlines()
+    name = path.relative_to(PROTOCOL).with_suffix("").as_posix()
+    return [
+        Mutant(name, function, line, lines[line - 1].strip(), what, number)
+        for number, (function, line, what, _) in enumerate(_changes(ast.parse(source)))
+    ]
+
+
+def code_of(mutant: Mutant) -> types.CodeType | None:
+    """The changed function's code; None where it is the same as before."""
+    path = PROTOCOL / f"{mutant.path}.py"
+    codes = []
+    for is_changed in (False, True):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if is_changed:
+            _, _, _, change = next(itertools.islice(_changes(tree), mutant.number, None))
+            change()
+        codes.append(_codes(compile(ast.fix_missing_locations(tree), str(path), "exec"))[mutant.function])
+    return None if _same(*codes) else codes[1]
+
+
+Change = tuple[int, str, Callable[[], None]]
+
+
+def _changes(tree: ast.Module) -> Iterator[tuple[str, int, str, Callable[[], None]]]:
+    """(function, line, what, a call that makes the change) of every place, always in the same order."""
+    for function, qualname in _functions(tree, ""):
+        if function.name not in ("__repr__", "__str__"):
+            for statement in list(function.body):
+                for change in _in(statement, function.body):
+                    yield (qualname, *change)
+
+
+def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef):
+            yield child, prefix + child.name
+            yield from _functions(child, f"{prefix}{child.name}.<locals>.")
+        elif isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{prefix}{child.name}.")
+        else:
+            yield from _functions(child, prefix)
+
+
+def _in(node: ast.AST, block: list[ast.stmt] | None) -> Iterator[Change]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assert | ast.JoinedStr):
+        return  # a nested function comes by itself; an assertion is a test
+    yield from _of_expression(node)
+    if isinstance(node, ast.stmt) and block is not None:
+        yield from _of_statement(node, block)
+    if isinstance(node, ast.Raise):
+        return  # its text
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns"):
+            continue
+        if isinstance(value, list):
+            inner = value if value and isinstance(value[0], ast.stmt) else None
+            for item in list(value):
+                if isinstance(item, ast.AST):
+                    yield from _in(item, inner)
+        elif isinstance(value, ast.AST):
+            yield from _in(value, None)
+
+
+def _of_expression(node: ast.AST) -> Iterator[Change]:
+    if isinstance(node, ast.Compare):
+        for index, operator in enumerate(node.ops):
+            other = COMPARISONS[type(operator)]
+            yield node.lineno, f"{_name(operator)} → {other.__name__}", _setter(node.ops, index, other())
+    elif isinstance(node, ast.BoolOp):
+        other_bool = ast.Or if isinstance(node.op, ast.And) else ast.And
+        yield node.lineno, f"{_name(node.op)} → {other_bool.__name__}", _attr(node, "op", other_bool())
+    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in ARITHMETIC:
+        if not (isinstance(node, ast.BinOp) and _is_text(node)):
+            changed = ARITHMETIC[type(node.op)]
+            yield node.lineno, f"{_name(node.op)} → {changed.__name__}", _attr(node, "op", changed())
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.lineno, "not x → x", _unnot(node)
+    elif isinstance(node, ast.Constant) and type(node.value) is bool:
+        yield node.lineno, f"{node.value} → {not node.value}", _attr(node, "value", not node.value)
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield node.lineno, f"{node.value} → {node.value + 1}", _attr(node, "value", node.value + 1)
+    elif isinstance(node, ast.Name) and node.id in ("min", "max") and isinstance(node.ctx, ast.Load):
+        other_name = "max" if node.id == "min" else "min"
+        yield node.lineno, f"{node.id} → {other_name}", _attr(node, "id", other_name)
+    if isinstance(node, ast.If | ast.While | ast.IfExp) and not isinstance(
+        node.test, ast.Compare | ast.UnaryOp
+    ):
+        yield node.lineno, "condition → not condition", _negate(node)
+
+
+def _of_statement(node: ast.stmt, block: list[ast.stmt]) -> Iterator[Change]:
+    index = block.index(node)
+    if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+        yield node.lineno, "return None", _attr(node, "value", ast.Constant(None))
+    elif isinstance(node, ast.Continue):
+        yield node.lineno, "continue → break", _setter(block, index, ast.Break())
+    elif isinstance(node, ast.Break):
+        yield node.lineno, "break → continue", _setter(block, index, ast.Continue())
+    elif isinstance(node, ast.Raise):
+        yield node.lineno, "raise left out", _setter(block, index, ast.Pass())
+    elif isinstance(node, ast.Delete) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield node.lineno, "left out", _setter(block, index, ast.Pass())
+    elif isinstance(node, ast.Assign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if not any(isinstance(target, ast.Name | ast.Tuple) for target in targets):
+            yield node.lineno, "left out", _setter(block, index, ast.Pass())
+
+
+def _setter(items: list[Any], index: int, value: Any) -> Callable[[], None]:
+    return lambda: items.__setitem__(index, value)
+
+
+def _attr(node: Any, name: str, value: Any) -> Callable[[], None]:
+    return lambda: setattr(node, name, value)
+
+
+def _negate(node: Any) -> Callable[[], None]:
+    return lambda: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))
+
+
+def _unnot(node: ast.UnaryOp) -> Callable[[], None]:
+    """``not x`` as ``not not x``: a truth value stays one."""
+    return lambda: setattr(node, "operand", ast.UnaryOp(ast.Not(), node.operand))
+
+
+def _name(operator: Any) -> str:
+    return type(operator).__name__
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    """Whether a sum or a ``%`` is of texts or bytes, as far as one sees."""
+    sides = (node.left, node.right)
+    return any(
+        isinstance(side, ast.JoinedStr)
+        or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
+        for side in sides
+    )
+
+
+def _codes(module: types.CodeType) -> dict[str, types.CodeType]:
+    found: dict[str, types.CodeType] = {}
+
+    def visit(code: types.CodeType) -> None:
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                found[constant.co_qualname] = constant
+                visit(constant)
+
+    visit(module)
+    return found
+
+
+def _same(a: types.CodeType, b: types.CodeType) -> bool:
+    """Whether two codes do the same; lines do not count."""
+    if a.co_code != b.co_code or a.co_names != b.co_names or len(a.co_consts) != len(b.co_consts):
+        return False
+    for one, other in zip(a.co_consts, b.co_consts, strict=True):
+        if isinstance(one, types.CodeType) and isinstance(other, types.CodeType):
+            if not _same(one, other):
+                return False
+        elif (type(one), one) != (type(other), other):
+            return False
+    return True
+
+
+# ---------------------------------------------------------------------- the tests
+
+
+class Runner:
+    """A pytest plugin: in place of running the collected tests once, it runs them for every mutant."""
+
+    def __init__(self, mutants: list[Mutant], num_processes: int) -> None:
+        self.mutants = mutants
+        self.num_processes = num_processes
+        self.survivors: list[Mutant] = []
+        self.untested: list[Mutant] = []
+        self._seconds: dict[int, float] = {}
+        self._tests_of: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._items: list[Any] = []
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self._items = [
+            item for item in session.items if not any(name in item.nodeid for name in SKIPPED_TESTS)
+        ]
+        self._items.append(Schedules())
+        for index in range(len(self._items)):
+            self._note(index)
+        print(
+            f"{len(self._items)} tests, {sum(self._seconds.values()):.1f} s; {len(self.mutants)} mutants",
+            flush=True,
+        )
+        self._try_all()
+        return True
+
+    def _note(self, index: int) -> None:
+        """Run one test unchanged: which functions it enters, and how long it takes."""
+        entered: set[tuple[str, str]] = set()
+
+        def note(frame: types.FrameType, event: str, _: Any) -> None:
+            code = frame.f_code
+            if event == "call" and code.co_filename.startswith(str(PROTOCOL)):
+                entered.add((code.co_filename, code.co_qualname))
+
+        sys.setprofile(note)
+        try:
+            passed = _passes(self._items[index])
+        finally:
+            sys.setprofile(None)
+        if not passed:
+            raise SystemExit(f"{self._items[index].nodeid} fails without any mutant")
+        start = time.perf_counter()
+        _passes(self._items[index])
+        self._seconds[index] = time.perf_counter() - start
+        for filename, function in entered:
+            path = Path(filename).relative_to(PROTOCOL).with_suffix("").as_posix()
+            self._tests_of[path, function].append(index)
+
+    def _try_all(self) -> None:
+        """Some mutants at a time, each in a fork."""
+        waiting, running = list(self.mutants), dict[int, tuple[Mutant, int, float]]()
+        start, num_done = time.perf_counter(), 0
+        while waiting or running:
+            while waiting and len(running) < self.num_processes:
+                mutant = waiting.pop(0)
+                tests = self._tests_of[mutant.path, _outermost(mutant.function)]
+                tests = sorted(tests, key=self._seconds.__getitem__)
+                if not tests:
+                    self.untested.append(mutant)
+                    continue
+                limit_s = 5.0 + 5.0 * sum(self._seconds[index] for index in tests)
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(self._try(mutant, tests))
+                running[pid] = mutant, os.pidfd_open(pid), time.perf_counter() + limit_s
+            if not running:
+                break
+            for pid, survives in _wait(running):
+                mutant, fd, _ = running.pop(pid)
+                os.close(fd)
+                num_done += 1
+                if survives:
+                    self.survivors.append(mutant)
+                    print(f"survives: {mutant}", flush=True)
+                if num_done % 100 == 0:
+                    print(f"{num_done} tried, {time.perf_counter() - start:.0f} s", flush=True)
+
+    def _try(self, mutant: Mutant, tests: Sequence[int]) -> int:
+        """In the fork: 1 where a test fails."""
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES + _address_space(), resource.RLIM_INFINITY))
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        code = code_of(mutant)
+        if code is None:
+            return 1  # nothing to notice
+        put_in(mutant, code)
+        for index in tests:
+            if not _passes(self._items[index]):
+                return 1
+        return 0
+
+
+def _wait(running: dict[int, tuple[Mutant, int, float]]) -> Iterator[tuple[int, bool]]:
+    """Those that ended, with whether the mutant survived; who takes too long is killed, and so is its mutant."""
+    now = time.perf_counter()
+    timeout = max(0.0, min(due for _, _, due in running.values()) - now)
+    ready, _, _ = select.select([fd for _, fd, _ in running.values()], [], [], timeout)
+    for pid, (_, fd, due) in list(running.items()):
+        if fd not in ready and time.perf_counter() < due:
+            continue
+        if fd not in ready:
+            os.kill(pid, signal.SIGKILL)
+        yield pid, os.waitpid(pid, 0)[1] == 0
+
+
+class Schedules:
+    """Some simulated runs: in place of the tests that make thousands."""
+
+    nodeid = f"{NUM_SCHEDULES} simulated runs"
+
+    def pass_(self) -> bool:
+        from simulation import run_schedule
+
+        try:
+            for seed in range(NUM_SCHEDULES):
+                run_schedule(seed)
+        except Exception:
+            return False
+        return True
+
+
+def _passes(item: Any) -> bool:
+    from _pytest.runner import runtestprotocol
+
+    if isinstance(item, Schedules):
+        return item.pass_()
+    item._initrequest()
+    return all(report.passed for report in runtestprotocol(item, log=False, nextitem=None))
+
+
+def _outermost(function: str) -> str:
+    """Functions within functions are looked up by who makes them."""
+    return function.partition(".<locals>")[0]
+
+
+def put_in(mutant: Mutant, code: types.CodeType) -> None:
+    """Let the living function do what the mutant does."""
+    module = sys.modules["rlzmq.protocol." + mutant.path.replace("/", ".").removesuffix(".__init__")]
+    if "<locals>" in mutant.function:  # it is made anew by its outer function, of that one's constants
+        outer = _living(module, _outermost(mutant.function))
+        outer.__code__ = _with_inner(outer.__code__, code)
+    else:
+        _living(module, mutant.function).__code__ = code
+
+
+def _with_inner(code: types.CodeType, inner: types.CodeType) -> types.CodeType:
+    constants = tuple(
+        (inner if constant.co_qualname == inner.co_qualname else _with_inner(constant, inner))
+        if isinstance(constant, types.CodeType)
+        else constant
+        for constant in code.co_consts
+    )
+    return code.replace(co_consts=constants)
+
+
+def _living(module: types.ModuleType, qualname: str) -> types.FunctionType:
+    owner: Any = module
+    *outer, name = qualname.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    found: Any = owner.__dict__[name]
+    for attribute in ("fget", "__func__", "func", "__wrapped__"):
+        found = getattr(found, attribute, None) or found
+    assert isinstance(found, types.FunctionType), qualname
+    return found
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+# ---------------------------------------------------------------------- the account
+
+
+def reasons() -> dict[tuple[str, str, str, str], str]:
+    """(path, function, text, what) → why this survivor is no gap."""
+    if not LEFT.is_file():
+        return {}
+    entries = tomllib.loads(LEFT.read_text(encoding="utf-8"))["mutant"]
+    return {(e["path"], e["function"], e["text"], e["what"]): e["why"] for e in entries}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], help="files below rlzmq/protocol, without .py")
+    parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn by seed (default: all)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    import pytest
+
+    paths = [
+        path
+        for path in sorted(PROTOCOL.rglob("*.py"))
+        if not options.only or path.relative_to(PROTOCOL).with_suffix("").as_posix() in options.only
+    ]
+    mutants = [mutant for path in paths for mutant in mutants_of(path)]
+    if options.sample:
+        mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
+    runner = Runner(mutants, options.processes)
+    pytest.main(
+        ["-q", "-p", "no:cacheprovider", "--no-header", str(ROOT / "tests/protocol")], plugins=[runner]
+    )
+    explained = reasons()
+    left = Counter[str]()
+    gaps = []
+    for mutant in [*runner.survivors, *runner.untested]:
+        why = explained.get((mutant.path, mutant.function, mutant.text, mutant.what))
+        left[why or ("no test enters it" if mutant in runner.untested else "not noticed")] += 1
+        if why is None:
+            gaps.append(mutant)
+    num_left = sum(left.values())
+    print(
+        f"\n{len(mutants)} mutants, {len(mutants) - num_left} killed ({1 - num_left / max(1, len(mutants)):.1%})"
+    )
+    for why, num in left.most_common():
+        print(f"  {num:4} left: {why}")
+    print(f"{len(gaps)} without a reason")
+    for mutant in gaps:
+        print(f"  {mutant}")
+    return int(len(gaps) > 0.05 * len(mutants))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,194 @@
+"""An hour of training: does a process grow?
+
+    python scripts/soak.py                          # an hour: 2 runners, 2 ranks, 15 updates/s
+    python scripts/soak.py --minutes 20 --trace     # and which lines hold what was added since minute 10
+
+Every ten seconds the private memory of each process (the kernel's Private_Clean + Private_Dirty) is read, by kind of
+mapping. The slope is that of a straight line through all samples after the warm-up, in MiB per hour; what was added
+then is shown by mapping, so that the heap of malloc (`[heap]`, anonymous) is told apart from files and stacks. With
+`--trace`, which slows all down, every process counts its Python allocations from the end of the warm-up on. Exit
+code 1: a process grew faster than `--limit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+SAMPLE_S = 10.0
+MIB = 1 << 20
+MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+\s*(.*)$")
+
+
+def memory_of(pid: int) -> Counter[str]:
+    """Private bytes by kind of mapping."""
+    found: Counter[str] = Counter()
+    kind = ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if line.startswith(("Private_Clean:", "Private_Dirty:")):
+            found[kind] += int(line.split()[1]) * 1024
+        elif match := MAPPING.match(line):
+            name = match[1]
+            kind = name if name in ("[heap]", "[stack]") else "files" if name.startswith("/") else "anonymous"
+    return found
+
+
+def begin_trace() -> None:
+    """In the process that is looked at."""
+    import tracemalloc
+
+    tracemalloc.start(8)
+
+
+def end_trace(num: int = 12) -> list[str]:
+    """In the process that is looked at: what was allocated since and is still held, by line."""
+    import gc
+    import tracemalloc
+
+    gc.collect()
+    held = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, tracemalloc.__file__)])
+    return [str(line) for line in held.statistics("lineno")[:num]]
+
+
+class Soak:
+    """One run and what its processes hold.
+
+    Args:
+        algo: The AsyncAlgorithm.
+    """
+
+    def __init__(self, algo: Any) -> None:
+        self._session = algo.session
+        self.samples: dict[str, list[tuple[float, Counter[str]]]] = defaultdict(list)
+
+    def handles(self) -> dict[str, Any]:
+        """Every process but the driver's own, by name."""
+        session = self._session
+        all_handles = [
+            session._pipeline._broker.handle,
+            *session.env_runner_group.handles,
+            *session.learner_group.handles,
+        ]
+        return {handle.name: handle for handle in all_handles}
+
+    def sample(self, at: float) -> None:
+        """Read the memory of all."""
+        for name, pid in {"driver": "self", **{name: h.pid for name, h in self.handles().items()}}.items():
+            self.samples[name].append((at, memory_of(pid)))
+
+    def slopes(self, from_s: float) -> dict[str, float]:
+        """MiB per hour of each process, after the warm-up; NaN for one with fewer than three samples."""
+        found = {}
+        for name, samples in self.samples.items():
+            late = [(at, kinds.total() / MIB) for at, kinds in samples if at >= from_s]
+            if len(late) < 3:
+                found[name] = float("nan")
+                continue
+            at, held = np.array(late).T
+            found[name] = float(np.polyfit(at / 3600, held, 1)[0])
+        return found
+
+    def growth(self, name: str, from_s: float) -> str:
+        """What was added since the warm-up, by kind of mapping."""
+        late = [kinds for at, kinds in self.samples[name] if at >= from_s]
+        if not late:
+            return ""
+        added = {kind: late[-1][kind] - late[0][kind] for kind in sorted(late[-1] | late[0])}
+        return ", ".join(f"{kind} {num / MIB:+.2f}" for kind, num in added.items() if abs(num) >= 4096)
+
+    def write(self, path: Path) -> None:
+        """All samples as a table."""
+        with path.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["process", "s", "kind", "bytes"])
+            for name, samples in self.samples.items():
+                for at, kinds in samples:
+                    table.writerows([name, f"{at:.1f}", kind, num] for kind, num in kinds.items())
+
+
+async def train(algo: Any, rate: float, until: float) -> int:
+    """Iterations at a steady pace, one update each; how many."""
+    start, num = time.monotonic(), 0
+    while time.monotonic() < until:
+        await algo.train()
+        num += 1
+        ahead_s = start + num / rate - time.monotonic()
+        if ahead_s > 0:
+            await asyncio.sleep(ahead_s)
+        else:
+            start = time.monotonic() - num / rate  # a slow machine: no bursts afterwards
+    return num
+
+
+async def soak(options: argparse.Namespace) -> int:
+    from rlzmq import PPOConfig
+
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=4)
+        .learners(num_learners=2)
+        .training(train_batch_size_per_learner=120, minibatch_size=60, num_epochs=1)
+        .debugging(seed=1)
+    )
+    warm_s = 60.0 * options.warm_up
+    async with config.build_async() as algo:
+        watched = Soak(algo)
+        start = time.monotonic()
+        training = asyncio.create_task(train(algo, options.rate, start + 60.0 * options.minutes))
+        traced = False
+        while not training.done():
+            at = time.monotonic() - start
+            if options.trace and not traced and at >= warm_s:
+                traced = True
+                for handle in watched.handles().values():
+                    await handle.apply(begin_trace)
+            watched.sample(at)
+            await asyncio.wait([training], timeout=SAMPLE_S)
+        num = training.result()
+        print(f"{num} updates in {options.minutes:g} minutes ({num / options.minutes / 60:.1f}/s)")
+        broken = 0
+        for name, slope in watched.slopes(warm_s).items():
+            _, last = watched.samples[name][-1]
+            first = next((kinds for at, kinds in watched.samples[name] if at >= warm_s), last)
+            broken += slope > options.limit
+            print(
+                f"{name:<10} {first.total() / MIB:7.1f} → {last.total() / MIB:7.1f} MiB private, {slope:+7.2f} MiB/h"
+                f"   ({watched.growth(name, warm_s)})"
+            )
+        if traced:
+            for name, handle in watched.handles().items():
+                print(f"\n{name}: held, of what was allocated after the warm-up")
+                print("\n".join(f"  {line}" for line in await handle.apply(end_trace)))
+        if options.csv is not None:
+            watched.write(options.csv)
+    return int(broken > 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--warm-up", type=float, default=10.0, help="minutes that do not count (default: 10)")
+    parser.add_argument("--rate", type=float, default=15.0, help="updates per second (default: 15)")
+    parser.add_argument("--limit", type=float, default=1.0, help="MiB per hour (default: 1)")
+    parser.add_argument("--trace", action="store_true", help="count Python's allocations in every process")
+    parser.add_argument("--csv", type=Path, help="write all samples there")
+    return asyncio.run(soak(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
