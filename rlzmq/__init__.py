@@ -85,6 +85,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         ProtocolError as ProtocolError,
         RemoteError as RemoteError,
         RlzmqError as RlzmqError,
+        StandstillError as StandstillError,
         StepFailedRecreateEnvError as StepFailedRecreateEnvError,
         UnsupportedSpaceError as UnsupportedSpaceError,
     )
@@ -200,7 +201,7 @@ _EXPORTS: dict[str, str] = {
         "core.errors": (
             "AuthenticationError CheckpointError ClosedError ConfigurationError DeadlineError "
             "MultiAgentEnvError NotFiniteError PeerLostError ProtocolError RemoteError RlzmqError "
-            "StepFailedRecreateEnvError UnsupportedSpaceError"
+            "StandstillError StepFailedRecreateEnvError UnsupportedSpaceError"
         ),
         "core.metrics": "MetricsLogger StatsBase",
         "core.names": (

@@ -24,7 +24,7 @@ from rlzmq.algorithms.checkpoints import to_components
 from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.core import faults
 from rlzmq.core.checkpoint_series import CheckpointSeries
-from rlzmq.core.errors import CheckpointError
+from rlzmq.core.errors import CheckpointError, RlzmqError
 from rlzmq.runtime.run import needs_processes
 
 __all__ = ["CheckpointKeeper"]
@@ -106,6 +106,18 @@ class CheckpointKeeper:
             await self._note_written()
         assert self.newest is not None
         return self.newest
+
+    async def write_if_possible(self, timeout_s: float) -> None:
+        """Write one where the learners still answer; a run that ends has its former ones otherwise."""
+        if self._series is None:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.write()
+        except (TimeoutError, RlzmqError) as error:
+            _log.warning(
+                "No last checkpoint could be written (%r): the newest one stays the one before.", error
+            )
 
     def wait(self) -> None:
         """Until the write at hand has ended."""

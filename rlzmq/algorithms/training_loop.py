@@ -17,8 +17,11 @@ from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.face import Face
 from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.results import merge_into
+from rlzmq.core.errors import StandstillError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.runtime.session import Session
+
+_LAST_CHECKPOINT_S = 10.0
 
 __all__ = ["TrainingLoop"]
 
@@ -77,6 +80,9 @@ class TrainingLoop:
             metrics = None
             if is_whole and self._evaluation_is_due(iterations.num_done):
                 metrics = await (evaluation.finish() if in_parallel else evaluate())
+        except StandstillError:
+            await self._keeper.write_if_possible(_LAST_CHECKPOINT_S)
+            raise
         finally:
             await evaluation.abandon()
             iterations.results.release_logged()

@@ -17,6 +17,9 @@ from rlzmq.core.printable import printable
 __all__ = ["Rates", "TopOptions", "find_broker", "lines_of", "run"]
 
 
+_STILL_S = 10.0  # without an env step or a learner's step
+
+
 @dataclass
 class TopOptions:
     """Options of ``rlzmq top``."""
@@ -137,6 +140,9 @@ def lines_of(status: Mapping[str, Any], rates: Mapping[str, float], address: str
         f"broker    loop lag {status['loop_lag_s'] * 1e3:.1f} ms, at most {status['max_loop_lag_s'] * 1e3:.0f} ms  "
         f"{status['num_messages']} messages  refused {_pairs(status['refused']) or 'none'}",
     ]
+    if status["still_s"] >= _STILL_S:
+        lines.append(f"STANDS STILL  nothing has moved for {status['still_s']:.0f} s; who waits for whom:")
+        lines += [f"  {line}" for line in status["waits"]]
     if door := status["connections"]:
         refused = {**door["refused_keys"], **door["failed_handshakes"]}
         turned_away = door["opened"] - door["let_in"]

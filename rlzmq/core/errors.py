@@ -19,6 +19,7 @@ __all__ = [
     "ProtocolError",
     "RemoteError",
     "RlzmqError",
+    "StandstillError",
     "StepFailedRecreateEnvError",
     "UnsupportedSpaceError",
     "first_error",
@@ -63,6 +64,10 @@ class AuthenticationError(RlzmqError):
 
 class PeerLostError(RlzmqError, ConnectionError):
     """A process that this call needs died, hangs or cannot be reached."""
+
+
+class StandstillError(RlzmqError, RuntimeError):
+    """A run does not move any more, and nobody knows why: the text says who waits for whom; resume it."""
 
 
 class DeadlineError(RlzmqError, TimeoutError):

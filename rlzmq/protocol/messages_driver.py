@@ -95,6 +95,9 @@ class Progress(WireMessage):
         next_open: First update that was not opened here; the driver re-sends from there.
         connector_version, min_generation: Of the newest CONNECTOR_STATE and RESET that came.
         is_paused: Whether PAUSE came last, not RESUME.
+        num_moves: Rises whenever somebody does something for the next update: an env step while it is collected,
+            a rank's step while it is trained.
+        patience_s: How long one of those at work may be silent without being taken for hung.
     """
 
     kind: ClassVar[Kind] = Kind.PROGRESS
@@ -110,6 +113,8 @@ class Progress(WireMessage):
     accounting: dict[str, int]
     dropped: dict[str, int]
     is_paused: bool = False
+    num_moves: int = 0
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Coroutine
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
@@ -37,6 +38,7 @@ from rlzmq.runtime.peer_link import new_peer_id
 from rlzmq.runtime.report_reader import ReportReader
 from rlzmq.runtime.reports import Accounting, UpdateReport
 from rlzmq.runtime.run_journal import RunJournal
+from rlzmq.runtime.watchdog import Watchdog
 
 __all__ = ["BrokerPipeline"]
 
@@ -85,6 +87,14 @@ class BrokerPipeline:
         self._peer_of: dict[int, str] = {}
         self._connector_version = -1
         self._journal: RunJournal | None = None
+        self._watchdog = Watchdog(
+            progress=lambda: self._driver.progress if self._driver is not None else None,
+            patience_s=self._patience_s,
+            status=self._status,
+            handles=lambda: [*self._runners.handles, *self._learners.handles, *self._own_broker()],
+            form_anew=self._form_anew,
+            give_up=self._break,
+        )
         self._reader = ReportReader(
             MetaCheck(config, connectors.spaces),
             self._place_of.get,
@@ -230,12 +240,41 @@ class BrokerPipeline:
             self._driver.excuse("runner", name)
             return
         except Exception as error:
-            if not self._broken.done():
-                self._broken.set_exception(error)
-                self._broken.exception()  # those who wait raise it; nobody needs to
+            self._break(error)
             return
         _log.warning("%s left the broker (%s): it is restarted.", handle.name, ended)
         handle.kill()
+
+    def _break(self, error: BaseException) -> None:
+        """The run ends: whoever waits for an update raises this."""
+        if not self._broken.done():
+            self._broken.set_exception(error)
+            self._broken.exception()  # those who wait raise it; nobody needs to
+
+    # -- for the watchdog -----------------------------------------------------------------------
+
+    def _own_broker(self) -> list[Any]:
+        return [self._broker.handle] if isinstance(self._broker, BrokerKeeper) else []
+
+    async def _status(self) -> dict[str, Any]:
+        """What the broker knows, and what it cannot know."""
+        waits = [f"driver: {line}" for line in self._learners.supervisor.waits()]
+        for handle in self._own_broker():
+            status = await handle.status()
+            return {**status, "waits": [*waits, *status["waits"]]}
+        return {"waits": [*waits, "the broker is somebody else's: see `rlzmq top`"]}
+
+    def _patience_s(self) -> float:
+        """Processes that are being started take their time."""
+        runners = self._runners.supervisor
+        is_starting = not runners.num_healthy and not runners.failed.done()
+        return self._config.env_runner_restore_timeout_s if is_starting else 0.0
+
+    def _form_anew(self) -> None:
+        self._learners.supervisor.notice()
+        if self._config.restart_failed_broker:
+            for handle in self._own_broker():
+                handle.kill()
 
     def _on_notice(self, notice: Notice) -> None:
         """The broker misses someone, or got unusable data."""
@@ -273,9 +312,10 @@ class BrokerPipeline:
             await self._journal.read(-1)
             await self._journal.recall(-1)
         report = None
-        while report is None:  # again where all learners died and went back to an earlier state
-            await self._open_updates()
-            report = await self._next_report()
+        async with self._watchdog.update():
+            while report is None:  # again where all learners died and went back to an earlier state
+                await self._open_updates()
+                report = await self._next_report()
         return self._take(report, time.perf_counter() - start)
 
     def _take(self, report: Report, waited_s: float) -> UpdateReport:
@@ -316,7 +356,7 @@ class BrokerPipeline:
     async def _open_updates(self) -> None:
         """Keep as many updates open as the plan says."""
         assert self._driver is not None
-        await self._learners.supervisor.admit()
+        await self._unless_broken(self._learners.supervisor.admit())
         plan, driver = self._config.update_plan(), self._driver
         while len(driver.open_reports) < plan.open_updates:
             driver.open_update(
@@ -349,9 +389,19 @@ class BrokerPipeline:
         reports = []
         while self._driver.open_reports:
             start = time.perf_counter()
-            if (report := await self._next_report()) is not None:
+            async with self._watchdog.update():
+                report = await self._next_report()
+            if report is not None:
                 reports.append(self._take(report, time.perf_counter() - start))
         return reports
+
+    async def _unless_broken(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._broken), return_when=asyncio.FIRST_COMPLETED)
+            (task if task.done() else self._broken).result()
+        finally:
+            task.cancel()
 
     async def _first_of(self, future: asyncio.Future[Report]) -> Report | None:
         assert self._driver is not None

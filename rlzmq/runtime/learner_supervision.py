@@ -231,6 +231,15 @@ class LearnerSupervisor:
             self._patience.killed()
         return hung
 
+    def waits(self) -> list[str]:
+        """What the group waits for, in words; [] where it stands."""
+        if self._formed.is_set():
+            return []
+        names = ", ".join(handle.name for handle in self._handles) or "nobody"
+        return [
+            f"waits for the learner group to be formed of {names}; {self._num_replacing} are being replaced"
+        ]
+
     async def stop(self) -> None:
         """End the supervision; replacements that have not joined are ended, too."""
         tasks = list(self._tasks)

@@ -187,6 +187,9 @@ def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "1 let in  2 turned away: unknown key 2" in text
     assert "driver NO" in text
     assert "the oldest for 0.0 s" in text
+    assert "STANDS STILL" not in text
+    text = "\n".join(lines_of({**status, "still_s": 12.0}, {}, "ipc:///x"))
+    assert "nothing has moved for 12 s; who waits for whom:\n  broker: waits for a driver" in text
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ class BrokerCore:
                 state.send(peer, BrokerBeat(options.incarnation))
         if state.driver is not None:
             state.send(state.driver, BrokerBeat(options.incarnation))
-            state.send(state.driver, progress_of(state))
+            state.send(state.driver, progress_of(state, self._watch.patience_s()))
 
     def _forgive_absence(self, now: float) -> None:
         """Where no tick came for long this process was stopped: it was away, not its peers."""

@@ -36,6 +36,7 @@ class Grants:
         elif peer.watch.stamp(message.progress, now):
             peer.is_suspect = peer.is_overdue
             state.leases.renew(peer.uuid, now, _PATIENCE * peer.watch.usual_s())
+            state.moved("collecting", now)
         if message.unaccepted:
             return  # a fragment is on its way and may answer a lease
         held = set(message.leases)

@@ -135,6 +135,7 @@ class Intake:
         if lease is None or lease.peer != peer.uuid:
             return None
         leases.end(message.lease_id)
+        self._state.moved("collecting", now)
         peer.pace.note(message.num_env_steps, now - max(lease.granted_at, peer.fragment_at))
         peer.fragment_at = now
         return lease

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.newcomers import Newcomer, Newcomers
@@ -202,6 +203,8 @@ class BrokerState:
         self.connector_message: tuple[WireMessage, Buffer] | None = None
         # counters and notices
         self.refused: dict[str, int] = {}
+        self.num_moves = 0
+        self.moved_at = 0.0
         self.notices: deque[Notice] = deque(maxlen=256)
         self.num_notices_left_out = 0
         self._notices_left: float = _NOTICE_BURST
@@ -233,6 +236,17 @@ class BrokerState:
             return False
         self._notices_left -= 1.0
         return True
+
+    def moved(self, phase: Literal["collecting", "training"], now: float) -> None:
+        """Somebody did something; it counts where the next update is in that phase."""
+        if (phase == "training") == (self.next_commit in self.runs):
+            self.num_moves += 1
+            self.moved_at = now
+
+    def still_s(self, now: float) -> float:
+        """Seconds since anybody did something for the next update; 0 where none is asked for."""
+        opened = self.open.get(self.next_commit) if self.next_commit is not None else None
+        return now - max(self.moved_at, opened.at) if opened is not None and not self.is_paused else 0.0
 
     def count_refused(self, reason: str) -> None:
         """Counts a refused message."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlzmq.protocol.broker.state import BrokerState
+from rlzmq.protocol.broker.waits import waits_of
 from rlzmq.protocol.messages import Progress
 
 __all__ = ["progress_of", "status_of"]
@@ -49,10 +50,12 @@ def status_of(state: BrokerState, now: float) -> dict[str, Any]:
         "fragment_bytes": state.ledger.num_bytes,
         "num_env_steps_leased": state.leases.leased_env_steps(),
         "refused": dict(state.refused),
+        "still_s": state.still_s(now),
+        "waits": waits_of(state, now),
     }
 
 
-def progress_of(state: BrokerState) -> Progress:
+def progress_of(state: BrokerState, patience_s: float) -> Progress:
     """How far the update that is being collected is, for the driver."""
     update_id = state.next_plan if state.next_plan is not None else 0
     update = state.terms_of(update_id)
@@ -74,4 +77,6 @@ def progress_of(state: BrokerState) -> Progress:
         accounting=accounting.counts(),
         dropped=dict(accounting.dropped),
         is_paused=state.is_paused,
+        num_moves=state.num_moves,
+        patience_s=patience_s,
     )

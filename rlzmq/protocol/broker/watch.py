@@ -44,7 +44,8 @@ class Watch:
         self._ranks.heard(peer.uuid, message.progress, message.next_update, now, is_training=is_training)
         # Alone it has nobody who waits for it: its own pace counts.
         if is_training:
-            peer.watch.stamp(message.progress, now)
+            if peer.watch.stamp(message.progress, now):
+                self._state.moved("training", now)
         else:
             peer.watch.idle(now)
 
@@ -55,6 +56,16 @@ class Watch:
             *(("runner", name) for name in message.runners),
             *(("learner", name) for name in message.learners),
         ]
+
+    def patience_s(self) -> float:
+        """How long one of those at work on the next update may be silent without being taken for hung."""
+        state = self._state
+        if state.next_commit not in state.runs:
+            at_work = (peer for peer in state.runners.values() if state.leases.of_peer(peer.uuid))
+            return max((peer.watch.hung_after_s() for peer in at_work), default=0.0)
+        if state.num_ranks > 1:
+            return self._ranks.limit_s()
+        return max((peer.watch.hung_after_s() for peer in state.ranks.values()), default=0.0)
 
     def forgive(self, away_s: float, now: float) -> None:
         """This broker was stopped for so long."""
