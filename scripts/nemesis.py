@@ -6,6 +6,7 @@
     python scripts/nemesis.py --kills 50 --how stop          # SIGSTOP in place of SIGKILL
     python scripts/nemesis.py --kills 50 --how hold --roles runner learner   # the interpreter's lock, held in C
     python scripts/nemesis.py --kills 50 --how wait --roles learner          # a loss that never returns
+    python scripts/nemesis.py --storm --faults 500 --minutes 20              # everything at once (see _storm.py)
 
 Each kill comes at a random moment of an update, once everybody is back from the one before (`--impatient`:
 two updates after it); it counts only when the process's exit status shows the signal. The seconds from a kill
@@ -212,6 +213,59 @@ async def attack(args: argparse.Namespace, directory: Path) -> Any:
         return nemesis
 
 
+def storm_config(args: argparse.Namespace, directory: Path) -> Any:
+    """Two ranks, three runners, and a port for runners from outside."""
+    from rlzmq import PPOConfig
+
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=3, num_envs_per_env_runner=4)
+        .learners(num_learners=2)
+        .training(train_batch_size_per_learner=240, minibatch_size=60, num_epochs=2, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [32]})
+        .networking(listen="tcp://127.0.0.1:0", join_file=str(directory / "run.toml"))
+        .debugging(seed=args.seed)
+    )
+
+
+async def rage(args: argparse.Namespace, directory: Path) -> bool:
+    """A storm; whether training never stood still."""
+    from _storm import MAX_STILL_S, Storm
+
+    async with storm_config(args, directory).build_async() as algo:
+        storm = Storm(
+            algo, num_faults=args.faults, seconds=60 * args.minutes, seed=args.seed, directory=directory
+        )
+        await storm.run()
+        stood_still = [gap for gap in storm.gaps_s if gap > MAX_STILL_S]
+        print(f"{args.faults} faults in {args.minutes:g} minutes: {dict(sorted(storm.fired.items()))}")
+        print(f"{algo.session.fault_tolerance()}\n{algo.session.accounting}")
+        print(
+            f"between two updates: p50 {quantile(storm.gaps_s, 0.5):.3f} s, p99 {quantile(storm.gaps_s, 0.99):.2f} s, "
+            f"max {max(storm.gaps_s):.1f} s; {len(stood_still)} stand-stills above {MAX_STILL_S:g} s"
+        )
+        return not stood_still
+
+
+def main_storm(args: argparse.Namespace) -> int:
+    """Run a storm and judge it."""
+    from rlzmq.core import faults
+    from rlzmq.runtime.history import HistoryError, check_history, read_history
+
+    with tempfile.TemporaryDirectory() as scratch:
+        history = args.history or Path(scratch) / "history"
+        os.environ["RLZMQ_HISTORY"] = str(history)
+        faults.arm("driver")
+        is_good = asyncio.run(rage(args, Path(scratch)))
+        try:
+            print(check_history(read_history(history)))
+        except HistoryError as error:
+            print(f"BROKEN PROMISE: {error}")
+            return 1
+    return 0 if is_good else 1
+
+
 def quantile(values: list[float], q: float) -> float:
     """The value below which a share `q` of them lies (nearest rank)."""
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
@@ -234,7 +288,12 @@ def main() -> int:
     parser.add_argument(
         "--history", type=Path, help="where the histories go (default: a temporary directory)"
     )
+    parser.add_argument("--storm", action="store_true", help="all kinds of faults mixed, with the next two:")
+    parser.add_argument("--faults", type=int, default=500)
+    parser.add_argument("--minutes", type=float, default=20.0)
     args = parser.parse_args()
+    if args.storm:
+        return main_storm(args)
     if args.how == "wait" and args.roles != ["learner"]:
         parser.error("--how wait is for --roles learner: an env that waits is a slow one for half a minute")
     if args.how == "hold" and "broker" in args.roles:

@@ -416,7 +416,7 @@ class BrokerPipeline:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
             return None if future.cancelled() else future.result()
-        future.cancel()
+        self._driver.give_up_reports()  # the run ends: a last checkpoint waits for none of them
         for failure in failures:
             if failure.done():
                 failure.result()

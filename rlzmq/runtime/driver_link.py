@@ -84,7 +84,7 @@ class DriverLink(PeerLink):
 
     def reset(self, generation: int, next_update: int) -> None:
         """The learners hold another state now: open updates are void."""
-        self._cancel_reports()
+        self.give_up_reports()
         self.do(self.core.reset(generation, next_update))
 
     def expect(self, role: str, name: str) -> None:
@@ -117,12 +117,13 @@ class DriverLink(PeerLink):
             if self._on_notice is not None:
                 self._on_notice(message)
 
-    def _cancel_reports(self) -> None:
+    def give_up_reports(self) -> None:
+        """Nobody waits for the open updates any more: `open_reports` is empty."""
         for future in self.open_reports.values():
             future.cancel()
         self.open_reports.clear()
 
     async def stop(self) -> None:
         """Say goodbye and close; open updates are cancelled."""
-        self._cancel_reports()
+        self.give_up_reports()
         await self.close()

@@ -44,7 +44,7 @@ async def form_group(
         handles: The ranks in rank order.
         store: Where they meet; see `LearnerRole.rejoin`.
         generation: Above all before it.
-        end_if_hanging: ``await end_if_hanging(handle, what, is_certain=…)``; see `processes.end_if_hanging`.
+        end_if_hanging: ``await end_if_hanging(handle, what, is_certain=…)``; see `LearnerSupervisor`.
         deadline_s: Seconds for all of it.
 
     Raises:

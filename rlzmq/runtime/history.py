@@ -6,7 +6,8 @@ Record first, prove afterwards: each process wrote down what it saw, and nobody 
 |---------|------------------------------------------------------------------------------------|
 | runner  | ``accepted`` (id, steps), ``committed`` (id), ``weights`` (generation, version)     |
 | learner | ``formed`` (generation, next_update), ``trained`` (update, attempt, generation, ranges) |
-| driver  | ``report`` (update, steps, fragments, accounting), ``killed`` (place, pid)          |
+| driver  | ``report`` (update, steps, fragments, accounting), ``killed`` (place, pid),         |
+|         | ``both_copies`` (pid): a runner and the broker were hit at the same time            |
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ class Verdict:
     num_pending: int
     num_killed: int
     num_voided: int
+    num_gone: int = 0
 
     def __str__(self) -> str:
         return (
             f"{self.num_killed} killed, {self.num_updates} updates, {self.num_accepted} fragments accepted: "
             f"{self.num_trained_steps} steps trained once, {self.num_dropped_steps} dropped with a reason, "
-            f"{self.num_pending} fragments pending at the end, 0 lost, 0 trained twice "
+            f"{self.num_pending} fragments pending at the end, "
+            + (f"{self.num_gone} gone with both their copies, " if self.num_gone else "")
+            + f"0 lost, 0 trained twice "
             f"({self.num_voided} updates were begun anew by a later generation)"
         )
 
@@ -77,7 +81,13 @@ def check_history(history: History) -> Verdict:
     }
     _check_reports(reports)
     num_voided = _check_updates(history, reports)
-    accepted, num_pending = _check_accepted(history, reports, killed)
+    doubly_hit = {
+        e["pid"]
+        for (place, _), events in history.items()
+        if place == "driver"
+        for e in _of(events, "both_copies")
+    }
+    accepted, num_pending, num_gone = _check_accepted(history, reports, killed, doubly_hit)
     _check_weights(history)
     last: dict[str, Any] = reports[-1]["accounting"] if reports else {"trained": 0, "dropped": {}}
     return Verdict(
@@ -88,6 +98,7 @@ def check_history(history: History) -> Verdict:
         num_pending=num_pending,
         num_killed=len(killed),
         num_voided=num_voided,
+        num_gone=num_gone,
     )
 
 
@@ -151,15 +162,18 @@ def _check_updates(history: History, reports: list[Event]) -> int:
     return num_voided
 
 
-def _check_accepted(history: History, reports: list[Event], killed: set[tuple[str, int]]) -> tuple[int, int]:
-    """Whatever was accepted is accounted for at the driver, but for what came after its last report."""
+def _check_accepted(
+    history: History, reports: list[Event], killed: set[tuple[str, int]], doubly_hit: set[int]
+) -> tuple[int, int, int]:
+    """Whatever was accepted is accounted for at the driver, but for what came after its last report, and for
+    fragments whose runner (a pid in `doubly_hit`) and broker died at the same time: nobody has a copy."""
     reported: dict[str, int] = {}
     for report in reports:
         for fragment, num_steps in report["fragments"]:
             if fragment in reported:
                 raise HistoryError(f"fragment {fragment} was reported twice")
             reported[fragment] = num_steps
-    num_accepted = num_pending = 0
+    num_accepted = num_pending = num_gone = 0
     for process, events in history.items():
         if not process[0].startswith("runner"):
             continue
@@ -172,11 +186,13 @@ def _check_accepted(history: History, reports: list[Event], killed: set[tuple[st
             if fragment in reported:
                 if reported[fragment] != num_steps:
                     raise HistoryError(f"fragment {fragment} of {num_steps} steps was reported as {reported}")
+            elif process[1] in doubly_hit:
+                num_gone += 1
             elif process in killed or int(fragment.rpartition("/")[2]) < max(seqs, default=-1):
                 raise HistoryError(f"fragment {fragment} of {process[0]} was accepted and lost")
             else:
                 num_pending += 1
-    return num_accepted, num_pending
+    return num_accepted, num_pending, num_gone
 
 
 def _check_weights(history: History) -> None:

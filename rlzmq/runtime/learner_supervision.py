@@ -26,11 +26,11 @@ from rlzmq.protocol.supervision import GiveUp, Patience, RestartPolicy, Supervis
 from rlzmq.runtime.forming import connecting_timeout_s
 from rlzmq.runtime.processes import (
     ANSWER_DEADLINE_S,
-    end_if_hanging,
     first_line,
     is_stopped,
     lost_error,
     wake,
+    why_hanging,
 )
 
 __all__ = ["LearnerSupervisor"]
@@ -92,6 +92,7 @@ class LearnerSupervisor:
         self._num_replacing = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._prepared: set[Any] = set()
+        self._ending: set[Any] = set()
         self._watches_training = False
         self.prepare: Callable[[Any], Awaitable[None]] | None = None
         self.on_group: Callable[[list[Any]], None] = lambda handles: None
@@ -214,10 +215,20 @@ class LearnerSupervisor:
         deadline_s: float = ANSWER_DEADLINE_S,
         is_certain: bool = False,
     ) -> bool:
-        """As `processes.end_if_hanging`; the only rank left has the only weights of now: it is woken where it was
-        stopped, and gets more time."""
-        if [other for other in self._handles if not other.exited.done()] == [handle]:
-            deadline_s = self._config.learner_timeout_s
+        """Kill a rank that is stopped, or does not answer. The only one left has the only weights of now: it is
+        continued where it was stopped, and gets more time.
+
+        Args:
+            handle: Of the rank.
+            what: What it holds up, for the log.
+            method, deadline_s: See `processes.why_hanging`.
+            is_certain: It hangs, whatever it answers.
+
+        Returns:
+            Whether it hung, or has ended meanwhile.
+        """
+        why = "it takes too long" if is_certain else await why_hanging(handle, method, deadline_s)
+        if why and not handle.exited.done() and not self._others(handle):
             if is_stopped(handle.pid):
                 _log.warning(
                     "%s (pid %d) was stopped, and holds the only weights: it is continued.",
@@ -226,10 +237,23 @@ class LearnerSupervisor:
                 )
                 await wake(handle)
                 is_certain = False
-        hung = await end_if_hanging(handle, what, method=method, deadline_s=deadline_s, is_certain=is_certain)
-        if hung:
-            self._patience.killed()
-        return hung
+            if not is_certain:
+                why = await why_hanging(handle, method, self._config.learner_timeout_s)
+        if not why or handle.exited.done():
+            return bool(handle.exited.done())
+        self._ending.add(handle)  # before anything is awaited: of two that hang one is spared
+        _log.warning("%s (pid %d) hangs in %s: %s. It is killed.", handle.name, handle.pid, what, why)
+        await handle.kill_hanging()
+        self._patience.killed()
+        return True
+
+    def _others(self, handle: Any) -> list[Any]:
+        """Ranks of the group beside this one that hold its weights, too."""
+        return [
+            other
+            for other in self._handles
+            if other is not handle and not other.exited.done() and other not in self._ending
+        ]
 
     def waits(self) -> list[str]:
         """What the group waits for, in words; [] where it stands."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ from typing import Any
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.core.errors import DeadlineError, PeerLostError
 
-__all__ = ["ANSWER_DEADLINE_S", "end_if_hanging", "first_line", "is_stopped", "lost_error", "wake"]
-
-_log = logging.getLogger("rlzmq.runtime")
+__all__ = ["ANSWER_DEADLINE_S", "first_line", "is_stopped", "lost_error", "wake", "why_hanging"]
 
 ANSWER_DEADLINE_S = 5.0
 """Seconds after which a process that does not answer hangs, where nothing else is known of it."""
@@ -22,40 +19,23 @@ ANSWER_DEADLINE_S = 5.0
 _WAKE_S = 1.0
 
 
-async def end_if_hanging(
-    handle: Any,
-    what: str,
-    *,
-    method: str = "beat",
-    deadline_s: float = ANSWER_DEADLINE_S,
-    is_certain: bool = False,
-) -> bool:
-    """Kill a process that is stopped, or does not answer.
+async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANSWER_DEADLINE_S) -> str:
+    """Why a process counts as hanging: it is stopped, or does not answer; "" where it answers, or has ended.
 
     Args:
         handle: Of the process.
-        what: What it holds up, for the log.
         method: Is called; "beat" asks whether its event loop turns.
         deadline_s: Seconds for the answer.
-        is_certain: It hangs, whatever it answers.
-
-    Returns:
-        Whether it hung, or has ended meanwhile.
     """
-    why = "it takes too long" if is_certain else "its process is stopped" if is_stopped(handle.pid) else ""
-    if not why:
-        try:
-            await handle.call(method, deadline_s=deadline_s)
-            return False
-        except PeerLostError:
-            await handle.exited
-            return True
-        except DeadlineError:
-            why = f"no answer within {deadline_s:g} s"
-    if not handle.exited.done():
-        _log.warning("%s (pid %d) hangs in %s: %s. It is killed.", handle.name, handle.pid, what, why)
-        await handle.kill_hanging()
-    return True
+    if is_stopped(handle.pid):
+        return "its process is stopped"
+    try:
+        await handle.call(method, deadline_s=deadline_s)
+    except PeerLostError:
+        await handle.exited
+    except DeadlineError:
+        return f"no answer within {deadline_s:g} s"
+    return ""
 
 
 def is_stopped(pid: int) -> bool:

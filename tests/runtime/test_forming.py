@@ -169,23 +169,32 @@ async def test_a_replacement_that_always_dies_while_forming_is_given_up(
 class StoppedRank(FakeRank):
     """Its process was stopped by a signal, until it is continued."""
 
-    pid = 4711
-    is_stopped = True
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.pid = 4711 + place
+        self.is_stopped = True
 
     def send_signal(self, number: int) -> None:
-        asyncio.get_running_loop().call_later(0.05, setattr, StoppedRank, "is_stopped", False)
+        asyncio.get_running_loop().call_later(0.05, setattr, self, "is_stopped", False)
 
 
-async def test_the_only_rank_left_is_continued_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_stopped", [1, 2])
+async def test_of_stopped_ranks_the_last_one_is_continued(
+    num_stopped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [StoppedRank(place) for place in range(num_stopped)]
+
     def stopped(pid: int) -> bool:
-        return pid == StoppedRank.pid and StoppedRank.is_stopped
+        return any(rank.pid == pid and rank.is_stopped for rank in ranks)
 
     monkeypatch.setattr("rlzmq.runtime.processes.is_stopped", stopped)
     monkeypatch.setattr("rlzmq.runtime.learner_supervision.is_stopped", stopped)
     group, handles = supervisor(2, lambda handles: None)
-    handles[0] = StoppedRank(0)
     handles[1].die()
-    assert not await group.end_if_hanging(handles[0], "a test")
-    assert not handles[0].exited.done()
-    assert not StoppedRank.is_stopped
+    handles[:num_stopped] = ranks
+    ended = await asyncio.gather(*(group.end_if_hanging(rank, "a test") for rank in ranks))
+    assert sum(ended) == num_stopped - 1
+    assert [rank.exited.done() for rank in ranks] == ended
+    (spared,) = [rank for rank in ranks if not rank.exited.done()]
+    assert not spared.is_stopped
     await group.stop()

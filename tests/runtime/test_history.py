@@ -141,3 +141,14 @@ def test_a_broken_history_is_found(name: str) -> None:
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Any) -> None:
     (tmp_path / "runner-0.7.jsonl").write_text('{"event": "weights"}\n{"event": "acc')
     assert read_history(tmp_path) == {("runner-0", 7): [{"event": "weights"}]}
+
+
+def test_what_a_runner_and_the_broker_held_is_gone_where_both_were_hit_at_once() -> None:
+    history = good()
+    history["runner-0", 11].insert(4, {"event": "accepted", "id": "a/1/1b/1", "steps": 5})
+    with pytest.raises(HistoryError, match="was accepted and lost"):
+        check_history(history)
+    history["driver", 1].append({"event": "both_copies", "place": "runner-0", "pid": 11})
+    verdict = check_history(history)
+    assert verdict.num_gone == 2, "this one, and the one that was pending"
+    assert "2 gone with both their copies" in str(verdict)

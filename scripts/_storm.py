@@ -1,0 +1,250 @@
+"""All kinds of faults mixed at random, on one run: the part of `nemesis.py --storm`.
+
+| fault               | what                                                                                  |
+|---------------------|---------------------------------------------------------------------------------------|
+| kill, stop          | SIGKILL, SIGSTOP for a runner, a rank or the broker                                   |
+| frozen, then broker | SIGSTOP for a runner or a rank, SIGKILL for the broker a moment later                 |
+| nan                 | a runner's next fragment holds NaN                                                    |
+| flood               | 200 strangers at once at the TCP port                                                 |
+| join, leave, cut    | a runner from outside joins by TCP, is killed, has its connections cut                |
+
+The next one comes whenever it is due, whatever the state of the run: nobody waits for anybody to be back. The
+last rank that is neither dead nor frozen is left alone: with it the weights would go, which is another promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlzmq.core import faults
+from rlzmq.net.addresses import split_tcp
+from rlzmq.net.join_file import JoinFile
+from rlzmq.runtime.processes import is_stopped
+from tests.net.chaos_proxy import ChaosProxy
+
+__all__ = ["KINDS", "MAX_STILL_S", "Storm"]
+
+KINDS = ("kill", "kill", "kill", "stop", "stop", "frozen then broker", "nan", "flood", "join or leave", "cut")
+MAX_STILL_S = 15.0
+"""An update takes at most so long, whatever happens."""
+
+_GIVE_UP_S = 180.0
+_UPDATES_TO_COMMIT = 3  # until what was accepted is committed, and known to the driver
+_NUM_STRANGERS = 200
+
+
+def spoil_the_next_fragment(role: Any) -> None:
+    """In a runner's process: its next lease brings NaN."""
+    runner = role.env_runner
+    sample_lease = runner.sample_lease
+
+    def spoilt(*args: Any, **kwargs: Any) -> Any:
+        batch = sample_lease(*args, **kwargs)
+        if batch.num_env_steps:
+            runner.sample_lease = sample_lease
+            batch.columns["rewards"][int(batch.step_slots()[0])] = float("nan")
+        return batch
+
+    runner.sample_lease = spoilt
+
+
+class Storm:
+    """Faults at random while `train` runs.
+
+    Args:
+        algo: A started AsyncAlgorithm that listens.
+        num_faults, seconds: How many, over how long.
+        seed: Of the random stream.
+        directory: For the outside runner's join file.
+
+    Attributes:
+        fired: Faults by kind.
+        gaps_s: Seconds between two committed updates, all of them.
+    """
+
+    def __init__(self, algo: Any, *, num_faults: int, seconds: float, seed: int, directory: Path) -> None:
+        self.algo = algo
+        self.session = algo.session
+        self.num_faults = num_faults
+        self.seconds = seconds
+        self.random = random.Random(seed)
+        self.directory = directory
+        self.fired: Counter[str] = Counter()
+        self.gaps_s: list[float] = []
+        self._proxies: dict[str, ChaosProxy] = {}
+        self._outside: subprocess.Popen[bytes] | None = None
+        self._updated_at = time.monotonic()
+        self._runner_faults: list[tuple[int, str, int]] = []
+        self._broker_fault_at = -_UPDATES_TO_COMMIT
+
+    async def run(self) -> None:
+        """Train until all faults have come, and everybody is back.
+
+        Raises:
+            RuntimeError: Training stood still, or nobody came back.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            join = JoinFile.read(self.session._pipeline._broker.join_files["runner"])
+            for name in ("data", "weights"):
+                proxy = ChaosProxy(join.addresses[name], seed=self.random.getrandbits(32))
+                self._proxies[name] = await stack.enter_async_context(proxy)
+            addresses = {**join.addresses, **{name: proxy.address for name, proxy in self._proxies.items()}}
+            (self.directory / "join.toml").touch(0o600)
+            (self.directory / "join.toml").write_text(replace(join, addresses=addresses).to_text())
+            stack.callback(self._leave)
+            training = asyncio.create_task(self._train())
+            try:
+                for done in asyncio.as_completed([training, asyncio.create_task(self._rage())]):
+                    await done
+                    break
+                await self._calm_down(training)
+            finally:
+                training.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await training
+
+    async def _train(self) -> None:
+        self._updated_at = time.monotonic()
+        while True:
+            await self.algo.train()
+            now = time.monotonic()
+            self.gaps_s.append(now - self._updated_at)
+            if self.gaps_s[-1] > MAX_STILL_S:
+                print(f"STOOD STILL for {self.gaps_s[-1]:.1f} s", flush=True)
+            self._updated_at = now
+
+    async def _rage(self) -> None:
+        begin = time.monotonic()
+        for number in range(self.num_faults):
+            due = begin + (number + self.random.random()) * self.seconds / self.num_faults
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            kind = ""
+            while not kind:
+                kind = await self._one(self.random.choice(KINDS))
+            self.fired[kind] += 1
+            if time.monotonic() - self._updated_at > _GIVE_UP_S:
+                status = await asyncio.wait_for(self.session._pipeline._status(), 5)
+                raise RuntimeError(f"no update for {_GIVE_UP_S:g} s: {status['waits']}")
+            if (number + 1) % 25 == 0:
+                print(f"{number + 1} faults, {len(self.gaps_s)} updates, {dict(self.fired)}", flush=True)
+
+    async def _calm_down(self, training: asyncio.Task[None]) -> None:
+        """No more faults: everybody comes back, and two updates more."""
+        config, session = self.algo.config, self.session
+        updates = len(self.gaps_s)
+        async with asyncio.timeout(_GIVE_UP_S):
+            while (
+                session.env_runner_group.num_healthy_remote_workers() < config.num_env_runners
+                or len(session.learner_group.handles) < config.num_learners
+                or len(self.gaps_s) < updates + 2
+            ):
+                if training.done():
+                    training.result()
+                await asyncio.sleep(0.05)
+
+    # -- the faults -----------------------------------------------------------------------------
+
+    async def _one(self, kind: str) -> str:
+        """What was done; "" where it cannot be done now."""
+        if kind in ("kill", "stop"):
+            role = self.random.choice(("runner", "learner", "broker"))
+            number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+            return f"{kind} {role}" if self._signal(role, number) is not None else ""
+        if kind == "frozen then broker":
+            frozen = self._signal(self.random.choice(("runner", "learner")), signal.SIGSTOP)
+            if frozen is None:
+                return ""
+            await asyncio.sleep(self.random.random() * 0.5)
+            self._signal("broker", signal.SIGKILL)
+            return kind
+        if kind == "nan":
+            runner = self._pick("runner")
+            if runner is None:
+                return ""
+            work = asyncio.ensure_future(runner.apply(spoil_the_next_fragment))
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may die meanwhile
+            return kind
+        if kind == "flood":
+            await asyncio.to_thread(_flood, self._proxies["data"].upstream)
+            return kind
+        if kind == "cut":
+            return kind if self._proxies["data"].cut() + self._proxies["weights"].cut() else ""
+        return self._join_or_leave()
+
+    def _pick(self, role: str) -> Any:
+        """One that lives and is not frozen; None: there is none, or it is the last rank."""
+        session = self.session
+        handles = {
+            "runner": session.env_runner_group.handles,
+            "learner": session.learner_group.handles,
+            "broker": [session._pipeline._broker.handle],
+        }[role]
+        well = [handle for handle in handles if not handle.exited.done() and not is_stopped(handle.pid)]
+        return self.random.choice(well) if len(well) > (role == "learner") else None
+
+    def _signal(self, role: str, number: int) -> Any:
+        handle = self._pick(role)
+        if handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(handle.pid, number)
+                if number == signal.SIGKILL:
+                    faults.record("killed", place=handle.name, pid=handle.pid)
+                self._note_copies(role, handle.name, handle.pid)
+        return handle
+
+    def _note_copies(self, role: str, name: str, pid: int) -> None:
+        """Where a runner and the broker are hit at the same time, both copies of a fragment may be gone."""
+        update = len(self.gaps_s)
+        if role == "runner":
+            self._runner_faults.append((update, name, pid))
+        elif role == "broker":
+            self._broker_fault_at = update
+        recent = [fault for fault in self._runner_faults if update - fault[0] <= _UPDATES_TO_COMMIT]
+        if update - self._broker_fault_at <= _UPDATES_TO_COMMIT:
+            for _, place, runner in recent:
+                faults.record("both_copies", place=place, pid=runner)
+        self._runner_faults = recent
+
+    def _join_or_leave(self) -> str:
+        if self._outside is not None and self._outside.poll() is None:
+            if self._proxies["data"].num_connections == 0:
+                return ""  # it is about to come
+            self._note_copies("runner", "runner", self._outside.pid)
+            self._leave()
+            return "leave"
+        self._outside = subprocess.Popen(
+            [sys.executable, "-m", "rlzmq", "runner", "--join", str(self.directory / "join.toml")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(__file__).resolve().parents[1],
+        )
+        return "join"
+
+    def _leave(self) -> None:
+        if self._outside is not None:
+            self._outside.kill()
+            self._outside.wait()
+
+
+def _flood(address: str) -> None:
+    """Strangers that say nothing sensible, all at once."""
+    host, port = split_tcp(address)
+    with contextlib.ExitStack() as stack:
+        for _ in range(_NUM_STRANGERS):
+            with contextlib.suppress(OSError):
+                stranger = stack.enter_context(socket.create_connection((host, port), timeout=1.0))
+                stranger.sendall(os.urandom(64))
