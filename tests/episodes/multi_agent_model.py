@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,12 +63,14 @@ class Model:
         self.first: dict[Any, int] = {}  # agent -> index of its first stored observation
         self.start: dict[Any, int] = {}  # agent -> index of the observation its chunk starts with
         self.hidden: set[Any] = set()  # agents whose data are not stored
+        self.make: Callable[[int], Any] = int  # observations and actions of numbers that never repeat
 
     def copy(self) -> Model:
         other = Model()
         other.reset, other.log = self.reset, list(self.log)
         other.begin, other.end, other.lookback = self.begin, self.end, self.lookback
         other.first, other.start, other.hidden = dict(self.first), dict(self.start), set(self.hidden)
+        other.make = self.make
         return other
 
     def life(self, agent: Any, until: int | None = None) -> Life:
@@ -271,9 +274,12 @@ class Model:
 def random_step(rng: random.Random, model: Model, counter: list[int]) -> Step:
     """A step that the rules allow, with values that never repeat."""
 
-    def fresh() -> int:
+    def number() -> int:
         counter[0] += 1
         return counter[0]
+
+    def fresh() -> Any:
+        return model.make(number())
 
     step = Step({}, {}, {}, {}, {}, {}, {})
     all_end, all_cut = rng.random() < 0.02, rng.random() < 0.02
@@ -297,7 +303,7 @@ def random_step(rng: random.Random, model: Model, counter: list[int]) -> Step:
         if not acted and rng.random() < 0.8:
             acted = True
             step.actions[agent] = fresh()
-            step.outputs[agent] = {"logp": fresh()}
+            step.outputs[agent] = {"logp": number()}
         if acted and rng.random() < 0.65:
             step.observations[agent] = fresh()
         if rng.random() < 0.06:
@@ -309,7 +315,7 @@ def random_step(rng: random.Random, model: Model, counter: list[int]) -> Step:
         if acted and is_cut and not ends:
             step.observations[agent] = fresh()
         if agent in step.observations and rng.random() < 0.4:
-            step.infos[agent] = {"i": fresh()}
+            step.infos[agent] = {"i": number()}
         if (agent in step.observations and agent in step.actions) or rng.random() < 0.5:
             step.rewards[agent] = rng.randrange(1, 9)
     return step

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rlzmq.core.errors import MultiAgentEnvError
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from tests.episodes.multi_agent_model import AGENTS, Model, Step, assert_same, assert_same_getter, random_step
+from tests.episodes.reference_model import Token
 
 NUM_SEQUENCES = 5000
 
@@ -28,6 +29,8 @@ class Sequence:
         self.rng = rng
         self.counter = [0]
         self.model = Model()
+        if rng.random() < 0.25:
+            self.model.make = Token
         self.episode = MultiAgentEpisode("e", agent_to_module_mapping_fn=mapping)
         self.chunks: list[tuple[MultiAgentEpisode, Model]] = []
         present = [agent for agent in AGENTS if rng.random() < 0.6]
@@ -36,7 +39,7 @@ class Sequence:
 
     def _fresh(self) -> int:
         self.counter[0] += 1
-        return self.counter[0]
+        return self.model.make(self.counter[0])  # type: ignore[no-any-return]
 
     def step(self) -> None:
         step = random_step(self.rng, self.model, self.counter)
@@ -82,6 +85,31 @@ class Sequence:
         first.concat_episode(self.episode.slice(slice(middle, None), len_lookback_buffer=lookback))
         assert_same(first, self.model)
 
+    def give(self) -> None:
+        """An episode made of lists, the rewards of one env step more among them, is one that was stepped."""
+        log = self.model.log
+        if any({**step.terminateds, **step.truncateds} for step in log):
+            return
+        hanging = {agent: self.rng.randrange(1, 9) for agent in AGENTS if self.rng.random() < 0.5}
+        model = Model()
+        model.reset = self.model.reset
+        for step in log:
+            model.add(step)
+        if hanging:
+            model.add(Step({}, {}, hanging, {}, {}, {}, {}))
+        episode = MultiAgentEpisode(
+            "e",
+            agent_to_module_mapping_fn=mapping,
+            observations=[model.reset, *(step.observations for step in log)],
+            infos=[{}, *(step.infos for step in log)],
+            actions=[step.actions for step in log],
+            rewards=[*(step.rewards for step in log), *([hanging] if hanging else [])],
+            extra_model_outputs=[step.outputs for step in log],
+            len_lookback_buffer=0,
+        )
+        assert_same(episode, model)
+        assert_same_getter(self.rng, episode, model)
+
     def round_trip(self) -> None:
         state = self.episode.get_state()
         self.episode = MultiAgentEpisode.from_state(copy.deepcopy(state))
@@ -106,7 +134,7 @@ class Sequence:
         arrays = [
             a for a in step.observations if a in episode.agent_ids and episode.agent_episodes[a].is_numpy
         ]
-        if arrays:
+        if arrays and self.model.make is int:
             step.observations[self.rng.choice(arrays)] = [1, 2]  # type: ignore[assignment]
             with pytest.raises(MultiAgentEnvError):
                 step.add_to(episode)
@@ -153,6 +181,7 @@ OPERATIONS = ["step"] * 8 + [
     "join_cuts",
     "join_slices",
     "to_numpy",
+    "give",
     "round_trip",
     "refuse",
 ]
@@ -208,7 +237,9 @@ class EpisodeMachine(RuleBasedStateMachine):
         self.sequence.cut()
 
     @rule(
-        operation=st.sampled_from(["slice", "join_cuts", "join_slices", "to_numpy", "round_trip", "refuse"])
+        operation=st.sampled_from(
+            ["slice", "join_cuts", "join_slices", "to_numpy", "give", "round_trip", "refuse"]
+        )
     )
     def look(self, operation: str) -> None:
         getattr(self.sequence, operation)()
