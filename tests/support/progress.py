@@ -1,4 +1,5 @@
 """A line every ten seconds in place of dots: how far the tests are, in a log file too (``-p tests.support.progress``).
+A failure is named at once: whoever waits for minutes need not wait for the end.
 
 Tests differ a thousandfold, so the share that is done counts seconds of the last whole run, where there was one.
 """
@@ -35,11 +36,16 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
-        return (report.outcome if report.when == "call" else "", "", "") if report.passed else None
+        if report.passed:
+            return (report.outcome if report.when == "call" else "", "", "")
+        word = ("failed", "", "FAILED") if report.when == "call" else ("error", "", "ERROR")
+        return word if report.failed else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._spent[report.nodeid] = self._spent.get(report.nodeid, 0.0) + report.duration
-        self._num_failed += report.failed
+        if report.failed:
+            self._num_failed += 1
+            self._write(f"FAILED {report.nodeid}: {report.longreprtext.strip().rpartition(chr(10))[2]}")
         if report.when == "teardown":
             self._left.discard(report.nodeid)
         if time.monotonic() - self._last >= _EVERY_S:
@@ -57,6 +63,9 @@ class Progress:
             text += f", about {elapsed / share - elapsed:.0f} s to go"
         if self._num_failed:
             text += f"  {self._num_failed} FAILED"
+        self._write(text)
+
+    def _write(self, text: str) -> None:
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         assert reporter is not None
         reporter.write_line(text)
