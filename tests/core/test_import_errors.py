@@ -60,11 +60,13 @@ def test_looking_for_a_name_without_importing_it_is_answered_as_everywhere() -> 
 
 HIDING = {
     "queue.py": (
+        "PPO",
         "waiting = []\n",
         "AttributeError: module 'queue' has no attribute 'SimpleQueue'",
         "DIR/queue.py hides the module 'queue' of Python: rename that file.",
     ),
     "gymnasium.py": (
+        "PPOConfig",
         "raise ValueError('something of my own')\n",
         "ValueError: something of my own",
         "DIR/gymnasium.py hides the module 'gymnasium' of an installed package (SITE/gymnasium/__init__.py): "
@@ -75,16 +77,20 @@ HIDING = {
 
 @pytest.mark.parametrize("name", HIDING)
 def test_a_file_beside_the_script_that_hides_a_module_is_named(name: str, tmp_path: Path) -> None:
-    content, error, hint = HIDING[name]
+    loaded, content, error, hint = HIDING[name]
     (tmp_path / name).write_text(content)
-    (tmp_path / "script.py").write_text("from rlzmq import PPOConfig\n")
-    ends = {
-        "script.py": f"\nImportError: rlzmq.PPOConfig could not be loaded: {error}\n{hint}\n",
-        "-m rlzmq train ppo": f"\n{error}\n{hint}\n",
-    }
-    for arguments, end in ends.items():
+    (tmp_path / "script.py").write_text(
+        "from rlzmq import PPOConfig\nPPOConfig().environment('CartPole-v1').env_runners(num_env_runners=0).build()\n"
+    )
+    for arguments, expected in {
+        "script.py": f"\nImportError: rlzmq.{loaded} could not be loaded: {error}\n{hint}\n",
+        "-m rlzmq train ppo --env CartPole-v1": f"\n{hint}\nrlzmq: ended by ",
+    }.items():
         command = [sys.executable, *arguments.split()]
         run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         said = run.stderr.replace(str(tmp_path), "DIR").replace(sysconfig.get_path("purelib"), "SITE")
-        assert said.endswith(end), said
+        shown = (
+            said if arguments == "script.py" else said.rpartition("rlzmq: ended by ")[0] + "rlzmq: ended by "
+        )
+        assert shown.endswith(expected), said
         assert run.returncode != 0

@@ -99,7 +99,7 @@ class PPOConfig(AlgorithmConfig):
         return self
 
     def _default_algo_class(self) -> Any:
-        from rlzmq.algorithms.ppo.ppo import PPO
+        from rlzmq import PPO  # what goes wrong in that import is said in words
 
         return PPO
 
