@@ -107,15 +107,15 @@ class Storm:
             (self.directory / "join.toml").write_text(replace(join, addresses=addresses).to_text())
             stack.callback(self._leave)
             training = asyncio.create_task(self._train())
+            raging = asyncio.create_task(self._rage())
             try:
-                for done in asyncio.as_completed([training, asyncio.create_task(self._rage())]):
-                    await done
-                    break
+                await asyncio.wait((training, raging), return_when=asyncio.FIRST_COMPLETED)
+                (training if training.done() else raging).result()
                 await self._calm_down(training)
             finally:
-                training.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await training
+                for task in (training, raging):
+                    task.cancel()
+                await asyncio.gather(training, raging, return_exceptions=True)
 
     async def _train(self) -> None:
         self._updated_at = time.monotonic()

@@ -127,6 +127,7 @@ class BrokerPipeline:
             next_update=version,
             incarnation=self._broker.epoch,
             on_notice=self._on_notice,
+            on_new_broker=self._on_new_broker,
             packed_config=pack_config(self._config) if is_open else b"",
             spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
             **self._keys_of("driver"),
@@ -292,6 +293,14 @@ class BrokerPipeline:
             self._run_task(runners.suspect(index, event, detail))
         elif event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
             runners.blame(index, detail)  # else it is of the process before this one
+
+    def _on_new_broker(self) -> None:
+        """Who was stopped meanwhile is not waited for: where brokers die in a row, none gets to miss it."""
+        why = "a new broker came"
+        for index in range(len(self._runners.handles)):
+            self._run_task(self._runners.supervisor.suspect(index, "lost", why))
+        for name in self._ranks:
+            self._run_task(self._learners.supervisor.suspect(name, "lost", why))
 
     def _send_connector_state(self, state: Any) -> None:
         assert self._driver is not None

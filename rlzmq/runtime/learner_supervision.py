@@ -203,8 +203,10 @@ class LearnerSupervisor:
         for handle in [handle for handle in self._handles if handle.name == name]:
             if event == "silent":
                 await self.end_if_hanging(handle, "its work", deadline_s=self._patience.seconds)
-            elif event == "hung" or is_stopped(handle.pid):
+            elif event == "hung":
                 await self.end_if_hanging(handle, f"an update: {why}", is_certain=True)
+            elif is_stopped(handle.pid):
+                await self.end_if_hanging(handle, f"its work ({why})")
 
     async def end_if_hanging(
         self,

@@ -199,6 +199,8 @@ class RunnerSupervisor:
                 return
             place.patience.killed()
             why = "its event loop does not turn (does a step hold the GIL? see env_step_timeout_s)"
+        elif event != "hung":
+            why = f"its process is stopped ({why})"
         _log.warning("%s %d (pid %d) hangs: %s. It is killed.", self._what, index, handle.pid, why)
         await handle.kill_hanging()
 
