@@ -49,6 +49,7 @@ SKIPPED_TESTS = (
 )
 NUM_SCHEDULES = 40
 MEMORY_BYTES = 2 << 30
+CANNOT_TRY = 3  # exit code
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -326,7 +327,7 @@ class Runner:
                 limit_s = 5.0 + 5.0 * sum(self._seconds[index] for index in tests)
                 pid = os.fork()
                 if pid == 0:
-                    os._exit(self._try(mutant, tests))
+                    self._end_with(mutant, tests)
                 running[pid] = mutant, os.pidfd_open(pid), time.perf_counter() + limit_s
             if not running:
                 break
@@ -339,6 +340,14 @@ class Runner:
                     print(f"survives: {mutant}", flush=True)
                 if num_done % 100 == 0:
                     print(f"{num_done} tried, {time.perf_counter() - start:.0f} s", flush=True)
+
+    def _end_with(self, mutant: Mutant, tests: Sequence[int]) -> None:
+        """In the fork: it must not come back."""
+        code = CANNOT_TRY
+        try:
+            code = self._try(mutant, tests)
+        finally:
+            os._exit(code)
 
     def _try(self, mutant: Mutant, tests: Sequence[int]) -> int:
         """In the fork: 1 where a test fails."""
@@ -361,12 +370,15 @@ def _wait(running: dict[int, tuple[Mutant, int, float]]) -> Iterator[tuple[int, 
     now = time.perf_counter()
     timeout = max(0.0, min(due for _, _, due in running.values()) - now)
     ready, _, _ = select.select([fd for _, fd, _ in running.values()], [], [], timeout)
-    for pid, (_, fd, due) in list(running.items()):
+    for pid, (mutant, fd, due) in list(running.items()):
         if fd not in ready and time.perf_counter() < due:
             continue
         if fd not in ready:
             os.kill(pid, signal.SIGKILL)
-        yield pid, os.waitpid(pid, 0)[1] == 0
+        status = os.waitpid(pid, 0)[1]
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == CANNOT_TRY:
+            raise RuntimeError(f"this mutant cannot be made: {mutant}. Did the source change meanwhile?")
+        yield pid, status == 0
 
 
 class Schedules:

@@ -725,6 +725,8 @@ def main() -> int:
     parser.add_argument("--runners", type=int, default=64, help="of crowd (default: 64)")
     parser.add_argument("--seconds", type=float, default=180.0, help="of crowd (default: 180)")
     options = parser.parse_args()
+    # `finally` ends what was started, also where this script is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     seen = Seen()
     for name in options.cases or CASES:
         if name in ("disk", "shm") and (os.geteuid() != 0 or shutil.which("unshare") is None):

@@ -45,14 +45,14 @@ def memory_of(pid: int) -> Counter[str]:
     return found
 
 
-def begin_trace() -> None:
+def begin_trace(_: Any) -> None:
     """In the process that is looked at."""
     import tracemalloc
 
     tracemalloc.start(8)
 
 
-def end_trace(num: int = 12) -> list[str]:
+def end_trace(_: Any, num: int = 12) -> list[str]:
     """In the process that is looked at: what was allocated since and is still held, by line."""
     import gc
     import tracemalloc
