@@ -104,6 +104,7 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, tmp_path: Path) 
     run = tmp_path / "run"
     train = command(tmp_path, *TRAIN, "--env-runners", "1", "--learners", "1", "--run-dir", str(run))
     assert train.stdout is not None
+    assert train.stdout.readline() == "starting    1 runner, 1 learner for CartPole-v1\n"
     assert train.stdout.readline().startswith("iter 1")
     family = psutil.Process(train.pid).children(recursive=True)
     assert family
