@@ -44,6 +44,7 @@ __all__ = ["BrokerPipeline"]
 
 _log = logging.getLogger("rlzmq.runtime")
 
+_GOODBYE_S = 3.0
 _MISSED = frozenset({"hung", "silent", "lost"})
 
 
@@ -519,7 +520,9 @@ class BrokerPipeline:
         if self._driver is not None:  # first: that roles leave now is no news any more
             await self._driver.stop()
         handles = [*self._runners.handles, *self._learners.handles]
-        await asyncio.gather(*(handle.disconnect() for handle in handles), return_exceptions=True)
+        # Of a process that was stopped meanwhile no answer comes: it is killed when its actor is ended.
+        goodbyes = (handle.call("disconnect", deadline_s=_GOODBYE_S) for handle in handles)
+        await asyncio.gather(*goodbyes, return_exceptions=True)
         if self._broker is not None:
             await self._broker.stop()
         self.accounting.drop_pending("stopped")

@@ -129,3 +129,12 @@ async def test_processes_that_were_frozen_when_the_broker_died_are_missed_by_the
     assert result["fault_tolerance"]["num_learner_rollbacks"] == 0, "one rank still held the state"
     assert result["fault_tolerance"]["num_learner_group_reforms"] == 1
     assert took_s < 12.0, "4 s on a machine that is not busy"
+
+
+async def test_a_run_ends_although_processes_are_frozen() -> None:
+    async with small(2, 2).build_async() as algo:
+        await algo.train()
+        for handle in (algo.learner_group.handles[0], algo.env_runner_group.handles[0]):
+            os.kill(handle.pid, signal.SIGSTOP)
+        start = time.monotonic()
+    assert time.monotonic() - start < 20.0, "3 s for their goodbye, 5 s for their end"
