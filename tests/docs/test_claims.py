@@ -10,9 +10,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from fsspec.registry import known_implementations
 
 import rlzmq
 from rlzmq.cli.main import _COMMANDS, main
+from rlzmq.core.cloud_path import _DRIVERS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,9 +39,13 @@ def test_every_extra_is_of_use() -> None:
             else []
         )
     }
+    # fsspec imports the drivers of its filesystems by itself.
+    drivers = {known_implementations[scheme]["class"].split(".")[0] for scheme in _DRIVERS}
     for extra, needs in EXTRAS.items():
-        first = re.split(r"[^\w-]", needs[0])[0].replace("-", "_").lower()
-        assert first in imported, f"nothing in rlzmq imports {first}, which the extra {extra!r} installs"
+        for need in needs:
+            package = re.split(r"[^\w-]", need)[0].replace("-", "_").lower()
+            assert package in imported | drivers, f"{extra!r} installs {package}, which nothing in rlzmq imports"
+    assert drivers == set(_DRIVERS.values()), "errors name another driver than the one that fsspec asks for"
 
 
 def test_all_is_every_extra() -> None:
