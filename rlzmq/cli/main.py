@@ -45,6 +45,10 @@ _COMMANDS = {
     ),
     "launch": ("rlzmq.cli.launch", "several machines over ssh: rlzmq launch cluster.toml"),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
+    "completion": (
+        "rlzmq.cli.completion",
+        "completion for bash, zsh and fish: source <(rlzmq completion bash)",
+    ),
 }
 
 
