@@ -15,13 +15,12 @@ from rlzmq.core.tracebacks import origin_parts
 
 __all__ = ["RemoteOrigin", "pack_error", "unpack_error"]
 
-# Together within a message's header (64 KiB), whatever the alphabet.
-_MAX_TEXT_BYTES = 16 * 1024
+# With the text, within a message's header (64 KiB), whatever the alphabet.
 _MAX_ARGS_BYTES = 8 * 1024
 _MAX_TRACEBACK_BYTES = 24 * 1024
 _MAX_ARGS = 8
 # Of an exception's text within a traceback: the whole text is beside it.
-_MAX_REPEATED_CHARS = 1000
+_MAX_REPEATED_BYTES = 1000
 _LINES = "\n\t"
 
 # Neither can be raised out of an awaited call: both mean something else there.
@@ -76,7 +75,7 @@ def pack_error(error: BaseException, role: str) -> dict[str, Any]:
         "type": kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
         "known_as": kind.__name__ if is_known else _known_base(kind),
         "is_known": is_known,
-        "text": _within(cut(text), _MAX_TEXT_BYTES),
+        "text": cut(text),
         "args": arguments if is_plain else None,
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -159,10 +158,6 @@ def _num_bytes(text: str) -> int:
     return len(text.encode(errors="replace"))
 
 
-def _within(text: str, max_bytes: int) -> str:
-    return text.encode(errors="replace")[:max_bytes].decode(errors="ignore")
-
-
 def _end_of(text: str, max_bytes: int) -> str:
     return text.encode(errors="replace")[-max_bytes:].decode(errors="ignore")
 
@@ -173,4 +168,8 @@ def _format(error: BaseException) -> str:
 
 def _short(part: str) -> str:
     """A part of a traceback: a frame, or an exception's text."""
-    return part if len(part) <= _MAX_REPEATED_CHARS else cut(part, _MAX_REPEATED_CHARS) + "\n"
+    return (
+        part
+        if len(part.encode(errors="replace")) <= _MAX_REPEATED_BYTES
+        else cut(part, _MAX_REPEATED_BYTES) + "\n"
+    )

@@ -68,15 +68,19 @@ def local_path(path: str | Path) -> Path:
     Of another URI, such as ``s3://…``, it is a `CloudPath`, which has the part of Path's face that checkpoints need.
 
     Raises:
-        CheckpointError: It is a URI of no filesystem that is known here.
+        CheckpointError: It is a URI of no filesystem that is known here, or of another machine's files.
     """
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Path(path).expanduser().absolute()
-    uri = urlsplit(text)
-    if scheme[1].lower() != "file" or uri.netloc not in ("", "localhost"):
+    if scheme[1].lower() != "file":
         return cast(Path, CloudPath(text))
+    uri = urlsplit(text)
+    if uri.netloc not in ("", "localhost"):
+        raise CheckpointError(
+            f"{text!r} is no directory of this machine: a file:// URI has three slashes, file:///{uri.netloc}{uri.path}."
+        )
     return Path(unquote(uri.path))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_ERROR_CHARS", "cut", "printable"]
+__all__ = ["MAX_ERROR_BYTES", "cut", "printable"]
 
 # Of the text of one exception, wherever it is kept or sent.
-MAX_ERROR_CHARS = 16 * 1024
+MAX_ERROR_BYTES = 16 * 1024
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -23,8 +23,10 @@ def printable(text: str, *, keep: str = "") -> str:
     )
 
 
-def cut(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
-    """`text`, or its beginning and how much of it is left out."""
-    if len(text) <= max_chars:
+def cut(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:
+    """`text`, or its beginning and how much of it is left out; as UTF-8 no longer than that and a few words."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= max_bytes:
         return text
-    return f"{text[:max_chars]} … ({len(text) - max_chars} more characters)"
+    kept = encoded[:max_bytes].decode(errors="ignore")
+    return f"{kept} … ({len(text) - len(kept)} more characters)"

@@ -11,7 +11,15 @@ from types import TracebackType
 
 from rlzmq.core.errors import RlzmqError
 
-__all__ = ["FULL", "ShortTraceback", "format_error", "origin_parts", "place_of", "shows_all_frames"]
+__all__ = [
+    "FULL",
+    "ShortTraceback",
+    "format_error",
+    "origin_parts",
+    "place_in",
+    "place_of",
+    "shows_all_frames",
+]
 
 FULL = "RLZMQ_TRACEBACK"
 """The environment variable: ``full`` shows all frames."""
@@ -81,8 +89,12 @@ def origin_parts(error: BaseException) -> list[str]:
 
 
 def place_of(error: BaseException) -> str:
-    """``FILE:LINE in FUNCTION``: where the user's code was, or what it called, when an error was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """Where the user's code was when an error was raised; see `place_in`."""
+    return place_in(traceback.extract_tb(error.__traceback__))
+
+
+def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
+    """``FILE:LINE in FUNCTION``: the innermost frame of the user's code, else of any."""
     if not frames:
         return "an unknown place"
     theirs = [

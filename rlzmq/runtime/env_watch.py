@@ -16,12 +16,14 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from rlzmq.core.errors import DeadlineError
+from rlzmq.core.tracebacks import place_in
 from rlzmq.protocol.progress_watch import ProgressWatch
 
 __all__ = ["EXIT_ENV_HANGS", "EnvWatch"]
@@ -63,6 +65,7 @@ class EnvWatch:
         self._env: Any = None
         # Written by the sampler's thread, read by the watching one.
         self._depth = 0
+        self._thread_id = 0
         self._returned_at = 0.0
         self._num_returned = 0
         self._num_steps = 0
@@ -97,6 +100,7 @@ class EnvWatch:
         was_resetting = self._is_resetting
         self._is_resetting = is_reset
         self._returned_at = time.monotonic()
+        self._thread_id = threading.get_ident()
         self._depth += 1
         try:
             yield
@@ -210,7 +214,9 @@ class EnvWatch:
     def _end(self, hangs: str) -> None:
         sys.stdout.flush()
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-        text = f"{self._name} hangs: {hangs}"
+        frame = sys._current_frames().get(self._thread_id)
+        where = place_in(traceback.extract_stack(frame)) if frame is not None else "an unknown place"
+        text = f"{self._name} hangs: {hangs}, at {where}"
         print(text, file=sys.__stderr__, flush=True)
         if self._on_hang is None:
             os._exit(EXIT_ENV_HANGS)

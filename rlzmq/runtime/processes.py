@@ -66,5 +66,12 @@ def lost_error(handle: Any) -> ActorLostError:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's text for a log line: the last lines of a process's stderr, below it, were passed on already."""
-    return str(error).partition("\n")[0]
+    """An error's text for a log line: with what the process said last, if it ended by itself.
+
+    Its last lines on stderr were passed on already.
+    """
+    text = str(error).partition("\n")[0]
+    status = error.exit_status if isinstance(error, ActorLostError) else None
+    if status is None or not status.exit_code or not status.stderr_lines:
+        return text
+    return f"{text.removesuffix('.')}: {status.stderr_lines[-1].strip().removesuffix('.')}."

@@ -7,7 +7,7 @@ import pytest
 from rlzmq.actors.remote_errors import pack_error, unpack_error
 from rlzmq.cli.inspect_checkpoints import show_checkpoints
 from rlzmq.core.checkpoint import write_checkpoint
-from rlzmq.core.printable import MAX_ERROR_CHARS, cut, printable
+from rlzmq.core.printable import MAX_ERROR_BYTES, cut, printable
 from rlzmq.protocol.codec import pack_header
 from rlzmq.protocol.messages import Goodbye, Hello, decode_message, encode_message
 from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
@@ -45,10 +45,11 @@ def test_the_text_of_a_remote_error_is_cut_and_written_once(char: str) -> None:
     pack_header({"call_id": 1, "error": packed})  # travels
     arrived = unpack_error(packed)
     shown = str(arrived) + "".join(arrived.__notes__)
-    assert len(str(arrived)) <= MAX_ERROR_CHARS + 100
+    assert len(str(arrived)) <= MAX_ERROR_BYTES + 100
     assert len(shown) - len(str(arrived)) < 3000
     assert "fail_in_the_users_code" in shown, "the frames are not what was cut"
-    assert shown.rstrip().endswith("more characters)")
+    assert str(arrived).endswith("more characters)")
+    assert shown.count("more characters)") == 1
 
 
 def test_a_remote_error_cannot_act_on_the_terminal() -> None:
