@@ -79,6 +79,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         ClosedError as ClosedError,
         ConfigurationError as ConfigurationError,
         DeadlineError as DeadlineError,
+        ExitRaisedError as ExitRaisedError,
         MultiAgentEnvError as MultiAgentEnvError,
         NotFiniteError as NotFiniteError,
         PeerLostError as PeerLostError,
@@ -200,7 +201,7 @@ _EXPORTS: dict[str, str] = {
     for module, names in {
         "core.errors": (
             "AuthenticationError CheckpointError ClosedError ConfigurationError DeadlineError "
-            "MultiAgentEnvError NotFiniteError PeerLostError ProtocolError RemoteError RlzmqError "
+            "ExitRaisedError MultiAgentEnvError NotFiniteError PeerLostError ProtocolError RemoteError RlzmqError "
             "StandstillError StepFailedRecreateEnvError UnsupportedSpaceError"
         ),
         "core.metrics": "MetricsLogger StatsBase",

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from rlzmq.core.errors import ClosedError
+from rlzmq.core.tracebacks import run_error
 
 __all__ = ["ActorHost", "ActorThread"]
 
@@ -37,7 +38,8 @@ class ActorThread:
 
         Raises:
             ClosedError: The thread was closed.
-            BaseException: Whatever the function raised; StopIteration as RuntimeError.
+            ExitRaisedError: The function raised SystemExit or KeyboardInterrupt.
+            BaseException: Whatever else the function raised; StopIteration as RuntimeError.
         """
         if self._is_closed:
             raise ClosedError("the actor has stopped")
@@ -79,7 +81,7 @@ class ActorThread:
                 error = RuntimeError(f"the method raised StopIteration({stop.value!r})")
                 outcome = (None, error.with_traceback(stop.__traceback__))
             except BaseException as raised:
-                outcome = (None, raised)
+                outcome = (None, run_error(raised))
             future.set_result(outcome)
             del job, future, function, outcome  # a result must not live until the next call
 

@@ -117,6 +117,7 @@ class LoopThread:
 
     def __init__(self, name: str = "rlzmq-loop") -> None:
         self._loop = new_event_loop()
+        self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -150,13 +151,17 @@ class LoopThread:
         """Cancels what runs and ends the thread. Idempotent."""
         if not self._thread.is_alive():
             return
+        self._is_closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLEAN_UP_S)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._is_closing:
+                # A task that raises one of these stops the loop; the error is its own caller's, who gets it.
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                    self._loop.run_forever()
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()

@@ -113,14 +113,17 @@ def _guarded(module: str, arguments: list[str]) -> int:
     except (PeerLostError, AuthenticationError) as error:
         _print_with_notes(error)
         return EXIT_UNREACHABLE
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else EXIT_USAGE
-    except Exception as error:
-        _print_failure(error)
+    except (Exception, SystemExit) as error:
+        from rlzmq.cli.parsing import OptionsExit
+        from rlzmq.core.tracebacks import run_error
+
+        if isinstance(error, OptionsExit):
+            return error.code if isinstance(error.code, int) else EXIT_USAGE
+        _print_failure(run_error(error))
         return EXIT_INTERNAL
 
 
-def _print_failure(error: Exception) -> None:
+def _print_failure(error: BaseException) -> None:
     """The user's own frames, then what it comes down to, in one line."""
     from rlzmq.core.import_errors import hidden_modules
     from rlzmq.core.printable import cut, printable

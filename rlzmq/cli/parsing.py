@@ -15,9 +15,13 @@ import typing
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-__all__ = ["parse"]
+__all__ = ["OptionsExit", "parse"]
 
 _Options = TypeVar("_Options")
+
+
+class OptionsExit(SystemExit):
+    """What is to be said about a command's options has been said; no exit of code that the command runs."""
 
 
 def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, description: str) -> _Options:
@@ -30,7 +34,7 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
         description: What the command does, for its help.
 
     Raises:
-        SystemExit: The help was printed (0), or the options are wrong (2).
+        OptionsExit: The help was printed (0), or the options are wrong (2).
     """
     import tyro
 
@@ -39,7 +43,10 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     config = (*markers, tyro.conf.OmitArgPrefixes)
     shown = _with_our_defaults(kind)
     if not {"-h", "--help"} & set(arguments):
-        return typing.cast(_Options, tyro.cli(shown, args=list(arguments), prog=prog, config=config))
+        try:
+            return typing.cast(_Options, tyro.cli(shown, args=list(arguments), prog=prog, config=config))
+        except SystemExit as error:
+            raise OptionsExit(error.code) from None
     said = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", newline="\n")
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         tyro.cli(shown, args=["--help"], prog=prog, config=config)
@@ -49,7 +56,7 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     print(textwrap.fill(f"usage: {usage}", width, subsequent_indent="  "), end="\n\n")
     print(textwrap.fill(description, width), end="\n\n")
     print(listed.rstrip())
-    raise SystemExit(0)
+    raise OptionsExit(0)
 
 
 def _with_our_defaults(kind: Any) -> Any:

@@ -19,6 +19,7 @@ from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, opener
 from rlzmq.core.printable import printable
+from rlzmq.core.tracebacks import run_error
 
 __all__ = ["TrainOptions", "run"]
 
@@ -189,7 +190,7 @@ def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Inter
     why = ""
     saved: Path | None = None
     error: CheckpointError | None = None
-    ended_by: Exception | None = None
+    ended_by: BaseException | None = None
     try:
         directory = RunDirectory.create(path, algorithm.config, arguments)
         algorithm.keep_checkpoints(directory.checkpoints)
@@ -207,8 +208,8 @@ def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Inter
                     saved = algorithm.save_checkpoint()
         except CheckpointError as failure:
             error = failure
-        except Exception as failure:
-            ended_by, why = failure, "ended by an error, see below"
+        except (Exception, SystemExit) as failure:
+            ended_by, why = run_error(failure), "ended by an error, see below"
         except KeyboardInterrupt:
             why = "interrupted before the update at hand was over: what it would have trained is lost"
     finally:

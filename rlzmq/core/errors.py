@@ -13,6 +13,7 @@ __all__ = [
     "ConfigurationError",
     "DeadlineError",
     "EnvironmentError_",
+    "ExitRaisedError",
     "MultiAgentEnvError",
     "NotFiniteError",
     "PeerLostError",
@@ -92,6 +93,10 @@ class StepFailedRecreateEnvError(EnvironmentError_):
 
 class MultiAgentEnvError(EnvironmentError_, ValueError):
     """Multi-agent data that contradicts itself, e.g. a step for an agent that is done."""
+
+
+class ExitRaisedError(RlzmqError, RuntimeError):
+    """Code of the user's called ``sys.exit``, or raised KeyboardInterrupt, where only an error can end the run."""
 
 
 class NotFiniteError(RlzmqError, ArithmeticError):

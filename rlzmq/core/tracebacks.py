@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rlzmq.core.errors import RlzmqError
+from rlzmq.core.errors import ExitRaisedError, RlzmqError
 
 __all__ = [
     "FULL",
@@ -18,6 +18,7 @@ __all__ = [
     "origin_parts",
     "place_in",
     "place_of",
+    "run_error",
     "shows_all_frames",
 ]
 
@@ -102,6 +103,21 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
     ]
     frame = theirs[-1] if theirs else frames[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def run_error(error: BaseException) -> BaseException:
+    """What a run reports for an error of the code that it runs: another one for what would end a process or a loop.
+
+    asyncio stops a loop on SystemExit and KeyboardInterrupt: those who wait for the result would wait for ever.
+    """
+    if not isinstance(error, (SystemExit, KeyboardInterrupt)):
+        return error
+    what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else "raised KeyboardInterrupt"
+    explained = ExitRaisedError(
+        f"your code {what} at {place_of(error)}. Raise an error instead: it ends the run with its own text."
+    )
+    explained.__cause__ = error
+    return explained
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -27,6 +27,7 @@ from rlzmq.core.errors import (
     ClosedError,
     ConfigurationError,
     DeadlineError,
+    ExitRaisedError,
     PeerLostError,
     ProtocolError,
     RemoteError,
@@ -148,7 +149,7 @@ async def test_unknown_methods_are_refused_with_the_nearest_name(actor: ActorHan
         ("own", RemoteError, "actor_classes.OwnError: ('my own', 7)"),
         ("own", ValueError, "OwnError"),
         ("stop", RuntimeError, "StopIteration(5)"),
-        ("exit", RemoteError, "SystemExit: 3"),
+        ("exit", ExitRaisedError, "called sys.exit(3) at "),
         ("cancelled", RemoteError, "CancelledError"),
     ],
 )

@@ -81,6 +81,17 @@ def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_clean_up(thread: L
     assert thread.run(double(1)) == 2
 
 
+def test_an_exit_in_a_coroutine_reaches_its_caller_alone(thread: LoopThread) -> None:
+    async def leave(error: BaseException) -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    for error in (SystemExit(3), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            thread.run(leave(error))
+        assert thread.run(double(1)) == 2
+
+
 def test_callbacks_run_in_the_waiting_thread_and_may_wait_themselves(thread: LoopThread) -> None:
     def callback() -> tuple[int, int]:
         return threading.get_ident(), thread.run(double(21))

@@ -7,8 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
+
+from rlzmq import PPOConfig, PPOLearner
+from rlzmq.cli.main import main
+from rlzmq.core.errors import ExitRaisedError
 
 DEFINITIONS = """
 import gymnasium as gym
@@ -152,3 +159,78 @@ def test_a_script_needs_no_guard_no_module_of_its_own_and_no_stop(
     assert (done.returncode, said) == (code, last_words), done.stderr
     assert done.stdout == "trained 80 10 True\n"
     assert [path.name for path in tmp_path.iterdir() if path.name != "script.py"] == []
+
+
+class ExitsAtThree(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self.exits = (config or {}).get("exits", True)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t == 3 and self.exits:
+            sys.exit("no licence for the simulator")
+        return np.zeros(2, np.float32), 1.0, self.t == 10, False, {}
+
+
+class RankOneIsInterrupted(PPOLearner):
+    def compute_loss_for_module(self, **kwargs: Any) -> Any:
+        if self.rank == 1 or self.num_ranks == 1:
+            raise KeyboardInterrupt
+        return super().compute_loss_for_module(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("part", "num_runners", "num_learners", "role", "what"),
+    [
+        ("env", 2, 0, "runner-", "sys.exit('no licence for the simulator')"),
+        ("env", 0, 1, "", "sys.exit('no licence for the simulator')"),
+        ("loss", 1, 2, "learner-1", "KeyboardInterrupt"),
+        ("loss", 1, 0, "", "KeyboardInterrupt"),
+    ],
+)
+def test_code_that_exits_ends_the_run_at_once_and_restarts_nothing(
+    part: str, num_runners: int, num_learners: int, role: str, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = (
+        PPOConfig()
+        .environment(ExitsAtThree, env_config={"exits": part == "env"})
+        .env_runners(num_env_runners=num_runners)
+        .learners(num_learners=num_learners)
+        .training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
+        .debugging(seed=1)
+    )
+    if part == "loss":
+        config.training(learner_class=RankOneIsInterrupted)
+    with config.build() as algo, pytest.raises(ExitRaisedError) as caught:
+        algo.train()
+    function = {"env": "step", "loss": "compute_loss_for_module"}[part]
+    assert what in str(caught.value)
+    assert re.search(rf"test_users_own_code\.py:\d+ in {function}", str(caught.value))
+    notes = "".join(getattr(caught.value, "__notes__", []))
+    if role:
+        assert f"raised in actor '{role}" in notes
+        assert f"in {function}" in notes
+    assert "Restarted" not in notes
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["train ppo --num-env-runners 0 --num-learners 0 --quiet --env", "check-env"]
+)
+def test_code_that_exits_ends_no_command_without_a_word(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), "test_users_own_code:ExitsAtThree"]) == 70
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith(
+        "rlzmq: ended by ExitRaisedError: your code called sys.exit('no licence for the simulator') at "
+    )
