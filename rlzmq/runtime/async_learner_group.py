@@ -84,7 +84,7 @@ class AsyncLearnerGroup:
 
     async def _spawn(self, rank: int, incarnation: int = 0) -> Any:
         if self._door is not None:
-            return await self._door.take(self.config, rank)
+            return await self._door.take(self.config, rank, replaces=incarnation > 0)
         local = self.config.num_learners == 0
         handle = await self._system.spawn(
             LearnerRole,

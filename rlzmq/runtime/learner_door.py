@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import Any
 
-from rlzmq.actors.exit_status import ExitStatus
+from rlzmq.actors.exit_status import ActorLostError, ExitStatus
 from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.links import ProcessLink
 from rlzmq.actors.messages import Cancel, Stop, encode_message
@@ -28,20 +28,21 @@ from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.codec import kind_of
 from rlzmq.protocol.errors import UnknownVersionError, WireError
-from rlzmq.protocol.messages import Hello, Refused, decode_message
-from rlzmq.protocol.messages import encode_message as encode_refusal
+from rlzmq.protocol.messages import Goodbye, Hello, Refused, decode_message
+from rlzmq.protocol.messages import encode_message as encode_reply
 from rlzmq.runtime.identity import package_version
 from rlzmq.runtime.joining import JoinKeys, at_host, pack_config
 from rlzmq.runtime.learner import LearnerRole
 from rlzmq.runtime.meeting import StoreServer
 from rlzmq.runtime.peer_link import MAX_MESSAGE_BYTES
 
-__all__ = ["KILL_CALL_ID", "LearnerDoor"]
+__all__ = ["NO_CALL_ID", "LearnerDoor"]
 
 _log = logging.getLogger("rlzmq.runtime")
 
-KILL_CALL_ID = 0  # of a STOP that lets nothing be finished
-_PROBE_CALL_ID = 2**62  # of a CANCEL that cancels nothing: it shows whether the peer is still connected
+NO_CALL_ID = 0
+"""Calls count from 1: a STOP with it lets nothing be finished, and a CANCEL cancels nothing."""
+
 _PROBE_AGAIN_S = 0.2
 
 
@@ -66,7 +67,7 @@ class _RemoteProcess:
 
     def kill(self) -> None:
         if not self.exited.done():
-            self._door.send(self._routing, encode_message(Stop(KILL_CALL_ID)))
+            self._door.send(self._routing, encode_message(Stop(NO_CALL_ID)))
             self.lost()
 
     def close(self) -> None:
@@ -131,16 +132,29 @@ class LearnerDoor:
         self.control_address = at_host(control, self._config.advertise)
         self.store_address = at_host(f"tcp://{host}:{self._store.port}", self._config.advertise)
 
-    async def take(self, config: Any, rank: int) -> Any:
+    async def take(self, config: Any, rank: int, *, replaces: bool = False) -> Any:
         """The next learner that has come, built for a rank; waits until there is one.
+
+        Args:
+            config: The run's.
+            rank: Of the learner.
+            replaces: One of this rank has died: the log says so where no spare waits.
 
         Returns:
             An ActorHandle of a `LearnerRole`.
 
         Raises:
-            PeerLostError: It left while it was being built.
             Exception: What building its Learner raised there.
         """
+        if replaces and not self._waiting:
+            _log.warning("learner-%d is replaced by the next learner that joins; no spare waits now.", rank)
+        while True:
+            try:
+                return await self._take_next(config, rank)
+            except ActorLostError as error:  # nothing of it was used yet: any other will do
+                _log.warning("learner-%d left while it was being built: %s", rank, error)
+
+    async def _take_next(self, config: Any, rank: int) -> Any:
         while not self._waiting:
             self._came.clear()
             await self._came.wait()
@@ -176,10 +190,12 @@ class LearnerDoor:
         self._links.pop(routing, None)
 
     async def close(self) -> None:
-        """Stop listening. Idempotent; learners end with their connections."""
-        context, self._context = self._context, None
-        if context is None:
+        """Stop listening, and let learners go that nobody has ended: spares, and who was being built. Idempotent."""
+        if self._context is None:
             return
+        for routing in [*self._waiting, *self._links]:
+            self.send(routing, encode_reply(Goodbye("the run has ended")))
+        context, self._context = self._context, None
         self._socket.close()
         if self._authenticator is not None:
             self._authenticator.close()
@@ -200,7 +216,7 @@ class LearnerDoor:
         except (WireError, ProtocolError) as error:
             _log.warning("the learner door refused a message: %s", error)
             if isinstance(error, UnknownVersionError):  # it reads at least the version of this
-                self.send(routing, encode_refusal(Refused("version", str(error)[:1000])))
+                self.send(routing, encode_reply(Refused("version", str(error)[:1000])))
             self._lost(routing)  # whoever waits for what it said would wait for ever
             return
         if isinstance(message, Hello) and message.role == "learner":
@@ -208,7 +224,7 @@ class LearnerDoor:
             if message.package_version != ours:
                 detail = f"the run is of rlzmq {ours}, the learner of rlzmq {message.package_version[:60]}"
                 _log.warning("%s was refused: %s", message.name[:200], detail)
-                self.send(routing, encode_refusal(Refused("package_version", detail)))
+                self.send(routing, encode_reply(Refused("package_version", detail)))
                 return
             self._waiting[routing] = message
             self._came.set()
@@ -224,7 +240,7 @@ class LearnerDoor:
         if self._context is None:
             return
         for routing in [*self._links, *self._waiting]:
-            self.send(routing, encode_message(Cancel(_PROBE_CALL_ID)))
+            self.send(routing, encode_message(Cancel(NO_CALL_ID)))
 
     def _lost(self, routing: bytes) -> None:
         self._waiting.pop(routing, None)

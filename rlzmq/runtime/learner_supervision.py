@@ -272,8 +272,7 @@ class LearnerSupervisor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for handle in self._ready:
-            handle.kill()
+        await asyncio.gather(*(handle.stop() for handle in self._ready), return_exceptions=True)
         if not self.failed.done():
             self.failed.set_exception(ClosedError("the run was stopped"))
         self.failed.exception()  # seen

@@ -25,12 +25,12 @@ from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket
 from rlzmq.protocol.codec import kind_of
 from rlzmq.protocol.errors import WireError
-from rlzmq.protocol.messages import Hello, Refused
+from rlzmq.protocol.messages import Goodbye, Hello, Refused
 from rlzmq.protocol.messages import decode_message as decode_hello
 from rlzmq.protocol.messages import encode_message as encode_hello
 from rlzmq.runtime.identity import package_version
 from rlzmq.runtime.learner import LearnerRole
-from rlzmq.runtime.learner_door import KILL_CALL_ID
+from rlzmq.runtime.learner_door import NO_CALL_ID
 from rlzmq.runtime.peer_link import MAX_MESSAGE_BYTES, new_peer_id
 
 __all__ = ["RemoteLearner"]
@@ -53,6 +53,7 @@ _METHODS = frozenset(
     }
 )
 _HELLO_S = 1.0
+_LAST_WORDS_S = 0.1  # what the driver said before its connection broke may still wait in the socket
 
 
 class RemoteLearner:
@@ -131,14 +132,18 @@ class RemoteLearner:
         self._is_connected = event.kind == "connected" or (self._is_connected and event.kind == "retrying")
         if event.kind == "disconnected" and self._was_called:
             # The driver has given this rank up by now; as a new process it may come again.
-            self.end(PeerLostError("the connection to the driver broke"))
+            error = PeerLostError("the connection to the driver broke")
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.end, error)
 
     def _on_message(self, frames: list[Any]) -> None:
         try:
             if kind_of(frames) < 128:  # not a call: the driver turns this learner away
-                refusal, _ = decode_hello(frames)
-                if isinstance(refusal, Refused):
-                    self.end(PeerLostError(f"the driver refuses this learner: {refusal.detail}"))
+                answer, _ = decode_hello(frames)
+                if isinstance(answer, Refused):
+                    self.end(PeerLostError(f"the driver refuses this learner: {answer.detail}"))
+                elif isinstance(answer, Goodbye):
+                    print(f"{self.name}: {answer.reason}", flush=True)
+                    self.end()
                 return
             message, value = decode_message(frames)
         except (WireError, ProtocolError) as error:
@@ -153,7 +158,7 @@ class RemoteLearner:
             if (running := self._tasks.get(message.call_id)) is not None:
                 running.cancel()
         elif isinstance(message, Stop):
-            if message.call_id == KILL_CALL_ID:
+            if message.call_id == NO_CALL_ID:
                 print(f"{self.name}: the driver ended this learner", file=sys.stderr, flush=True)
                 os._exit(75)  # a blocked training thread would keep the process
             self._stopping = asyncio.ensure_future(self._stop(message.call_id))
