@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlzmq.actors.exit_status import ExitStatus
 from rlzmq.core.errors import PeerLostError
 from rlzmq.protocol.supervision import RestartPolicy
 from rlzmq.runtime.forming import form_group
@@ -37,8 +38,7 @@ class FakeRank:
             raise
 
     def die(self) -> None:
-        status = SimpleNamespace(stderr_lines=[])
-        self.exited.set_result(status)
+        self.exited.set_result(ExitStatus(None, 9))
 
     async def kill_hanging(self) -> None:
         self.die()
