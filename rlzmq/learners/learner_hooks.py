@@ -99,7 +99,7 @@ class LearnerHooks(LearnerRanks):
             ConfigurationError: It is no single tensor.
         """
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            return loss.reshape(())
+            return loss.reshape(()) if loss.dim() else loss
         module = self.module[module_id].unwrapped()
         own = isinstance(module, SelfSupervisedLossAPI)
         method = f"{type(module if own else self).__name__}." + (
