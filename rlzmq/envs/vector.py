@@ -19,6 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from rlzmq.core.errors import ConfigurationError, RlzmqError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tracebacks import run_error
 from rlzmq.envs.registry import EnvContext, EnvEntry, call_creator, make_env, resolve_env
 from rlzmq.envs.spaces import check_env_spaces, check_space
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos
@@ -69,8 +70,9 @@ def make_vec(
         check_space(vector_env.single_observation_space, "observation_space", where=entry.label)
         check_space(vector_env.single_action_space, "action_space", where=entry.label)
         return vector_env
+    make = _make_in_worker if mode_name == "async" else _make_checked
     creators = [
-        partial(_make_checked, entry, context.copy_with_overrides(vector_index=index, remote=mode == "async"))
+        partial(make, entry, context.copy_with_overrides(vector_index=index, remote=mode_name == "async"))
         for index in range(num_envs)
     ]
     if mode_name == "sync":
@@ -129,6 +131,26 @@ def _make_checked(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
         )
     check_env_spaces(env, where=entry.label)
     return env
+
+
+def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
+    return _ExitsAsErrors(_make_checked(entry, context))
+
+
+class _ExitsAsErrors(gym.Wrapper[Any, Any, Any, Any]):
+    """In a process of its own: an env's ``sys.exit`` would end that process, and nobody would know why."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        try:
+            return self.env.reset(**kwargs)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise run_error(error) from error
+
+    def step(self, action: Any) -> Any:
+        try:
+            return self.env.step(action)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise run_error(error) from error
 
 
 def _make_native(entry: EnvEntry, num_envs: int, context: EnvContext) -> VectorEnv[Any, Any, Any]:

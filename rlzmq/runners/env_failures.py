@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlzmq.core.errors import EnvironmentError_, StepFailedRecreateEnvError
+from rlzmq.core.errors import EnvironmentError_, ExitRaisedError, StepFailedRecreateEnvError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.printable import cut
 from rlzmq.core.tracebacks import place_of, shows_all_frames
@@ -94,6 +94,10 @@ class EnvFailures:
         runner = self._runner
         config = runner.config
         end_if_out_of_memory(error, f"env runner {runner.worker_index}")
+        if isinstance(
+            error, ExitRaisedError
+        ):  # out of an environment's own process; a new one would exit, too
+            raise error
         runner.num_env_failures += 1
         runner._num_failures_in_a_row += 1
         text = self._describe(error, env_index, where, way)

@@ -234,3 +234,14 @@ def test_code_that_exits_ends_no_command_without_a_word(
     assert last.startswith(
         "rlzmq: ended by ExitRaisedError: your code called sys.exit('no licence for the simulator') at "
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR")  # Gymnasium's, beside the exception
+def test_an_env_in_a_process_of_its_own_that_exits_says_so() -> None:
+    config = PPOConfig().environment(ExitsAtThree).learners(num_learners=0)
+    config.env_runners(num_env_runners=0, gym_env_vectorize_mode="async")
+    with (
+        config.build() as algo,
+        pytest.raises(ExitRaisedError, match=r"sys.exit\('no licence.*\.py:\d+ in step"),
+    ):
+        algo.train()
