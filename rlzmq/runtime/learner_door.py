@@ -58,6 +58,7 @@ class _RemoteProcess:
 
     def __init__(self, door: LearnerDoor, routing: bytes) -> None:
         self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
+        self.is_stopping = False
         self._door = door
         self._routing = routing
 
@@ -78,6 +79,11 @@ class _RemoteProcess:
 
 
 class _RemoteLink(ProcessLink):
+    async def stop(self, timeout_s: float) -> ExitStatus:
+        child: Any = self._child
+        child.is_stopping = True
+        return await super().stop(timeout_s)
+
     async def apply(self, function: Any, args: Any, kwargs: Any) -> Any:
         raise ConfigurationError(
             f"{getattr(function, '__name__', 'a function')} cannot run in {self.role}: functions do not travel to "
@@ -247,6 +253,6 @@ class LearnerDoor:
         link = self._links.get(routing)
         if link is not None:
             child: Any = link._child
-            if not child.exited.done():
+            if not child.exited.done() and not child.is_stopping:
                 _log.warning("%s is lost: its connection broke", link.role)
             child.lost()
