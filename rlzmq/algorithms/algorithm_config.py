@@ -14,6 +14,7 @@ from rlzmq.algorithms.config_overrides import ConfigOverrides
 from rlzmq.algorithms.fixed_settings import check_fixed
 from rlzmq.algorithms.ray_settings import RAY_DEFAULTS, RaySettings
 from rlzmq.algorithms.settings import (
+    Connector,
     Field,
     Fraction,
     NonNegative,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AlgorithmConfig"]
 
-Connector = Callable[[Any, Any, Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any] | None
-"""What makes connector pieces. The forms with their arguments counted tell type checkers what a lambda is given."""
 
 _DEFAULTS: dict[str, Any] = {
     # environment

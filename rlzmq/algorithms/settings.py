@@ -21,7 +21,16 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["Fraction", "NonNegative", "NonNegativeInt", "NotProvided", "PositiveInt", "Schedule", "setter"]
+__all__ = [
+    "Connector",
+    "Fraction",
+    "NonNegative",
+    "NonNegativeInt",
+    "NotProvided",
+    "PositiveInt",
+    "Schedule",
+    "setter",
+]
 
 
 class _NotProvided:
@@ -45,6 +54,9 @@ NonNegative = Annotated[float, Ge(0.0)]
 Fraction = Annotated[float, Ge(0.0), Le(1.0)]
 Schedule = float | list[tuple[float, float]]
 """A number, or ``[(0, v0), (t1, v1), …]``: piecewise linear over lifetime env steps."""
+
+Connector = Callable[[Any, Any, Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any] | None
+"""What makes connector pieces. The forms with their arguments counted tell type checkers what a lambda is given."""
 
 _Setter = TypeVar("_Setter", bound=Callable[..., Any])
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,14 @@ def test_the_right_script_runs(
 def test_each_training_has_the_inherited_settings_by_name(name: str) -> None:
     config_class = get_config_class(name)
     own = inspect.signature(config_class.training).parameters
-    inherited = inspect.signature(rlzmq.AlgorithmConfig.training).parameters
-    assert {name: own.get(name) for name in inherited} == dict(inherited)
-    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+    unpacked = typing.get_type_hints(config_class.training, include_extras=True)["inherited"]
+    named = typing.get_type_hints(typing.get_args(unpacked)[0], include_extras=True)
+    base = typing.get_type_hints(rlzmq.AlgorithmConfig.training, include_extras=True)
+    base.pop("return")
+    assert {setting: named.get(setting) for setting in base} == base
+    above = {field.name for field in config_class.__base__._fields.values() if field.group == "training"}
+    assert set(named) == above
+    assert not set(named) & set(own)
 
 
 def test_the_hooks_are_known_by_name() -> None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from rlzmq.algorithms.algorithm_config import Connector
-from rlzmq.algorithms.impala.impala_config import IMPALAConfig
-from rlzmq.algorithms.settings import (
-    Fraction,
-    NonNegative,
-    NonNegativeInt,
-    NotProvided,
-    PositiveInt,
-    Schedule,
-    setter,
-)
+from rlzmq.algorithms.impala.impala_config import IMPALAConfig, IMPALATrainingSettings
+from rlzmq.algorithms.settings import Fraction, NonNegative, NotProvided, PositiveInt, setter
 from rlzmq.modules.spec import RLModuleSpec
 
 if TYPE_CHECKING:
@@ -55,27 +46,9 @@ class APPOConfig(IMPALAConfig):
         use_circular_buffer: bool = NotProvided,
         circular_buffer_num_batches: PositiveInt = NotProvided,
         circular_buffer_iterations_per_batch: PositiveInt = NotProvided,
-        vtrace: Literal[True] = NotProvided,
-        vtrace_clip_rho_threshold: NonNegative | None = NotProvided,
-        vtrace_clip_pg_rho_threshold: NonNegative | None = NotProvided,
-        vf_loss_coeff: NonNegative = NotProvided,
-        entropy_coeff: Schedule = NotProvided,
-        gamma: Fraction = NotProvided,
-        lr: Schedule = NotProvided,
-        grad_clip: NonNegative | None = NotProvided,
-        grad_clip_by: Literal["value", "norm", "global_norm"] = NotProvided,
-        train_batch_size: PositiveInt = NotProvided,
-        train_batch_size_per_learner: PositiveInt | None = NotProvided,
-        num_epochs: PositiveInt = NotProvided,
-        minibatch_size: PositiveInt | None = NotProvided,
-        shuffle_batch_per_epoch: bool = NotProvided,
-        staleness: NonNegativeInt = NotProvided,
-        learner_class: type | None = NotProvided,
-        learner_connector: Connector = NotProvided,
+        **inherited: Unpack[IMPALATrainingSettings],
     ) -> Self:
         """APPO's own settings, and those of `IMPALAConfig.training`.
-
-        The inherited ones are named here again, so that editors and type checkers know them.
 
         Args:
             clip_param: The surrogate's clip range around a probability ratio of 1.

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from rlzmq.algorithms.algorithm_config import AlgorithmConfig, Connector
-from rlzmq.algorithms.settings import (
-    Fraction,
-    NonNegative,
-    NonNegativeInt,
-    NotProvided,
-    PositiveInt,
-    Schedule,
-    setter,
-)
+from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+from rlzmq.algorithms.settings import NonNegative, NotProvided, Schedule, setter
+from rlzmq.algorithms.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm import Algorithm
 
-__all__ = ["IMPALAConfig"]
+__all__ = ["IMPALAConfig", "IMPALATrainingSettings"]
 
 _IMPALA_DEFAULTS: dict[str, Any] = {
     "vtrace": True,
@@ -38,6 +31,16 @@ _IMPALA_DEFAULTS: dict[str, Any] = {
 }
 
 
+class IMPALATrainingSettings(TrainingSettings, total=False):
+    """The settings of `IMPALAConfig.training`, for its subclasses."""
+
+    vtrace: Literal[True]
+    vtrace_clip_rho_threshold: NonNegative | None
+    vtrace_clip_pg_rho_threshold: NonNegative | None
+    vf_loss_coeff: NonNegative
+    entropy_coeff: Schedule
+
+
 class IMPALAConfig(AlgorithmConfig):
     """Settings of IMPALA; defaults as in RLlib."""
 
@@ -54,22 +57,9 @@ class IMPALAConfig(AlgorithmConfig):
         vtrace_clip_pg_rho_threshold: NonNegative | None = NotProvided,
         vf_loss_coeff: NonNegative = NotProvided,
         entropy_coeff: Schedule = NotProvided,
-        gamma: Fraction = NotProvided,
-        lr: Schedule = NotProvided,
-        grad_clip: NonNegative | None = NotProvided,
-        grad_clip_by: Literal["value", "norm", "global_norm"] = NotProvided,
-        train_batch_size: PositiveInt = NotProvided,
-        train_batch_size_per_learner: PositiveInt | None = NotProvided,
-        num_epochs: PositiveInt = NotProvided,
-        minibatch_size: PositiveInt | None = NotProvided,
-        shuffle_batch_per_epoch: bool = NotProvided,
-        staleness: NonNegativeInt = NotProvided,
-        learner_class: type | None = NotProvided,
-        learner_connector: Connector = NotProvided,
+        **inherited: Unpack[TrainingSettings],
     ) -> Self:
         """IMPALA's own settings, and those of `AlgorithmConfig.training`.
-
-        The inherited ones are named here again, so that editors and type checkers know them.
 
         Args:
             vtrace: Only True.

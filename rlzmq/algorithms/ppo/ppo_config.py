@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from rlzmq.algorithms.algorithm_config import AlgorithmConfig, Connector
-from rlzmq.algorithms.settings import (
-    Fraction,
-    NonNegative,
-    NonNegativeInt,
-    NotProvided,
-    PositiveInt,
-    Schedule,
-    setter,
-)
+from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+from rlzmq.algorithms.settings import Fraction, NonNegative, NotProvided, Schedule, setter
+from rlzmq.algorithms.training_settings import TrainingSettings
 from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,22 +58,9 @@ class PPOConfig(AlgorithmConfig):
         clip_param: NonNegative = NotProvided,
         vf_clip_param: NonNegative | None = NotProvided,
         standardize_advantages: Literal["real_steps", "as_rllib"] = NotProvided,
-        gamma: Fraction = NotProvided,
-        lr: Schedule = NotProvided,
-        grad_clip: NonNegative | None = NotProvided,
-        grad_clip_by: Literal["value", "norm", "global_norm"] = NotProvided,
-        train_batch_size: PositiveInt = NotProvided,
-        train_batch_size_per_learner: PositiveInt | None = NotProvided,
-        num_epochs: PositiveInt = NotProvided,
-        minibatch_size: PositiveInt | None = NotProvided,
-        shuffle_batch_per_epoch: bool = NotProvided,
-        staleness: NonNegativeInt = NotProvided,
-        learner_class: type | None = NotProvided,
-        learner_connector: Connector = NotProvided,
+        **inherited: Unpack[TrainingSettings],
     ) -> Self:
         """PPO's own settings, and those of `AlgorithmConfig.training`.
-
-        The inherited ones are named here again, so that editors and type checkers know them.
 
         Args:
             use_critic: Train a value function and use it as baseline.
