@@ -18,12 +18,10 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
     from rlzmq.algorithms.async_algorithm import AsyncAlgorithm as AsyncAlgorithm
     from rlzmq.algorithms.checkpoints import latest_checkpoint as latest_checkpoint
-    from rlzmq.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig, APPOLearner as APPOLearner
-    from rlzmq.algorithms.impala import (
-        IMPALA as IMPALA,
-        IMPALAConfig as IMPALAConfig,
-        IMPALALearner as IMPALALearner,
-    )
+    from rlzmq.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
+    from rlzmq.algorithms.appo.appo_learner import APPOLearner as APPOLearner
+    from rlzmq.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
+    from rlzmq.algorithms.impala.impala_learner import IMPALALearner as IMPALALearner
     from rlzmq.algorithms.policy import Policy as Policy
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
     from rlzmq.algorithms.settings import NotProvided as NotProvided
@@ -161,7 +159,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from rlzmq.learners.learner import Learner as Learner, TorchLearner as TorchLearner
-    from rlzmq.learners.ppo_learner import PPOLearner as PPOLearner, PPOTorchLearner as PPOTorchLearner
+    from rlzmq.algorithms.ppo.ppo_learner import PPOLearner as PPOLearner, PPOTorchLearner as PPOTorchLearner
     from rlzmq.modules.apis import (
         InferenceOnlyAPI as InferenceOnlyAPI,
         QNetAPI as QNetAPI,
@@ -266,7 +264,7 @@ _EXPORTS: dict[str, str] = {
         "runners.single_agent_env_runner": "SingleAgentEnvRunner",
         "runners.multi_agent_env_runner": "MultiAgentEnvRunner",
         "learners.learner": "Learner TorchLearner",
-        "learners.ppo_learner": "PPOLearner PPOTorchLearner",
+        "algorithms.ppo.ppo_learner": "PPOLearner PPOTorchLearner",
         "actors.system": "ActorHandle ActorSystem",
         "runtime.sync_env_runner_group": "EnvRunnerGroup",
         "runtime.learner_group": "LearnerGroup",
@@ -277,8 +275,10 @@ _EXPORTS: dict[str, str] = {
         "algorithms.algorithm": "Algorithm",
         "algorithms.async_algorithm": "AsyncAlgorithm",
         "algorithms.checkpoints": "latest_checkpoint",
-        "algorithms.appo": "APPO APPOConfig APPOLearner",
-        "algorithms.impala": "IMPALA IMPALAConfig IMPALALearner",
+        "algorithms.appo": "APPO APPOConfig",
+        "algorithms.appo.appo_learner": "APPOLearner",
+        "algorithms.impala": "IMPALA IMPALAConfig",
+        "algorithms.impala.impala_learner": "IMPALALearner",
         "algorithms.ppo": "PPO PPOConfig",
         "algorithms.policy": "Policy",
     }.items()

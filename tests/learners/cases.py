@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq.algorithms.ppo import PPOConfig
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.learner import Learner
-from rlzmq.learners.ppo_learner import PPOLearner
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.learners.ppo_learner import PPOLearner
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.rl_module import TorchRLModule

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import FrameStackingEnvToModule
 from rlzmq.connectors.learner import AddNextObservationsFromEpisodesToTrainBatch, FrameStackingLearner
@@ -19,7 +20,6 @@ from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners import train_batch as train_batch_module
-from rlzmq.learners.ppo_learner import PPOLearner
 from rlzmq.learners.train_batch import TrainBatch
 from tests.learners.cases import (
     ACTION_SPACE,

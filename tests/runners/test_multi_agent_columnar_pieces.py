@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlzmq.algorithms.ppo import PPOConfig
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import (
     FlattenObservations,
@@ -23,7 +24,6 @@ from rlzmq.connectors.env_to_module import (
 from rlzmq.connectors.learner import ComputeReturnsToGo, FrameStackingLearner
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.learners.ppo_learner import PPOLearner
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner

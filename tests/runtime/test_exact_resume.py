@@ -13,9 +13,9 @@ import pytest
 
 from rlzmq import PPOConfig
 from rlzmq.algorithms.algorithm import Algorithm
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.envs.examples import MultiAgentCartPole
-from rlzmq.learners.ppo_learner import PPOLearner
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "resume_exactly.py"
 

@@ -1,7 +1,21 @@
 """APPO: PPO's clipped objective on IMPALA's architecture (IMPACT: Luo et al. 2019, arXiv:1912.00167)."""
 
-from rlzmq.algorithms.appo.appo import APPO
-from rlzmq.algorithms.appo.appo_config import APPOConfig
-from rlzmq.algorithms.appo.appo_learner import APPOLearner
+from __future__ import annotations
 
-__all__ = ["APPO", "APPOConfig", "APPOLearner"]
+from typing import TYPE_CHECKING, Any
+
+from rlzmq.algorithms.appo.appo_config import APPOConfig
+
+if TYPE_CHECKING:
+    from rlzmq.algorithms.appo.appo import APPO
+
+__all__ = ["APPO", "APPOConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    """APPO, which brings torch, when it is used: a config is made and checked without it."""
+    if name != "APPO":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rlzmq.algorithms.appo.appo import APPO
+
+    return APPO

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rlzmq.algorithms.impala.impala_config import IMPALAConfig, IMPALATrainingSettings
 from rlzmq.algorithms.settings import Fraction, NonNegative, NotProvided, PositiveInt, setter
-from rlzmq.modules.spec import RLModuleSpec
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm import Algorithm
@@ -77,9 +76,10 @@ class APPOConfig(IMPALAConfig):
 
         return APPOLearner
 
-    def get_default_rl_module_spec(self) -> RLModuleSpec:
+    def get_default_rl_module_spec(self) -> Any:
         """DefaultAPPOModule: an actor-critic with a target network of its policy."""
         from rlzmq.algorithms.appo.appo_module import DefaultAPPOModule
+        from rlzmq.modules.spec import RLModuleSpec
 
         return RLModuleSpec(module_class=DefaultAPPOModule)
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from rlzmq.algorithms.appo.appo_loss import appo_policy_terms
 from rlzmq.algorithms.impala.impala_learner import IMPALALearner
+from rlzmq.algorithms.ppo.ppo_loss import adapted_kl_coeff
 from rlzmq.connectors.learner import VTrace
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.masked import masked_mean
-from rlzmq.learners.ppo_loss import adapted_kl_coeff
 from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
 from rlzmq.learners.target_networks import update_target_networks
 from rlzmq.modules.apis import TargetNetworkAPI, ValueFunctionAPI

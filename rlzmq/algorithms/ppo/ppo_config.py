@@ -85,7 +85,7 @@ class PPOConfig(AlgorithmConfig):
 
     def get_default_learner_class(self) -> Any:
         """PPOTorchLearner."""
-        from rlzmq.learners.ppo_learner import PPOTorchLearner
+        from rlzmq.algorithms.ppo.ppo_learner import PPOTorchLearner
 
         return PPOTorchLearner
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlzmq.algorithms.ppo.ppo_loss import PPOSettings, adapted_kl_coeff, ppo_policy_terms, ppo_value_loss
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.ppo_loss import PPOSettings, adapted_kl_coeff, ppo_policy_terms, ppo_value_loss
 from rlzmq.learners.schedule import Schedule
 from rlzmq.modules.apis import ValueFunctionAPI
 
@@ -87,7 +87,7 @@ class PPOLearner(TorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Policy loss + value loss − entropy bonus + KL penalty; see `rlzmq.learners.ppo_loss`."""
+        """Policy loss + value loss − entropy bonus + KL penalty; see `rlzmq.algorithms.ppo.ppo_loss`."""
         module = self.module[module_id].unwrapped()
         settings = self._settings[module_id]
         mask = batch.get(Columns.LOSS_MASK)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.ppo_learner import PPOLearner
-from rlzmq.learners.ppo_loss import masked_mean
+from rlzmq.learners.masked import masked_mean
 from tests.learners.cases import (
     ACTION_SPACE,
     OBSERVATION_SPACE,
