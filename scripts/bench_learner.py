@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from rlzmq.algorithms.ppo import PPOConfig
+from rlzmq.connectors.learner.gae import compute_gae, standardize
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.gae import compute_gae, standardize
 
 
 def make_episodes(num_rows: int, num_envs: int = 8) -> EpisodeBatch:
