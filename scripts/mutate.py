@@ -3,12 +3,14 @@
     python scripts/mutate.py                            # all of rlzmq/protocol: an hour on two cores
     python scripts/mutate.py --sample 300 --seed 1      # as many, drawn by seed
     python scripts/mutate.py --only broker/intake ledger
+    python scripts/mutate.py --again OUTPUT             # those that survive by the output of an earlier run
 
-The tests are collected once. A first run notes which function each test enters and how long it takes; then every
-mutant is tried in a fork of this process: its one function gets the changed code, and the tests that enter this
-function run, the shortest first, until one fails. A mutant is killed if a test fails, if the tests take much
-longer than without it, or need much more memory. Others survive: each is listed below with the reason why it is
-no gap (`scripts/mutants_left.toml`), or is one.
+The tests are collected once. A first run notes which lines each test reaches and how long it takes; then every
+mutant is tried in a fork of this process: its one function gets the changed code, and the tests that reach the
+changed statement run until one fails: first those that noticed earlier mutants of the same function, then the
+shortest. A mutant is killed if a test fails, if the tests take much more processor time than without it, or need
+much more memory. Others survive: each is listed below with the reason why it is no gap
+(`scripts/mutants_left.toml`), or is one.
 
 Changed are comparisons, arithmetic, `and`/`or`, conditions, numbers, `True`/`False`, `min`/`max`, returned values,
 `continue`/`break`; calls, assignments to attributes and items, and `raise` statements are left out. Not changed:
@@ -20,6 +22,8 @@ from __future__ import annotations
 import argparse
 import ast
 import itertools
+import math
+import mmap
 import os
 import random
 import resource
@@ -69,6 +73,7 @@ class Mutant:
         path: The file, below `PROTOCOL`, without ``.py``.
         function: Qualified name of the function that changes.
         line, text: Where it is, and what the line says.
+        lines: Of its statement; of a compound one, without its body.
         what: The change.
         number: Of the change, within its file.
     """
@@ -76,6 +81,7 @@ class Mutant:
     path: str
     function: str
     line: int
+    lines: range
     text: str
     what: str
     number: int
@@ -93,8 +99,8 @@ def mutants_of(path: Path) -> list[Mutant]:
     lines = source.splitlines()
     name = path.relative_to(PROTOCOL).with_suffix("").as_posix()
     return [
-        Mutant(name, function, line, lines[line - 1].strip(), what, number)
-        for number, (function, line, what, _) in enumerate(_changes(ast.parse(source)))
+        Mutant(name, function, line, of_statement, lines[line - 1].strip(), what, number)
+        for number, (function, of_statement, line, what, _) in enumerate(_changes(ast.parse(source)))
     ]
 
 
@@ -105,7 +111,7 @@ def code_of(mutant: Mutant) -> types.CodeType | None:
     for is_changed in (False, True):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if is_changed:
-            _, _, _, change = next(itertools.islice(_changes(tree), mutant.number, None))
+            *_, change = next(itertools.islice(_changes(tree), mutant.number, None))
             change()
         codes.append(_codes(compile(ast.fix_missing_locations(tree), str(path), "exec"))[mutant.function])
     return None if _same(*codes) else codes[1]
@@ -114,13 +120,14 @@ def code_of(mutant: Mutant) -> types.CodeType | None:
 Change = tuple[int, str, Callable[[], None]]
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[str, int, str, Callable[[], None]]]:
-    """(function, line, what, a call that makes the change) of every place, always in the same order."""
+def _changes(tree: ast.Module) -> Iterator[tuple[str, range, int, str, Callable[[], None]]]:
+    """(function, lines of the statement, line, what, a call that makes the change) of every place, always in
+    the same order."""
     for function, qualname in _functions(tree, ""):
         if function.name not in ("__repr__", "__str__"):
             for statement in list(function.body):
-                for change in _in(statement, function.body):
-                    yield (qualname, *change)
+                for lines, change in _in(statement, function.body, range(0)):
+                    yield (qualname, lines, *change)
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
@@ -134,12 +141,16 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, st
             yield from _functions(child, prefix)
 
 
-def _in(node: ast.AST, block: list[ast.stmt] | None) -> Iterator[Change]:
+def _in(node: ast.AST, block: list[ast.stmt] | None, lines: range) -> Iterator[tuple[range, Change]]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assert | ast.JoinedStr):
         return  # a nested function comes by itself; an assertion is a test
-    yield from _of_expression(node)
+    if isinstance(node, ast.stmt):
+        lines = _lines_of(node)
+    for change in _of_expression(node):
+        yield lines, change
     if isinstance(node, ast.stmt) and block is not None:
-        yield from _of_statement(node, block)
+        for change in _of_statement(node, block):
+            yield lines, change
     if isinstance(node, ast.Raise):
         return  # its text
     for field, value in ast.iter_fields(node):
@@ -149,9 +160,15 @@ def _in(node: ast.AST, block: list[ast.stmt] | None) -> Iterator[Change]:
             inner = value if value and isinstance(value[0], ast.stmt) else None
             for item in list(value):
                 if isinstance(item, ast.AST):
-                    yield from _in(item, inner)
+                    yield from _in(item, inner, lines)
         elif isinstance(value, ast.AST):
-            yield from _in(value, None)
+            yield from _in(value, None, lines)
+
+
+def _lines_of(statement: ast.stmt) -> range:
+    body = getattr(statement, "body", None)
+    end = body[0].lineno if body else (statement.end_lineno or statement.lineno) + 1
+    return range(statement.lineno, max(end, statement.lineno + 1))
 
 
 def _of_expression(node: ast.AST) -> Iterator[Change]:
@@ -272,8 +289,11 @@ class Runner:
         self.survivors: list[Mutant] = []
         self.untested: list[Mutant] = []
         self._seconds: dict[int, float] = {}
-        self._tests_of: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._tests_of: dict[tuple[str, str | int], set[int]] = defaultdict(set)
         self._items: list[Any] = []
+        # What forks tell: per mutant the test that failed, counted from 1.
+        self._failed = memoryview(mmap.mmap(-1, 4 * len(mutants))).cast("i")
+        self._good_tests: dict[tuple[str, str], set[int]] = defaultdict(set)
 
     def pytest_runtestloop(self, session: Any) -> bool:
         self._items = [
@@ -290,95 +310,113 @@ class Runner:
         return True
 
     def _note(self, index: int) -> None:
-        """Run one test unchanged: which functions it enters, and how long it takes."""
-        entered: set[tuple[str, str]] = set()
+        """Run one test unchanged: which functions and lines it reaches, and how long it takes."""
+        reached: set[tuple[str, str | int]] = set()
 
-        def note(frame: types.FrameType, event: str, _: Any) -> None:
+        def note(frame: types.FrameType, event: str, _: Any) -> Any:
             code = frame.f_code
-            if event == "call" and code.co_filename.startswith(str(PROTOCOL)):
-                entered.add((code.co_filename, code.co_qualname))
+            if not code.co_filename.startswith(str(PROTOCOL)):
+                return None
+            reached.add((code.co_filename, frame.f_lineno if event == "line" else code.co_qualname))
+            return note
 
-        sys.setprofile(note)
+        sys.settrace(note)
         try:
             passed = _passes(self._items[index])
         finally:
-            sys.setprofile(None)
+            sys.settrace(None)
         if not passed:
             raise SystemExit(f"{self._items[index].nodeid} fails without any mutant")
-        start = time.perf_counter()
+        start = time.process_time()
         _passes(self._items[index])
-        self._seconds[index] = time.perf_counter() - start
-        for filename, function in entered:
+        self._seconds[index] = time.process_time() - start
+        for filename, place in reached:
             path = Path(filename).relative_to(PROTOCOL).with_suffix("").as_posix()
-            self._tests_of[path, function].append(index)
+            self._tests_of[path, place].add(index)
+
+    def _tests_for(self, mutant: Mutant) -> list[int]:
+        """Those that reach its statement; where no line of it is ever noted, those that enter its function."""
+        found = set().union(*(self._tests_of[mutant.path, line] for line in mutant.lines))
+        found = found or self._tests_of[mutant.path, _outermost(mutant.function)]
+        good = self._good_tests[mutant.path, mutant.function]
+        return sorted(found, key=lambda index: (index not in good, self._seconds[index]))
 
     def _try_all(self) -> None:
         """Some mutants at a time, each in a fork."""
-        waiting, running = list(self.mutants), dict[int, tuple[Mutant, int, float]]()
+        waiting, running = list(enumerate(self.mutants)), dict[int, tuple[int, int, float]]()
         start, num_done = time.perf_counter(), 0
         while waiting or running:
             while waiting and len(running) < self.num_processes:
-                mutant = waiting.pop(0)
-                tests = self._tests_of[mutant.path, _outermost(mutant.function)]
-                tests = sorted(tests, key=self._seconds.__getitem__)
+                number, mutant = waiting.pop(0)
+                tests = self._tests_for(mutant)
                 if not tests:
                     self.untested.append(mutant)
                     continue
-                limit_s = 5.0 + 5.0 * sum(self._seconds[index] for index in tests)
+                limit_s = 2.0 + 5.0 * sum(self._seconds[index] for index in tests)
                 pid = os.fork()
                 if pid == 0:
-                    self._end_with(mutant, tests)
-                running[pid] = mutant, os.pidfd_open(pid), time.perf_counter() + limit_s
+                    self._end_with(number, tests, limit_s)
+                # Whoever sleeps takes no processor time: an end for those too, far from what load can do.
+                running[pid] = number, os.pidfd_open(pid), time.perf_counter() + 20 * limit_s
             if not running:
                 break
-            for pid, survives in _wait(running):
-                mutant, fd, _ = running.pop(pid)
+            for pid, code in _wait(running):
+                number, fd, _ = running.pop(pid)
                 os.close(fd)
+                mutant = self.mutants[number]
+                if code == CANNOT_TRY:
+                    raise RuntimeError(
+                        f"this mutant cannot be made: {mutant}. Did the source change meanwhile?"
+                    )
                 num_done += 1
-                if survives:
+                if self._failed[number]:
+                    self._good_tests[mutant.path, mutant.function].add(self._failed[number] - 1)
+                if code == 0:
                     self.survivors.append(mutant)
                     print(f"survives: {mutant}", flush=True)
                 if num_done % 100 == 0:
                     print(f"{num_done} tried, {time.perf_counter() - start:.0f} s", flush=True)
 
-    def _end_with(self, mutant: Mutant, tests: Sequence[int]) -> None:
+    def _end_with(self, number: int, tests: Sequence[int], limit_s: float) -> None:
         """In the fork: it must not come back."""
         code = CANNOT_TRY
         try:
-            code = self._try(mutant, tests)
+            code = self._try(number, tests, limit_s)
         finally:
             os._exit(code)
 
-    def _try(self, mutant: Mutant, tests: Sequence[int]) -> int:
+    def _try(self, number: int, tests: Sequence[int], limit_s: float) -> int:
         """In the fork: 1 where a test fails."""
+        seconds = math.ceil(limit_s)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # the end is SIGKILL
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES + _address_space(), resource.RLIM_INFINITY))
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
+        mutant = self.mutants[number]
         code = code_of(mutant)
         if code is None:
             return 1  # nothing to notice
         put_in(mutant, code)
         for index in tests:
             if not _passes(self._items[index]):
+                self._failed[number] = index + 1
                 return 1
         return 0
 
 
-def _wait(running: dict[int, tuple[Mutant, int, float]]) -> Iterator[tuple[int, bool]]:
-    """Those that ended, with whether the mutant survived; who takes too long is killed, and so is its mutant."""
+def _wait(running: dict[int, tuple[int, int, float]]) -> Iterator[tuple[int, int | None]]:
+    """Those that ended, with their exit code; who takes too long is killed (None), and so is its mutant."""
     now = time.perf_counter()
     timeout = max(0.0, min(due for _, _, due in running.values()) - now)
     ready, _, _ = select.select([fd for _, fd, _ in running.values()], [], [], timeout)
-    for pid, (mutant, fd, due) in list(running.items()):
+    for pid, (_, fd, due) in list(running.items()):
         if fd not in ready and time.perf_counter() < due:
             continue
         if fd not in ready:
             os.kill(pid, signal.SIGKILL)
         status = os.waitpid(pid, 0)[1]
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == CANNOT_TRY:
-            raise RuntimeError(f"this mutant cannot be made: {mutant}. Did the source change meanwhile?")
-        yield pid, status == 0
+        yield pid, os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
 
 
 class Schedules:
@@ -465,6 +503,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], help="files below rlzmq/protocol, without .py")
     parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn by seed (default: all)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", type=Path, help="only those that survive by this output of an earlier run")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     import pytest
@@ -475,6 +514,9 @@ def main() -> int:
         if not options.only or path.relative_to(PROTOCOL).with_suffix("").as_posix() in options.only
     ]
     mutants = [mutant for path in paths for mutant in mutants_of(path)]
+    if options.again:
+        lines = set(options.again.read_text(encoding="utf-8").splitlines())
+        mutants = [mutant for mutant in mutants if f"survives: {mutant}".splitlines()[0] in lines]
     if options.sample:
         mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
     runner = Runner(mutants, options.processes)

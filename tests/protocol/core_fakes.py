@@ -1,11 +1,11 @@
-"""A broker core with hand-made peers: each test says exactly what arrives, and sees what is sent."""
+"""Cores with hand-made counterparts: each test says exactly what arrives, and sees what is sent."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
-from rlzmq.protocol.events import Received, Send
+from rlzmq.protocol.events import Instruction, Received, Send
 from rlzmq.protocol.fragments import encode_fragment
 from rlzmq.protocol.messages import (
     Fragment,
@@ -17,11 +17,42 @@ from rlzmq.protocol.messages import (
     Train,
     UpdateDone,
     Weights,
+    Welcome,
 )
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers
 from rlzmq.protocol.ranges import pack_ranges
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
 
 M = TypeVar("M")
+
+# ------------------------------------------------------------------ what peers' tests need
+
+TIMERS = PeerTimers(hello_retry_s=1.0, broker_silence_s=3.0, resend_s=2.0, snapshot_wait_s=0.05)
+
+
+def receive(core: Any, message: Any, now: float = 0.0, payload: tuple = ()) -> list[Instruction]:
+    """A message of the broker comes."""
+    return core.handle(Received(b"", message, (b"", *payload)), now)
+
+
+def messages_in(instructions: list[Instruction], kind: type[M]) -> list[M]:
+    """Messages of a kind among them."""
+    return [i.message for i in instructions if isinstance(i, Send) and isinstance(i.message, kind)]
+
+
+def instructions_in(instructions: list[Instruction], kind: type[M]) -> list[M]:
+    """Instructions of a kind among them."""
+    return [i for i in instructions if isinstance(i, kind)]
+
+
+def welcome(
+    core: PeerCore, now: float = 0.0, broker: int = 5, hello_id: int | None = None
+) -> list[Instruction]:
+    """The broker answers a peer's newest HELLO."""
+    return receive(core, Welcome("run", hello_id or core._hello_id, broker, 1, 1.0), now)
+
+
+# ------------------------------------------------------------------ a broker
 
 
 def publication(version: int, generation: int = 1, run_id: str = "run") -> Any:

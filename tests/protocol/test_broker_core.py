@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from core_fakes import Bench, publication
 
 from rlzmq.protocol.events import Publish, Received, Tick
 from rlzmq.protocol.messages import (
+    ConnectorState,
     Goodbye,
+    Lease,
+    Pause,
     Refused,
     Rejected,
+    Resume,
+    RunnerState,
     Snapshot,
     SnapshotRequest,
     Status,
@@ -96,3 +102,20 @@ def test_goodbye_frees_the_leases():
     bench.event(Received(b"runner", Goodbye("done"), (b"",)))
     assert bench.state.leases.leases == {}
     assert [item.message for item in bench.core.stop("bye")].count(Goodbye("bye")) == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "leases", "is_sent"), [(-1, (), True), (-1, (7,), False), (1, (), False)]
+)
+def test_a_connector_state_that_a_runner_never_got_is_sent_before_its_next_lease(version, leases, is_sent):
+    bench = Bench()
+    bench.ready_run()
+    bench.send("driver", ConnectorState(1), (b"state",))
+    bench.send("driver", Pause())
+    bench.runner()
+    assert bench.sent("runner", ConnectorState) == [ConnectorState(1)]
+    bench.send("runner", RunnerState(0, 0, (), leases, False, 1, 0, version, 0, 0))
+    bench.send("driver", Resume())
+    kinds = [type(item.message) for item in bench.out if item.peer == b"runner"]
+    assert kinds[-1] is Lease
+    assert (kinds[0] is ConnectorState) is is_sent, "those with leases have it on its way"

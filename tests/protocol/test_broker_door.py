@@ -17,6 +17,7 @@ from rlzmq.protocol.messages import (
     Weights,
     Welcome,
 )
+from rlzmq.protocol.ranges import pack_ranges
 
 
 def test_every_role_is_welcomed_with_an_incarnation():
@@ -187,3 +188,69 @@ def test_who_started_both_may_replace_it_and_a_name_without_its_process_is_free(
     bench.event(PeerLost(b"new"))
     bench.hello("stranger", "runner", name="runner-0@host", num_envs=4, incarnation=0)
     assert list(bench.state.runners) == ["uuid-stranger"]
+
+
+def test_long_texts_are_cut_where_they_leave():
+    bench = Bench()
+    bench.event(Malformed(b"old-release", "version", "x" * 5000))
+    assert len(bench.sent("old-release", Refused)[0].detail) == 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_frames"),
+    [
+        ({}, 1),
+        ({}, 3),
+        ({}, 4),
+        ({"training_updates": (0,), "training_attempts": (7,)}, 2),
+        ({"training_updates": (0,), "training_attempts": ()}, 4),
+        ({"training_updates": (0,), "training_attempts": (7, 8)}, 4),
+    ],
+)
+def test_a_learner_whose_frames_do_not_fit_what_it_says_is_refused(fields, num_frames):
+    bench = Bench()
+    frames = tuple(pack_ranges([]) * 2)[:num_frames]
+    bench.hello("learner-0", "learner", frames, rank=0, num_ranks=1, generation=1, **fields)
+    (refused,) = bench.sent("learner-0", Refused)
+    num_updates = len(fields.get("training_updates", ()))
+    assert (refused.reason, refused.detail, refused.generation) == (
+        "schema",
+        f"a learner's HELLO with {num_updates} updates came with {num_frames} frames",
+        1,
+    )
+    assert bench.state.refused == {"schema": 1}
+    assert not bench.state.ranks
+
+
+def test_a_hello_that_comes_twice_is_answered_by_a_welcome_alone_and_one_that_comes_late_not_at_all():
+    bench = Bench()
+    bench.ready_run()
+    bench.runner()
+    bench.runner()
+    bench.hellos["runner"] = 1
+    bench.runner()
+    assert [type(item.message) for item in bench.out] == [Welcome]
+    for peer in ("runner", "another connection"):
+        bench.hellos[peer] = 0
+        bench.hello(peer, "runner", num_envs=4, incarnation=1, name="runner", uuid="uuid-runner")
+        assert bench.out == []
+
+
+def test_what_is_refused_is_counted_by_its_reason():
+    bench = Bench()
+    bench.driver()
+    bench.hello("alien", "pirate")
+    bench.runner(num_envs=0)
+    bench.runner(num_envs=0)
+    assert bench.state.refused == {"role": 1, "num_envs": 2}
+
+
+def test_the_driver_is_not_told_of_processes_that_were_superseded():
+    bench = Bench()
+    bench.driver()
+    for incarnation, peer in ((1, "old"), (2, "new")):
+        bench.hello(peer, "runner", name="runner", num_envs=4, incarnation=incarnation)
+    bench.hello("old", "runner", name="runner", num_envs=4, incarnation=1)
+    assert bench.sent("old", Refused)[0].reason == "fenced"
+    assert bench.sent("driver", Notice) == []
+    assert bench.state.refused == {"fenced": 1}

@@ -63,8 +63,11 @@ def test_who_has_worked_and_who_is_connected_stays(monkeypatch):
         bench.event(PeerLost(f"flood-{number}".encode()))
     assert {"uuid-runner", "uuid-idle-0"} <= set(bench.state.runners)
     bench.event(PeerLost(b"runner"))
+    told = []
     for number in range(200, 250):
         _hello(bench, f"flood-{number}")
+        told += [refused.reason for refused in bench.sent("idle", Refused)]
+    assert told == ["crowd"]
     assert ("uuid-runner", 1) in bench.state.ledger.runners, "what it delivered is known while others come"
     assert "uuid-idle-0" not in bench.state.runners, "of a crowd that is all connected the first one leaves"
 

@@ -73,6 +73,7 @@ class Door:
             peer.silence, peer.pace = previous.silence, previous.pace
             peer.is_overdue, peer.shown_envs = previous.is_overdue, previous.shown_envs
             peer.num_offences, peer.num_unusable = previous.num_offences, previous.num_unusable
+            peer.has_worked = previous.has_worked and hello.role == "runner"  # a rank's new group starts anew
         else:
             peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
         peer.silence.heard(now)

@@ -1,0 +1,290 @@
+"""The driver's core, and what every peer's core does to stay registered."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
+
+from rlzmq.protocol import events as E
+from rlzmq.protocol import messages as m
+from rlzmq.protocol.driver_core import DriverCore, parse_report
+from rlzmq.protocol.errors import WireError
+from rlzmq.protocol.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
+from rlzmq.protocol.schema import FragmentId
+
+
+def _driver(*, is_welcome: bool = True, **options) -> DriverCore:
+    core = DriverCore("run", "driver", "uuid", timers=TIMERS, **options)
+    core.start(0.0)
+    if is_welcome:
+        welcome(core)
+    return core
+
+
+def _update(update_id: int) -> m.OpenUpdate:
+    return m.OpenUpdate(update_id, 5, 2, update_id)
+
+
+def _report(core, update_id=0, watermarks=(), dropped=None, accounting=None, **fields):
+    fields = {"broker_incarnation": 5, "min_generation": core.min_generation, **fields}
+    counts = {"sampled": 10, "trained": 10, "pending": 0} if accounting is None else accounting
+    message = m.UpdateReport(
+        update_id=update_id,
+        generation=1,
+        trained=True,
+        num_env_steps=10,
+        num_trained_steps=10,
+        accounting=counts,
+        dropped=dropped or {},
+        oldest_version=0,
+        newest_version=0,
+        **fields,
+    )
+    marks = [
+        FragmentRange(FragmentId(runner, 1, watermark), 0, int(is_gone))
+        for runner, watermark, is_gone in watermarks
+    ]
+    payload = (*pack_ranges([]), *pack_blobs([]), *pack_blobs([b"r"]), *pack_ranges(marks))
+    return receive(core, message, payload=payload)
+
+
+def _progress(**fields) -> m.Progress:
+    return dataclasses.replace(m.Progress(0, 0, -1, -1, 0, 0, 0, 0, -1, {}, {}), **fields)
+
+
+def _hello(core) -> tuple[m.Hello, dict[str, int]]:
+    """Its HELLO now, and the watermarks with it."""
+    (send,) = [i for i in core.start(0.0) if isinstance(i, E.Send)]
+    return send.message, {item.fragment.runner: item.fragment.seq for item in unpack_ranges(send.payload)}
+
+
+# ------------------------------------------------------------------ what it says of itself
+
+
+def test_hello_says_where_it_stands():
+    digests = {"config_digest": "config", "spaces_digest": "spaces", "package_version": "1.2"}
+    core = DriverCore(
+        "run", "driver", "uuid", incarnation=7, next_update=3, trained=60, dropped={"stale": 2}, **digests
+    )
+    fields = {"incarnation": 7, "run_id": "run", "next_update": 3, "trained": 60, "dropped": {"stale": 2}}
+    assert _hello(core) == (m.Hello("driver", "driver", "uuid", 1, **fields, **digests), {})
+    welcome(core)
+    core.reset(9, 5)
+    hello, _ = _hello(core)
+    assert (hello.generation, hello.next_update) == (9, 5)
+
+
+def test_what_reports_have_told_goes_to_the_next_broker():
+    core = _driver()
+    for update_id, marks in enumerate(
+        [[("a", 4, False), ("b", 1, False)], [("a", 2, False)], [("b", 0, True)]]
+    ):
+        core.open_update(_update(update_id))
+        _report(core, update_id, marks, dropped={"stale": update_id})
+    hello, watermarks = _hello(core)
+    assert watermarks == {"a": 4}, "none falls; b is gone"
+    assert (hello.trained, hello.dropped, hello.next_update) == (10, {"stale": 2}, 3)
+
+
+def test_a_report_without_counts_leaves_the_last_ones():
+    core = _driver(trained=7)
+    core.open_update(_update(0))
+    _report(core, accounting={})
+    assert core.trained == 7
+
+
+def test_its_heartbeat_says_whom_it_expects_in_a_fixed_order():
+    core = _driver()
+    core.expected = {("runner", "b"), ("learner", "l"), ("runner", "a")}
+    assert messages_in(core.handle(E.Tick(), 1.0), m.DriverState) == [
+        m.DriverState(-1, 0, ("a", "b"), ("l",))
+    ]
+
+
+# ------------------------------------------------------------------ calls
+
+
+def test_what_it_wishes_is_sent_only_to_a_broker_that_knows_it_and_kept_for_one_that_comes():
+    core = _driver(is_welcome=False, config=b"config", config_digest="digest")
+    assert core.open_update(_update(0)) == core.set_connector_state(4, b"state") == core.pause() == []
+    assert [item for item in welcome(core) if isinstance(item, E.Send)] == [
+        E.Send(b"", m.Config("run", "digest"), (b"config",)),
+        E.Send(b"", m.Pause()),
+        E.Send(b"", m.ConnectorState(4), (b"state",)),
+        E.Send(b"", _update(0)),
+    ]
+    assert core.connector_version == 4
+    core = _driver(is_welcome=False)
+    assert core.resume() == core.reset(3, 0) == []
+
+
+def test_what_it_wishes_is_sent_at_once_to_a_broker_that_knows_it():
+    core = _driver()
+    assert core.open_update(_update(0)) == [E.Send(b"", _update(0))]
+    assert core.set_connector_state(4, b"state") == [E.Send(b"", m.ConnectorState(4), (b"state",))]
+    assert core.pause() == [E.Send(b"", m.Pause())]
+    assert core.resume() == [E.Send(b"", m.Resume())]
+    assert core.reset(3, 7) == [E.Send(b"", m.Reset(3, 7))]
+    (opened,) = messages_in(core.open_update(_update(7)), m.OpenUpdate)
+    assert opened.min_generation == 3, "of the lineage that it belongs to"
+    assert core.open_update(_update(8))
+
+
+def test_a_new_broker_is_told_of_its_welcome_first():
+    core = _driver(is_welcome=False)
+    assert [type(item) for item in welcome(core)] == [E.Tell]
+    assert welcome(core) == [], "once"
+
+
+def test_a_reset_forgets_what_was_open_and_what_came_early():
+    core = _driver()
+    for update_id in range(3):
+        core.open_update(_update(update_id))
+    _report(core, 1)
+    core.reset(2, 1)
+    core.open_update(_update(1))
+    assert instructions_in(_report(core, 2), E.Report) == [], "not open any more"
+    (report,) = instructions_in(_report(core, 1), E.Report)
+    assert report.report.min_generation == 2
+    assert core.next_report == core.next_update == 2
+
+
+# ------------------------------------------------------------------ events
+
+
+def test_notices_and_progress_are_told():
+    core = _driver()
+    for message in (m.Notice("joined", "runner", "a", ""), _progress()):
+        assert receive(core, message) == [E.Tell(message)]
+
+
+def test_the_first_report_of_an_update_counts():
+    core = _driver()
+    for update_id in range(2):
+        core.open_update(_update(update_id))
+    for dropped in ({"stale": 1}, {"stale": 2}):
+        _report(core, 1, dropped=dropped)
+    reports = instructions_in(_report(core, 0), E.Report)
+    assert [report.report.dropped for report in reports] == [{}, {"stale": 1}]
+
+
+def test_reports_wait_for_welcome():
+    core = _driver()
+    core.open_update(_update(0))
+    core.start(0.0)
+    assert _report(core) == []
+    welcome(core)
+    assert instructions_in(_report(core), E.Report)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({"min_generation": 1}, [m.Reset]),
+        ({"min_generation": 2}, []),
+        ({"min_generation": 3}, []),
+        ({"min_generation": 2, "next_open": 2}, [m.OpenUpdate]),
+        ({"min_generation": 2, "next_open": 1}, [m.OpenUpdate, m.OpenUpdate]),
+        ({"min_generation": 2, "connector_version": 3}, [m.ConnectorState]),
+        ({"min_generation": 2, "is_paused": True}, [m.Resume]),
+    ],
+)
+def test_exactly_what_the_broker_lacks_is_sent_again(fields, kinds):
+    core = _driver()
+    core.reset(2, 1)
+    for update_id in (1, 2):
+        core.open_update(_update(update_id))
+    core.set_connector_state(4, b"state")
+    out = receive(core, _progress(**{"next_open": 3, "connector_version": 4, **fields}))
+    assert [type(item.message) for item in out if isinstance(item, E.Send)] == kinds
+    assert isinstance(out[-1], E.Tell)
+
+
+def test_a_driver_that_leaves_says_goodbye_and_does_nothing_any_more():
+    core = _driver()
+    assert core.handle(E.Leave("enough"), 0.0) == [
+        E.Send(b"", m.Goodbye("enough")),
+        E.Stop("left", "enough"),
+    ]
+    assert core.handle(E.Tick(), 99.0) == core.handle(E.Leave("again"), 99.0) == []
+
+
+@pytest.mark.parametrize("num_metas", [0, 2])
+def test_a_report_that_does_not_fit_together_is_refused(num_metas):
+    message = m.UpdateReport(5, -1, 0, 1, True, 10, 10, {}, {}, 0, 0)
+    fragments = pack_ranges([FragmentRange(FragmentId("a", 1, 0), 0, 5)])
+    rest = (*pack_blobs([b"m"] * num_metas), *pack_blobs([]), *pack_ranges([]))
+    with pytest.raises(WireError, match=f"1 fragments came with {num_metas} metas"):
+        parse_report(message, (*fragments, *rest))
+    with pytest.raises(WireError, match="8 payload frames, got 7"):
+        parse_report(message, (*fragments, *rest)[:7])
+
+
+# ------------------------------------------------------------------ staying registered
+
+
+def test_hello_is_said_at_its_pace_until_welcome_then_heartbeats_at_the_brokers():
+    core = _driver(is_welcome=False)
+    said = []
+    for quarters in range(1, 13):
+        now = quarters / 4
+        if quarters == 9:
+            receive(core, m.Welcome("run", core._hello_id, 5, 1, 0.5), now)
+        out = core.handle(E.Tick(), now)
+        said += [(now, type(item.message)) for item in out if isinstance(item, E.Send)]
+    assert said == [(1.0, m.Hello), (2.0, m.Hello), (2.75, m.DriverState)]
+    assert [type(item.message) for item in core.handle(E.Tick(), 3.25)] == [m.DriverState]
+
+
+def test_a_broker_that_says_nothing_for_its_time_is_greeted_again_and_again():
+    core = _driver()
+    receive(core, m.BrokerBeat(5), 1.0)
+    said = []
+    for quarters in range(5, 24):
+        now = quarters / 4
+        said += [now for _ in messages_in(core.handle(E.Tick(), now), m.Hello)]
+    assert said == [4.0, 5.0]
+    assert core.heard_at == 1.0, "its own HELLO is no sign of life of the broker"
+    receive(core, m.BrokerBeat(5), 5.75)
+    assert core.heard_at == 5.75
+    core.start(7.0)
+    assert core.heard_at == 7.0
+
+
+def test_many_refusals_of_one_unknown_peer_are_answered_once():
+    core = _driver()
+    assert messages_in(receive(core, m.Refused("unknown_peer", ""), 0.05), m.Hello) == []
+    assert messages_in(receive(core, m.Refused("unknown_peer", ""), 0.1), m.Hello)
+    assert messages_in(receive(core, m.Refused("unknown_peer", ""), 0.15), m.Hello) == []
+    assert not core.is_welcome
+
+
+def test_only_a_later_broker_replaces_one():
+    core = _driver()
+    for broker in (4, 5):
+        assert receive(core, m.BrokerBeat(broker)) == []
+    assert messages_in(receive(core, m.BrokerBeat(6)), m.Hello)
+    assert receive(core, m.BrokerBeat(7)) == [], "it has said HELLO already"
+    welcome(core, broker=4)
+    assert not core.is_welcome, "of one that was replaced"
+    welcome(core, broker=6)
+    assert (core.is_welcome, core.broker_incarnation) == (True, 6)
+
+
+def test_the_first_welcome_of_a_broker_hands_out_the_incarnation():
+    core = _driver(is_welcome=False, incarnation=3)
+    receive(core, m.Welcome("run", 1, 5, 8, 1.0))
+    assert core.incarnation == 8
+    core.start(0.0)
+    receive(core, m.Welcome("run", 2, 5, 9, 1.0))
+    assert core.incarnation == 8
+    assert core.welcome is not None
+    assert core.welcome.incarnation == 9
+
+
+def test_a_goodbye_or_a_refusal_ends_it_once():
+    core = _driver()
+    assert receive(core, m.Goodbye("done")) == [E.Stop("goodbye", "done")]
+    assert receive(core, m.Refused("role", "x")) == []
