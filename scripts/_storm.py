@@ -30,10 +30,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
 from rlzmq.net.addresses import split_tcp
 from rlzmq.net.join_file import JoinFile
-from rlzmq.runtime.processes import is_stopped
 from tests.net.chaos_proxy import ChaosProxy
 
 __all__ = ["KINDS", "MAX_STILL_S", "Storm"]

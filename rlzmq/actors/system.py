@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
+import math
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rlzmq.actors import by_value
 from rlzmq.actors.child import local_options
+from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.forkserver import ForkServer, get_fork_server
 from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.links import LocalLink, ProcessLink
 from rlzmq.actors.messages import decode_message
+from rlzmq.actors.process_state import is_stopped
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
 from rlzmq.core.files import make_directories
 from rlzmq.core.tracebacks import ShortTraceback
@@ -27,7 +32,12 @@ from rlzmq.net.socket import DrainSocket
 
 __all__ = ["ActorHandle", "ActorSystem"]
 
+_log = logging.getLogger("rlzmq.actors")
+
 _FORGET_AFTER_S = 1.0
+# How often the state of processes that start, and of the fork server, is looked at.
+_LOOK_S = 0.5
+_DUMP_S = 0.2  # for stacks to be written; nothing tells when they are
 _MAX_MESSAGE_BYTES = 512 * 1024 * 1024  # peers are this process's own children: room for large weights
 
 
@@ -43,7 +53,7 @@ class ActorSystem:
     Args:
         call_deadline_s: Default deadline of calls. None, because what ``sample`` or ``update`` takes has
             no natural bound and a dead actor is noticed by itself; give one to notice hanging actors.
-        spawn_deadline_s: Bound of one spawn: process, imports, constructor.
+        spawn_deadline_s: Bound of one spawn: process, imports, constructor. 0: none.
         stop_timeout_s: How long actors may take to stop before they are killed.
         max_message_bytes: Largest single array of an argument or result.
         log_dir: Directory for one ``<name>.log`` per actor, with its stdout and stderr. Without it
@@ -80,6 +90,7 @@ class ActorSystem:
         self._server: ForkServer | None = None
         self._address = ""
         self._stopping: asyncio.Task[None] | None = None
+        self._waking: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -109,6 +120,7 @@ class ActorSystem:
             name="actor system",
         )
         self._address = self._router.bind(self._directory.address("actors"))
+        self._waking = asyncio.create_task(self._wake_server(), name="wake the fork server")
         return self
 
     async def stop(self) -> None:
@@ -128,6 +140,8 @@ class ActorSystem:
                 *(link.stop(self._stop_timeout_s) for link in links), return_exceptions=True
             )
         finally:
+            if self._waking is not None:
+                self._waking.cancel()
             for link in links:
                 link.close()
             if self._router is not None:
@@ -204,8 +218,8 @@ class ActorSystem:
 
         Raises:
             Exception: What the constructor raised (see ActorHandle for how).
-            PeerLostError: The process ended in the constructor.
-            DeadlineError: It took longer than ``deadline_s``.
+            PeerLostError: The process ended in the constructor, or was stopped by a signal and therefore killed.
+            DeadlineError: It took longer than ``deadline_s``; the text has the stacks of its threads.
             TypeError: ``actor_class`` is no class, or an argument cannot be sent to another process.
         """
         if not isinstance(actor_class, type):
@@ -216,26 +230,63 @@ class ActorSystem:
             local = LocalLink(role, actor_class.__name__)
             self._local_links.append(local)
             local.exited.add_done_callback(lambda _: self._local_links.remove(local))
-            await local.construct(lambda: actor_class(*args, **kwargs))
+            await self._construct(local, local.construct(lambda: actor_class(*args, **kwargs)), deadline_s)
             return ActorHandle(local, actor_class, self._call_deadline_s)
         payload = by_value.dumps((actor_class, args, kwargs), f"{actor_class.__name__} or its arguments")
         link = self._fork(role, actor_class)
-        deadline_s = self._spawn_deadline_s if deadline_s is None else deadline_s
+        await self._construct(link, link.construct(self._settings(link), payload), deadline_s)
+        return ActorHandle(link, actor_class, self._call_deadline_s)
+
+    async def _construct(
+        self, link: ProcessLink | LocalLink, work: Coroutine[Any, Any, None], deadline_s: float | None
+    ) -> None:
+        """Wait for a constructor; an actor whose constructor fails, hangs or is stopped is ended."""
+        constructed = asyncio.ensure_future(work)
         try:
             with ShortTraceback():
-                async with asyncio.timeout(deadline_s) as scope:
-                    await link.construct(self._settings(link), payload)
+                await self._watch(
+                    link, constructed, self._spawn_deadline_s if deadline_s is None else deadline_s
+                )
         except BaseException as error:
+            constructed.cancel()
             link.kill()
-            if isinstance(error, TimeoutError) and scope.expired():
-                raise DeadlineError(
-                    f"actor {role!r} ({actor_class.__name__}, pid {link.pid}) was not ready within "
-                    f"{deadline_s:g} s and was killed"
-                ) from error
             if not isinstance(error, asyncio.CancelledError):
                 await asyncio.shield(link.exited)
             raise
-        return ActorHandle(link, actor_class, self._call_deadline_s)
+
+    async def _watch(
+        self, link: ProcessLink | LocalLink, constructed: asyncio.Future[None], deadline_s: float
+    ) -> None:
+        # Looks are counted, not the clock: what this process slept through is not the actor's fault.
+        left_s = deadline_s or math.inf
+        while not (await asyncio.wait((constructed,), timeout=min(_LOOK_S, left_s)))[0]:
+            left_s -= _LOOK_S
+            actor = f"actor {link.role!r} ({link.class_name}, pid {link.pid})"
+            if is_stopped(link.pid):
+                text = f"{actor} was stopped by a signal (SIGSTOP) during its constructor, and was killed"
+                raise ActorLostError(text, role=link.role, pid=link.pid)
+            if left_s <= 0:
+                stacks = await self._end_hanging(link)
+                raise DeadlineError(f"{actor} was not ready within {deadline_s:g} s and was killed{stacks}")
+        constructed.result()
+
+    async def _end_hanging(self, link: ProcessLink | LocalLink) -> str:
+        """End an actor whose constructor does not return; its last lines, with the stacks of its threads."""
+        if isinstance(link, ProcessLink):
+            link.signal(signal.SIGUSR1)
+            await asyncio.wait((link.exited,), timeout=_DUMP_S)
+        link.kill()
+        lines = (await asyncio.shield(link.exited)).stderr_lines
+        return "".join(["; its last stderr lines:", *(f"\n  {line}" for line in lines)]) if lines else ""
+
+    async def _wake_server(self) -> None:
+        """Continue a fork server that was stopped: nothing would start, end or be noticed without it."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            server = self._server
+            if server is not None and server.is_usable and is_stopped(server.pid):
+                _log.warning("The fork server (pid %d) was stopped: it is continued.", server.pid)
+                os.kill(server.pid, signal.SIGCONT)
 
     def _fork(self, role: str, actor_class: type) -> ProcessLink:
         server = get_fork_server()
@@ -253,7 +304,7 @@ class ActorSystem:
         link = ProcessLink(child, role, actor_class.__name__, routing_id, send)
         self._links[routing_id] = link
         link.exited.add_done_callback(
-            lambda _: self._loop and self._loop.call_later(1.0, self._forget, routing_id)
+            lambda _: self._loop and self._loop.call_later(_FORGET_AFTER_S, self._forget, routing_id)
         )
         return link
 

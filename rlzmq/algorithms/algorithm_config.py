@@ -92,7 +92,7 @@ _DEFAULTS: dict[str, Any] = {
     "restart_failed_learners": True, "min_learners": 1, "restart_failed_broker": True,
     "env_step_timeout_s": None, "env_reset_timeout_s": 300.0, "quarantine_dir": None, "durability": "memory",
     "journal_dir": None, "env_runner_memory_limit_bytes": None, "learner_memory_limit_bytes": None,
-    "learner_timeout_s": 60.0, "learner_snapshot_every_s": 60.0,
+    "process_start_timeout_s": 300.0, "learner_timeout_s": 60.0, "learner_snapshot_every_s": 60.0,
     # networking
     "listen": None, "advertise": None, "join_file": None, "broker": None,
     "num_remote_learners": 0,
@@ -561,6 +561,7 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
         journal_dir: str | None = NotProvided,
         env_runner_memory_limit_bytes: PositiveInt | None = NotProvided,
         learner_memory_limit_bytes: PositiveInt | None = NotProvided,
+        process_start_timeout_s: NonNegative = NotProvided,
         learner_timeout_s: NonNegative = NotProvided,
         learner_snapshot_every_s: NonNegative | None = NotProvided,
     ) -> Self:
@@ -591,6 +592,9 @@ class AlgorithmConfig(RaySettings, ConfigBuilders, ConfigOverrides, ConfigIO, me
             env_runner_memory_limit_bytes: Private memory beyond which a runner process (an env that leaks, say)
                 ends and is replaced; None: no limit.
             learner_memory_limit_bytes: The same for a learner process.
+            process_start_timeout_s: Seconds that a process of the run may take to start: to be made, to import, to
+                build its learner or its connectors and module. An env runner has env_reset_timeout_s beside it, for
+                its environments. 0: no limit.
             learner_timeout_s: Seconds after which a silent collective of the learners fails.
             learner_snapshot_every_s: Seconds between copies of the learners' state in the driver's memory,
                 to go back to should all learners die at once; each costs the transfer of weights and

@@ -19,6 +19,7 @@ from rlzmq.runtime.learner_modules import one_less, one_more, weights_to_load
 from rlzmq.runtime.learner_supervision import LearnerSupervisor
 from rlzmq.runtime.sent_config import config_for_learners
 from rlzmq.runtime.sharding import shard_batch, shard_episodes
+from rlzmq.runtime.starting import attended, spawn_within
 
 __all__ = ["AsyncLearnerGroup"]
 
@@ -77,16 +78,15 @@ class AsyncLearnerGroup:
             return
         if num > 1 and self._door is None:
             self._system.preload(RANK_MODULES)
-        self.handles = list(await asyncio.gather(*(self._spawn(rank) for rank in range(max(num, 1)))))
         self.supervisor = LearnerSupervisor(self.config, self.handles, self._spawn, self._form)
-        if num > 1:
-            await self.supervisor.begin()
+        await self.supervisor.begin(max(num, 1))
 
     async def _spawn(self, rank: int, incarnation: int = 0) -> Any:
         if self._door is not None:
             return await self._door.take(self.config, rank, replaces=incarnation > 0)
         local = self.config.num_learners == 0
-        handle = await self._system.spawn(
+        timeout_s = self.config.process_start_timeout_s
+        spawn = self._system.spawn(
             LearnerRole,
             self.config if local else config_for_learners(self.config),
             self.module_spec,
@@ -95,10 +95,13 @@ class AsyncLearnerGroup:
             incarnation,
             name=f"learner-{rank}",
             in_process=local,
+            deadline_s=timeout_s,
         )
+        handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         if self.synced_module_ids is not None:
             ids = self.synced_module_ids
-            await handle.apply(lambda role: role.change_modules(lambda learner: None, ids))
+            change = handle.apply(lambda role: role.change_modules(lambda learner: None, ids))
+            await attended(handle, change)
         return handle
 
     async def _form(self, handles: Sequence[Any]) -> None:

@@ -110,6 +110,7 @@ class BrokerRole:
         journal_dir: str | None = None,
     ) -> None:
         faults.arm("broker")
+        faults.at("broker.start")
         incarnation = incarnation or int(time.time() * 1000)
         given = {"journal": journal_dir is not None, "resent_bytes": _resent_bytes(), **(options or {})}
         self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **given))
@@ -128,6 +129,7 @@ class BrokerRole:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
         self._has_failed = False
+        faults.at("broker.started")
         self._has_told_size = False
         self._writes: set[asyncio.Task[None]] = set()
         self.max_loop_lag_s = 0.0

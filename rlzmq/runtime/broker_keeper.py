@@ -19,6 +19,7 @@ from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
 from rlzmq.runtime.broker import BrokerRole
 from rlzmq.runtime.joining import JoinKeys, at_host, listen_addresses, write_join_files
 from rlzmq.runtime.processes import first_line, lost_error
+from rlzmq.runtime.starting import attended, spawn_within, start_first
 
 __all__ = ["BrokerKeeper"]
 
@@ -85,7 +86,13 @@ class BrokerKeeper:
         Raises:
             ConfigurationError: `config.listen` cannot be listened on, or the join file not be written.
         """
-        await self._spawn()
+        await start_first(
+            lambda incarnation: self._spawn(),
+            self._machine,
+            "the broker",
+            is_replaced=self._config.restart_failed_broker,
+        )
+        self.num_restarts = self._machine.num_restarts
         if self._keys is not None:
             self._write_join_files(self._keys)
         self._task = asyncio.create_task(self._supervise(), name="supervise the broker")
@@ -125,7 +132,8 @@ class BrokerKeeper:
     async def _spawn(self) -> None:
         # Peers tell brokers apart by a number that rises, also when the wall clock is set back.
         self._incarnation = max(self._incarnation + 1, int(time.time() * 1000))
-        handle = await self._system.spawn(
+        timeout_s = self._config.process_start_timeout_s
+        spawn = self._system.spawn(
             BrokerRole,
             self._run_id,
             _options(self._config),
@@ -137,9 +145,11 @@ class BrokerKeeper:
             curve=self._keys.curve if self._keys is not None else None,
             roles=self._keys.roles if self._keys is not None else None,
             name="broker",
+            deadline_s=timeout_s,
         )
+        handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         try:
-            addresses = await handle.start()
+            addresses = await attended(handle, handle.start())
             if self._listen is not None:  # the ports that it got are those of every later broker too
                 self._listen = {name: addresses[f"remote_{name}"] for name in ("data", "weights")}
                 self.remote_addresses = self._listen

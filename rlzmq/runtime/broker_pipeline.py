@@ -144,9 +144,8 @@ class BrokerPipeline:
         learners.supervisor.on_group = self._expect_learners
         await asyncio.gather(
             self._register_learners(begins_lineage=takes_over),
-            *(self._connect_runner(index, handle, 0) for index, handle in enumerate(self._runners.handles)),
+            self._runners.supervisor.prepare_all(self._connect_runner),
         )
-        self._runners.supervisor.prepare.append(self._connect_runner)
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
 
@@ -487,24 +486,24 @@ class BrokerPipeline:
         """The ranks of a group that stands register under the next generation; False if one died meanwhile."""
         assert self._driver is not None
         learners, num_ranks = self._learners, len(handles)
+        supervisor = learners.supervisor
         try:
-            await learners.supervisor.prepare_all(handles)
-            version = await handles[0].ping()
+            await supervisor.prepare_all(handles)
+            version = await supervisor.attended(handles, handles[0].ping())
             generation = learners.generation = learners.generation + 1
             self._expect_learners([])
             if begins_lineage:
                 self._driver.reset(generation, version)
                 if self._connectors.is_needed:
                     self._send_connector_state(self._connectors.get_state())
-            await asyncio.gather(
-                *(
-                    handle.form(rank, num_ranks, generation, self.accounting.trained, begins_lineage)
-                    for rank, handle in enumerate(handles)
-                )
+            forming = (
+                handle.form(rank, num_ranks, generation, self.accounting.trained, begins_lineage)
+                for rank, handle in enumerate(handles)
             )
+            await supervisor.attended(handles, asyncio.gather(*forming))
             self._expect_learners(handles)
         except PeerLostError:
-            learners.supervisor.notice()
+            supervisor.notice()
             return False
         return True
 

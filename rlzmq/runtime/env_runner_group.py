@@ -15,6 +15,7 @@ from rlzmq.runtime.runner_calls import RunnerCalls
 from rlzmq.runtime.runner_supervision import RunnerSupervisor
 from rlzmq.runtime.runner_sync import RunnerSync
 from rlzmq.runtime.sent_config import config_for_runners
+from rlzmq.runtime.starting import attended, spawn_within
 
 __all__ = ["AsyncEnvRunnerGroup", "flatten_episodes"]
 
@@ -22,8 +23,6 @@ _log = logging.getLogger("rlzmq.runtime")
 
 # Between two updates a runner is idle and answers at once; one that samples ahead ends its lease first.
 _STATE_WITHIN_S = 5.0
-# For a runner's process to start and to import what it needs.
-_START_S = 120.0
 
 
 class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
@@ -75,28 +74,32 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         # Where runners join by themselves and none is asked for here, nobody samples here.
         is_open = self.config.listen or self.config.broker
         least = 0 if is_open and not self._is_evaluation else 1
-        spawns = (self.spawn_runner(index) for index in range(max(num, least)))
-        self.handles = list(await asyncio.gather(*spawns))
         what = "evaluation env runner" if self._is_evaluation else "env runner"
         self.supervisor = RunnerSupervisor(self.config, self.spawn_runner, self.handles, what=what)
+        await self.supervisor.start(max(num, least))
         self.supervisor.prepare.append(self._bring_up_to_date)
 
     async def spawn_runner(self, index: int, incarnation: int = 0) -> Any:
         """Start the runner of the place `index` (0-based); its handle, ready to sample."""
         local = self.config.num_env_runners == 0
-        handle = await self._system.spawn(
+        name = f"{'eval-' if self._is_evaluation else ''}runner-{index}"
+        # An environment's constructor may take as long as a reset; the runner itself sees to that.
+        start_s, reset_s = self.config.process_start_timeout_s, self.config.env_reset_timeout_s
+        timeout_s = start_s + reset_s if start_s and reset_s else 0.0
+        spawn = self._system.spawn(
             EnvRunnerRole,
             self._sent_config(),
             self._worker_index(0 if local else index + 1),
             incarnation,
             is_local=local,
-            name=f"{'eval-' if self._is_evaluation else ''}runner-{index}",
+            place=name,
+            name=name,
             in_process=local,
-            # An environment's constructor may take as long as a reset; the runner itself sees to that.
-            deadline_s=_START_S + self.config.env_reset_timeout_s,
+            deadline_s=timeout_s,
         )
+        handle = await spawn_within(timeout_s, "process_start_timeout_s or env_reset_timeout_s", spawn)
         if self.synced_module_ids is not None:
-            await self._change_modules_of(handle)
+            await attended(handle, self._change_modules_of(handle))
         return handle
 
     async def _bring_up_to_date(self, index: int, handle: Any, incarnation: int) -> None:

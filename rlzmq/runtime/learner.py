@@ -52,6 +52,7 @@ class LearnerRole:
         torch.set_num_threads(config.torch_num_threads)
         apply_log_level(config)
         faults.arm(f"learner-{rank}", incarnation)
+        faults.at("learner.start")
         limit_memory(config.learner_memory_limit_bytes, "learner_memory_limit_bytes")
         if num_ranks > 1:
             import_for_ranks()
@@ -63,6 +64,7 @@ class LearnerRole:
         self._link: Any = None
         self._called_off: set[int] = set()
         self._run_blocking: Any = None
+        faults.at("learner.started")
 
     # -- on the actor's thread ------------------------------------------------------------------
 
@@ -164,6 +166,7 @@ class LearnerRole:
         """
         from rlzmq.runtime.learner_link import LearnerLink
 
+        faults.at("learner.connect")
         self._link = LearnerLink(
             self.learner, self._run_blocking, is_multi_agent=self.config.is_multi_agent, **link
         )

@@ -18,7 +18,7 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.links import ProcessLink
 from rlzmq.actors.messages import Cancel, Stop, encode_message
 from rlzmq.actors.messages import decode_message as decode_answer
-from rlzmq.core.errors import ConfigurationError, PeerLostError, ProtocolError
+from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.space_plain import space_to_plain
 from rlzmq.net.addresses import split_tcp
 from rlzmq.net.authenticator import Authenticator
@@ -150,6 +150,7 @@ class LearnerDoor:
             An ActorHandle of a `LearnerRole`.
 
         Raises:
+            DeadlineError: Building its Learner took longer than `process_start_timeout_s`.
             Exception: What building its Learner raised there.
         """
         if replaces and not self._waiting:
@@ -179,7 +180,18 @@ class LearnerDoor:
         handle = ActorHandle(link, LearnerRole, None)
         _log.info("%s is %s", handle.name, hello.name)
         num_ranks = max(config.num_learners, 1)
-        await link.call("build", (pack_config(config), self._spaces, rank, num_ranks), {})
+        timeout_s = config.process_start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s or None) as scope:
+                await link.call("build", (pack_config(config), self._spaces, rank, num_ranks), {})
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            handle.kill()
+            raise DeadlineError(
+                f"{handle.name} ({hello.name}) was not built within {timeout_s:g} s. If it really takes longer, raise "
+                "process_start_timeout_s (config.fault_tolerance)."
+            ) from error
         return handle
 
     def send(self, routing: bytes, frames: list[Any], *, must: bool = False) -> None:

@@ -21,17 +21,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import is_stopped
 from rlzmq.core.errors import ClosedError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, Patience, RestartPolicy, Supervision
 from rlzmq.runtime.forming import connecting_timeout_s
-from rlzmq.runtime.processes import (
-    ANSWER_DEADLINE_S,
-    first_line,
-    is_stopped,
-    lost_error,
-    wake,
-    why_hanging,
-)
+from rlzmq.runtime.processes import ANSWER_DEADLINE_S, first_line, lost_error, wake, why_hanging
+from rlzmq.runtime.starting import BEAT_DEADLINE_S, all_started, attended, start_first
 
 __all__ = ["LearnerSupervisor"]
 
@@ -42,6 +37,8 @@ _POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, ma
 # After a peer was lost every rank's collective has failed, and so has an attempt to connect that was called off:
 # whoever does not answer by then hangs.
 _ANSWER_SPARE_S = 1.0
+# After so long without an answer to a call, and again, the ranks' processes are looked at.
+_LOOK_S = 2.0
 # How often in a row ranks that all live may fail to come together.
 _MAX_FAILED_FORMINGS = 5
 # A rank's connection ended because this run, or its broker, ends.
@@ -53,7 +50,7 @@ class LearnerSupervisor:
 
     Args:
         config: Whose fault-tolerance settings count.
-        handles: The ranks in rank order; this list always holds those of the current generation.
+        handles: An empty list, for the ranks in rank order; it always holds those of the current generation.
         spawn: ``await spawn(place, incarnation)`` starts a learner that is in no group yet; its handle.
         form: ``await form(handles)`` brings these ranks together as the next generation.
 
@@ -82,7 +79,7 @@ class LearnerSupervisor:
         self._handles = handles
         self._spawn = spawn
         self._form = form
-        self._machines = [Supervision(_POLICY) for _ in handles]
+        self._machines: list[Supervision] = []
         self._patience = Patience()
         self._lock = asyncio.Lock()
         self._is_lost = asyncio.Event()
@@ -104,24 +101,38 @@ class LearnerSupervisor:
         self.last_resort: Any = None
         self.begin_lineage: Callable[[list[Any]], Awaitable[bool]] | None = None
         self.recovery_times_s: list[float] = []
-        for handle in handles:
-            self._watch(handle)
-        self._start(self._run(), "supervise learners")
 
     # -- use ------------------------------------------------------------------------------------
 
-    async def begin(self) -> None:
-        """Form the first generation; who dies in it is replaced in it.
+    async def begin(self, num_ranks: int) -> None:
+        """Start all ranks and form the first generation; who dies meanwhile is replaced.
 
         Raises:
             PeerLostError: Too many died, or they cannot reach each other.
+            DeadlineError: One of them did not get ready.
             Exception: What the user's code raised in one of them.
         """
+        self._machines = [Supervision(_POLICY) for _ in range(num_ranks)]
+        self._handles[:] = await all_started(map(self._start_first, range(num_ranks)))
+        self.num_restarts = sum(machine.num_restarts for machine in self._machines)
+        for handle in self._handles:
+            self._watch(handle)
+        self._start(self._run(), "supervise learners")
+        if num_ranks == 1:
+            return
         async with self._lock:
             await self._reform()
         while len(self._handles) < len(self._machines) and (self._ready or self._num_replacing):
             await self._wait_for_replacement()
             await self.admit()
+
+    async def _start_first(self, place: int) -> Any:
+        return await start_first(
+            lambda incarnation: self._spawn(place, incarnation),
+            self._machines[place],
+            f"learner-{place}",
+            is_replaced=self._config.restart_failed_learners,
+        )
 
     def watch_failures(self) -> None:
         """From now on (they are connected) also hear of ranks whose training fails."""
@@ -157,10 +168,28 @@ class LearnerSupervisor:
         """
         while True:
             await self.wait_formed()
+            handles = list(self._handles)
             try:
-                return await call(list(self._handles))
+                return await self.attended(handles, call(handles))
             except PeerLostError:
                 self.notice()  # the watchers may hear of it later than the caller
+
+    async def attended(self, handles: list[Any], work: Awaitable[Any]) -> Any:
+        """Await what these ranks are to answer; who is stopped, or whose event loop does not turn, is ended.
+
+        Raises:
+            Exception: What the call raised.
+        """
+        answer = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait((answer,), timeout=_LOOK_S))[0]:
+                beats = (
+                    self.end_if_hanging(handle, "a call", deadline_s=BEAT_DEADLINE_S) for handle in handles
+                )
+                await asyncio.gather(*beats)
+            return answer.result()
+        finally:
+            answer.cancel()
 
     @contextlib.asynccontextmanager
     async def steady(self) -> AsyncIterator[list[Any]]:
@@ -181,7 +210,7 @@ class LearnerSupervisor:
         if self.prepare is None:
             return
         for handle in [handle for handle in handles if handle not in self._prepared]:
-            await self.prepare(handle)
+            await self.attended([handle], self.prepare(handle))
             self._prepared.add(handle)
 
     def worked(self) -> None:
@@ -406,7 +435,7 @@ class LearnerSupervisor:
         if self.last_resort is not None:
             for handle in self._ready:
                 with contextlib.suppress(PeerLostError):
-                    await handle.set_state(self.last_resort)
+                    await attended(handle, handle.set_state(self.last_resort))
 
     async def _wait_for_replacement(self) -> None:
         while not self._ready and self._num_replacing:  # noqa: ASYNC110 (two facts, seldom)

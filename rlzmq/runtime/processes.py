@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from pathlib import Path
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import is_stopped
 from rlzmq.core.errors import DeadlineError, PeerLostError
 
-__all__ = ["ANSWER_DEADLINE_S", "first_line", "is_stopped", "lost_error", "wake", "why_hanging"]
+__all__ = ["ANSWER_DEADLINE_S", "first_line", "lost_error", "wake", "why_hanging"]
 
 ANSWER_DEADLINE_S = 5.0
 """Seconds after which a process that does not answer hangs, where nothing else is known of it."""
@@ -36,15 +36,6 @@ async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANS
     except DeadlineError:
         return f"no answer within {deadline_s:g} s"
     return ""
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether the process was stopped by a signal (a debugger's stop does not count)."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] == "T"
 
 
 async def wake(handle: Any) -> None:

@@ -52,16 +52,24 @@ class EnvRunnerRole:
         incarnation: How many times this place was restarted.
         is_local: It shares its process with others. An environment that hangs is then an error of the run,
             not the process's end.
+        place: Its name in `rlzmq.core.faults`; "runner-N" if "".
     """
 
     def __init__(
-        self, config: Any, worker_index: int, incarnation: int = 0, *, is_local: bool = False
+        self,
+        config: Any,
+        worker_index: int,
+        incarnation: int = 0,
+        *,
+        is_local: bool = False,
+        place: str = "",
     ) -> None:
         import torch
 
         torch.set_num_threads(config.torch_num_threads)
         apply_log_level(config)
-        faults.arm(f"runner-{worker_index - 1}", incarnation)
+        faults.arm(place or f"runner-{worker_index - 1}", incarnation)
+        faults.at("runner.start")
         limit_memory(config.env_runner_memory_limit_bytes, "env_runner_memory_limit_bytes")
         self.config = config
         on_hang = self._report_hang if is_local else None
@@ -74,6 +82,7 @@ class EnvRunnerRole:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._run_blocking: Any = None
         self._ended_round = 0
+        faults.at("runner.started")
 
     # -- on the actor's thread ------------------------------------------------------------------
 
@@ -172,6 +181,7 @@ class EnvRunnerRole:
         """
         from rlzmq.runtime.runner_link import RunnerLink
 
+        faults.at("runner.connect")
         self._loop = asyncio.get_running_loop()
         self._link = RunnerLink(self, self._run_blocking, **link)
         await self._link.start()

@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
-from rlzmq.core.errors import ClosedError, PeerLostError
+from rlzmq.actors.process_state import is_stopped
+from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
 from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
-from rlzmq.runtime.processes import first_line, is_stopped, lost_error
+from rlzmq.runtime.processes import first_line, lost_error
+from rlzmq.runtime.starting import BEAT_DEADLINE_S, all_started, attended, start_first
 
 __all__ = ["RunnerSupervisor"]
 
@@ -30,7 +32,6 @@ _log = logging.getLogger("rlzmq.runtime")
 
 _MAX_DELAY_S = 30.0
 _MAX_BAD_FRAGMENTS = 3
-_BEAT_DEADLINE_S = 30.0
 # After so long without an answer to a call, and again, its process is looked at.
 _LOOK_S = 2.0
 # For an answer that came while this event loop was busy with something else.
@@ -62,11 +63,11 @@ class RunnerSupervisor:
     Args:
         config: Whose fault-tolerance settings count.
         spawn: ``await spawn(index, incarnation)`` starts a runner; its handle.
-        handles: The runners that live now; replaced in this list, place by place.
+        handles: An empty list, for the runners that live now; replaced in it, place by place.
 
     Attributes:
         prepare: ``await prepare(index, handle, incarnation)`` before a new runner is used, e.g. to give it
-            weights and connect it; all are awaited, in order.
+            weights; all are awaited, in order.
         failed: Has an exception once a runner died that is not to be replaced: the run is over.
         num_restarts: Over all places.
         recreated: Indices of places replaced since the last `take_recreated`.
@@ -80,22 +81,65 @@ class RunnerSupervisor:
         self._spawn = spawn
         self._handles = handles
         self._what = what or "env runner"
-        policy = RestartPolicy(
+        self._policy = RestartPolicy(
             max_restarts=config.num_consecutive_env_runner_failures_tolerance,
             window_s=math.inf,
             first_delay_s=max(config.delay_between_env_runner_restarts_s, 1e-3),
             max_delay_s=max(_MAX_DELAY_S, config.delay_between_env_runner_restarts_s),
         )
-        self._places = [_Place(index, handle, Supervision(policy)) for index, handle in enumerate(handles)]
+        self._places: list[_Place] = []
         self.prepare: list[Callable[[int, Any, int], Awaitable[None]]] = []
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         self.recreated: list[int] = []
         self.downtimes_s: list[float] = []
-        for place in self._places:
-            place.up.set()
-            place.machine.started(time.monotonic())
-            place.task = asyncio.create_task(self._supervise(place), name=f"supervise {handles[place.index]}")
+
+    async def start(self, num_runners: int) -> None:
+        """Start all runners for the first time, at once, and supervise them from then on.
+
+        Raises:
+            PeerLostError: One of them died in each of several attempts.
+            DeadlineError: One of them did not get ready.
+            Exception: What a constructor of theirs raised.
+        """
+        self._places = places = await all_started(map(self._start_first, range(num_runners)))
+        self._handles[:] = [place.handle for place in places]
+        self.num_restarts = sum(place.machine.num_restarts for place in places)
+        for place in places:
+            place.task = asyncio.create_task(self._supervise(place), name=f"supervise {place.handle}")
+
+    async def _start_first(self, index: int) -> _Place:
+        config, machine = self._config, Supervision(self._policy)
+        handle = await start_first(
+            lambda incarnation: self._spawn(index, incarnation),
+            machine,
+            f"{self._what} {index}",
+            is_replaced=config.restart_failed_env_runners and config.max_num_env_runner_restarts > 0,
+        )
+        machine.started(time.monotonic())
+        place = _Place(index, handle, machine)
+        place.up.set()
+        return place
+
+    async def prepare_all(self, prepare: Callable[[int, Any, int], Awaitable[None]]) -> None:
+        """Prepare the runners that are there, and from now on each new one.
+
+        Raises:
+            Exception: What `prepare` raised, but for a runner's end: its replacement is prepared, too.
+        """
+        self.prepare.append(prepare)
+        await asyncio.gather(*(self._prepare(place, prepare) for place in self._places))
+
+    async def _prepare(self, place: _Place, prepare: Callable[[int, Any, int], Awaitable[None]]) -> None:
+        handle = place.handle
+        if place.up.is_set() and not place.is_given_up:
+            try:
+                await attended(handle, prepare(place.index, handle, place.machine.incarnation))
+            except ActorLostError:
+                await handle.exited
+                if place.handle is handle:
+                    place.up.clear()  # its supervising task may not have run yet
+        await self._wait_up(place)
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -194,7 +238,7 @@ class RunnerSupervisor:
         if handle.exited.done():
             return
         if event != "hung" and not is_stopped(handle.pid):
-            first_s = place.patience.seconds if event == "silent" else _BEAT_DEADLINE_S
+            first_s = place.patience.seconds if event == "silent" else BEAT_DEADLINE_S
             if await _beats(handle, self._config.env_step_timeout_s or first_s):
                 return
             place.patience.killed()
@@ -270,14 +314,24 @@ class RunnerSupervisor:
     async def _restart(self, place: _Place) -> None:
         self.num_restarts += 1
         place.num_bad = 0
-        async with asyncio.timeout(self._config.env_runner_restore_timeout_s or None):
-            handle = await self._spawn(place.index, place.machine.incarnation)
-            try:
-                for prepare in self.prepare:
-                    await prepare(place.index, handle, place.machine.incarnation)
-            except BaseException:
-                handle.kill()
+        restore_s = self._config.env_runner_restore_timeout_s
+        incarnation = place.machine.incarnation
+        try:
+            async with asyncio.timeout(restore_s or None) as scope:
+                handle = await self._spawn(place.index, incarnation)
+                try:
+                    for prepare in self.prepare:
+                        await attended(handle, prepare(place.index, handle, incarnation))
+                except BaseException:
+                    handle.kill()
+                    raise
+        except TimeoutError as error:
+            if not scope.expired():
                 raise
+            raise DeadlineError(
+                f"{self._what} {place.index} was not ready again within {restore_s:g} s "
+                "(env_runner_restore_timeout_s)."
+            ) from error
         place.handle = self._handles[place.index] = handle
         place.machine.started(time.monotonic())
         self.recreated.append(place.index)

@@ -477,3 +477,28 @@ async def test_what_is_preloaded_is_there_in_actors_spawned_afterwards(system: A
     system.preload(["no_such_module", "this"])
     after = await system.spawn(Looks)
     assert [await before.has(), await after.has()] == [False, True]
+
+
+class _StopsAtBirth:
+    def __init__(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+async def test_a_process_that_is_stopped_in_its_constructor_is_killed(system: ActorSystem) -> None:
+    with pytest.raises(ActorLostError, match=r"'_StopsAtBirth-0' .* was stopped by a signal") as caught:
+        await system.spawn(_StopsAtBirth, deadline_s=0)  # without a deadline, too
+    assert not psutil.pid_exists(caught.value.pid)
+
+
+async def test_a_constructor_that_hangs_shows_its_stacks(system: ActorSystem) -> None:
+    with pytest.raises(DeadlineError, match="in __init__"):
+        await system.spawn(_SleepsAtBirth, deadline_s=3.0)
+    with pytest.raises(DeadlineError, match=r"not ready within 0\.2 s"):
+        await system.spawn(_SleepsAtBirth, in_process=True, deadline_s=0.2)
+
+
+async def test_a_stopped_fork_server_is_continued(system: ActorSystem) -> None:
+    await system.spawn(Recorder)
+    os.kill(forkserver.get_fork_server().pid, signal.SIGSTOP)
+    again = await system.spawn(Recorder)
+    assert await again.add(1) == 1

@@ -90,7 +90,7 @@ async def test_who_hangs_is_ended_and_the_others_called_off(
 
 
 def supervisor(
-    num: int, form: Callable[[list[FakeRank]], None], **settings: Any
+    form: Callable[[list[FakeRank]], None], **settings: Any
 ) -> tuple[LearnerSupervisor, list[FakeRank]]:
     config = SimpleNamespace(
         restart_failed_learners=True, min_learners=1, learner_timeout_s=60.0, num_gpus_per_learner=0
@@ -104,7 +104,7 @@ def supervisor(
     async def try_to_form(handles: list[FakeRank]) -> None:
         form(handles)
 
-    handles = [FakeRank(place) for place in range(num)]
+    handles: list[FakeRank] = []
     return LearnerSupervisor(config, handles, spawn, try_to_form), handles
 
 
@@ -115,11 +115,11 @@ async def test_ranks_that_live_and_never_come_together_end_the_run_with_the_reas
         attempts.append(len(handles))
         raise PeerLostError("connect timeout [10.0.0.7]:4711")
 
-    group, _ = supervisor(2, form)
+    group, _ = supervisor(form)
     with pytest.raises(
         PeerLostError, match=r"5 attempts in a row.*connect timeout \[10.0.0.7\]:4711.*GLOO_SOCKET_IFNAME"
     ):
-        await group.begin()
+        await group.begin(2)
     assert attempts == [2] * 5
     await group.stop()
 
@@ -136,9 +136,9 @@ async def test_who_dies_in_the_first_forming_is_replaced_in_it(doomed: list[int]
                 handles[rank].die()
             raise PeerLostError("a peer died")
 
-    group, handles = supervisor(2, form)
+    group, handles = supervisor(form)
     async with asyncio.timeout(10):
-        await group.begin()
+        await group.begin(2)
     assert len(handles) == 2
     assert not any(rank.exited.done() for rank in handles)
     assert group.num_rollbacks == 0
@@ -158,9 +158,9 @@ async def test_a_replacement_that_always_dies_while_forming_is_given_up(
     policy = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=1e-3, max_delay_s=1e-3)
     monkeypatch.setattr("rlzmq.runtime.learner_supervision._POLICY", policy)
     deaths: list[FakeRank] = []
-    group, handles = supervisor(2, form)
+    group, handles = supervisor(form)
     async with asyncio.timeout(10):
-        await group.begin()
+        await group.begin(2)
     assert [rank.name for rank in handles] == ["learner-0"]
     assert len(deaths) == 6
     await group.stop()
@@ -189,7 +189,8 @@ async def test_of_stopped_ranks_the_last_one_is_continued(
 
     monkeypatch.setattr("rlzmq.runtime.processes.is_stopped", stopped)
     monkeypatch.setattr("rlzmq.runtime.learner_supervision.is_stopped", stopped)
-    group, handles = supervisor(2, lambda handles: None)
+    group, handles = supervisor(lambda handles: None)
+    await group.begin(2)
     handles[1].die()
     handles[:num_stopped] = ranks
     ended = await asyncio.gather(*(group.end_if_hanging(rank, "a test") for rank in ranks))
