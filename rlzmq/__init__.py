@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.impala.impala_learner import IMPALALearner as IMPALALearner
     from rlzmq.algorithms.policy import Policy as Policy
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
-    from rlzmq.algorithms.settings import NotProvided as NotProvided
+    from rlzmq.config.settings import NotProvided as NotProvided
     from rlzmq.connectors.common import (
         AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
         AddStatesFromEpisodesToBatch as AddStatesFromEpisodesToBatch,
@@ -177,7 +177,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
         TorchMultiDistribution as TorchMultiDistribution,
         TorchSquashedGaussian as TorchSquashedGaussian,
     )
-    from rlzmq.modules.model_config import DefaultModelConfig as DefaultModelConfig
+    from rlzmq.config.model_config import DefaultModelConfig as DefaultModelConfig
     from rlzmq.modules.multi_rl_module import (
         MultiRLModule as MultiRLModule,
         MultiRLModuleSpec as MultiRLModuleSpec,
@@ -253,7 +253,7 @@ _EXPORTS: dict[str, str] = {
         "modules.rl_module": "RLModule TorchRLModule",
         "modules.multi_rl_module": "MultiRLModule MultiRLModuleSpec",
         "modules.spec": "RLModuleSpec",
-        "modules.model_config": "DefaultModelConfig",
+        "config.model_config": "DefaultModelConfig",
         "modules.default_models": "DefaultPPOTorchRLModule",
         "modules.apis": ("InferenceOnlyAPI QNetAPI SelfSupervisedLossAPI TargetNetworkAPI ValueFunctionAPI"),
         "modules.distributions": (
@@ -270,7 +270,7 @@ _EXPORTS: dict[str, str] = {
         "runtime.learner_group": "LearnerGroup",
         "runtime.parallel_sample": "synchronous_parallel_sample",
         "algorithms.algorithm_config": "AlgorithmConfig",
-        "algorithms.settings": "NotProvided",
+        "config.settings": "NotProvided",
         "core.callbacks": "Callback RLlibCallback",
         "algorithms.algorithm": "Algorithm",
         "algorithms.async_algorithm": "AsyncAlgorithm",

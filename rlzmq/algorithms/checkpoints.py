@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlzmq.algorithms.config_plain import load_named, names_code, plain_setting
 from rlzmq.algorithms.registry import ALGORITHMS, config_class_named, name_of_config
 from rlzmq.algorithms.state_tree import to_parts, to_tree
 from rlzmq.algorithms.stored_modules import with_stored_modules
+from rlzmq.config.plain import load_named, names_code, plain_setting
 from rlzmq.core.checkpoint import find_inside, local_path, read_checkpoint, read_manifest, write_checkpoint
 from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.checkpointable import part_of
+from rlzmq.core.class_names import class_name
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.printable import printable
-from rlzmq.modules.class_names import class_name
 from rlzmq.modules.saving import read_module_states
 
 __all__ = [

@@ -1,20 +1,33 @@
-"""The algorithms by name, for the command line and for checkpoints."""
+"""The algorithms by name, for the command line, for checkpoints, and for configs that build them.
+
+Code is imported when it is asked for: an algorithm brings torch.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
+from rlzmq.config.plain import load_named
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
-__all__ = ["ALGORITHMS", "algorithm_of", "config_class_named", "get_config_class", "name_of_config"]
+__all__ = [
+    "ALGORITHMS",
+    "BASE_CONFIG",
+    "algorithm_class_of",
+    "algorithm_of",
+    "config_class_named",
+    "get_config_class",
+    "name_of_config",
+]
 
 ALGORITHMS: dict[str, str] = {
     "appo": "rlzmq.algorithms.appo:APPOConfig",
     "impala": "rlzmq.algorithms.impala:IMPALAConfig",
     "ppo": "rlzmq.algorithms.ppo:PPOConfig",
 }
+BASE_CONFIG = "rlzmq.algorithms.algorithm_config:AlgorithmConfig"
 
 
 def get_config_class(algorithm: str) -> Any:
@@ -23,24 +36,29 @@ def get_config_class(algorithm: str) -> Any:
     Raises:
         ConfigurationError: There is no such algorithm.
     """
-    try:
-        module, _, name = ALGORITHMS[algorithm.lower()].partition(":")
-    except KeyError:
-        raise ConfigurationError(
-            f"No algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)}"
-        ) from None
-    return getattr(importlib.import_module(module), name)
+    if algorithm.lower() not in ALGORITHMS:
+        raise ConfigurationError(f"No algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)}")
+    return load_named(ALGORITHMS[algorithm.lower()])
 
 
 def algorithm_of(config_class: type) -> str:
     """The name of the algorithm that a config class, or the nearest of its bases, is of; "" if there is none."""
-    names = {path.partition(":")[2]: name for name, path in ALGORITHMS.items()}
+    names = {_name(path): name for name, path in ALGORITHMS.items()}
     return next((names[klass.__name__] for klass in config_class.__mro__ if klass.__name__ in names), "")
+
+
+def algorithm_class_of(config_class: type) -> Any:
+    """The Algorithm of a config class, or None: its public name is the config's without "Config"."""
+    algorithm = algorithm_of(config_class)
+    if not algorithm:
+        return None
+    public = importlib.import_module("rlzmq")  # which explains what goes wrong in the import
+    return getattr(public, _name(ALGORITHMS[algorithm]).removesuffix("Config"))
 
 
 def name_of_config(config_class: type) -> str:
     """What a checkpoint calls a config class: the nearest built-in one's name."""
-    names = {path.partition(":")[2] for path in ALGORITHMS.values()} | {"AlgorithmConfig"}
+    names = {_name(path) for path in (BASE_CONFIG, *ALGORITHMS.values())}
     return next(klass.__name__ for klass in config_class.__mro__ if klass.__name__ in names)
 
 
@@ -50,12 +68,11 @@ def config_class_named(name: str) -> Any:
     Raises:
         CheckpointError: There is none.
     """
-    if name == "AlgorithmConfig":
-        from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-
-        return AlgorithmConfig
-    for path in ALGORITHMS.values():
-        module, _, class_name = path.partition(":")
-        if class_name == name:
-            return getattr(importlib.import_module(module), name)
+    for path in (BASE_CONFIG, *ALGORITHMS.values()):
+        if _name(path) == name:
+            return load_named(path)
     raise CheckpointError(f"The checkpoint is of an unknown config class {name!r}. Pass config=….")
+
+
+def _name(path: str) -> str:
+    return path.partition(":")[2]

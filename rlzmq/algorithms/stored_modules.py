@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rlzmq.algorithms.module_changes import training, with_module, without_module
+from rlzmq.core.class_names import class_name
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
 from rlzmq.core.space_plain import space_to_plain
-from rlzmq.modules.class_names import class_name
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.rl_module import RLModule
 from rlzmq.modules.spec import RLModuleSpec

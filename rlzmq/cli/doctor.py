@@ -207,7 +207,7 @@ def check_ports(options: DoctorOptions) -> Iterator[Finding]:
     """The ports that `listen` wants."""
     if options.listen is None:
         return
-    from rlzmq.net.addresses import check_bind_address, split_tcp
+    from rlzmq.core.addresses import check_bind_address, split_tcp
 
     check_bind_address(options.listen, has_keys=True)
     host, port = split_tcp(options.listen)

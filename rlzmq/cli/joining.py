@@ -83,7 +83,7 @@ def make_config(packed: Any) -> Any:
         ConfigurationError: It names code that is not installed here.
     """
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-    from rlzmq.algorithms.config_io import load_named
+    from rlzmq.config.plain import load_named
     from rlzmq.runtime.joining import unpack_config
 
     name, settings = unpack_config(packed)

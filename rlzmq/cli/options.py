@@ -9,8 +9,9 @@ import tomllib
 import typing
 from typing import Annotated, Any, Literal
 
-from rlzmq.algorithms.config_plain import setting_from_text
-from rlzmq.algorithms.fixed_settings import FIXED_SETTINGS
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.config.plain import setting_from_text
+from rlzmq.config.settings import Setting
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["apply_settings", "options_type"]
@@ -34,7 +35,7 @@ _METAVARS = {
 }
 
 
-def options_type(config_class: Any, name: str, base: type) -> type:
+def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
     """A dataclass for tyro: `base`'s fields, then one dataclass per setter, in it a field per setting.
 
     Settings that hold code (connectors, callbacks, …) have no flag, but for the mapping of agents to modules;
@@ -43,14 +44,13 @@ def options_type(config_class: Any, name: str, base: type) -> type:
     import tyro
 
     defaults = config_class()
-    docs = _docs(config_class)
     taken = {field.name for field in dataclasses.fields(base)}
     groups: dict[str, list[tuple[str, Any, Any]]] = {}
     for setting, field in config_class._fields.items():
         metavar = _metavar(setting, field.annotation)
-        if metavar is None or setting in taken or setting.startswith("_") or setting in FIXED_SETTINGS:
+        if metavar is None or not field.group or setting in taken or setting.startswith("_") or field.only:
             continue
-        text = f"{docs.get(setting, setting)} (default: {_shown(defaults._values.get(setting))})"
+        text = f"{_help(field)} (default: {_shown(defaults._values.get(setting))})"
         aliases = [_ALIASES[setting]] if setting in _ALIASES else None
         flag = _flag(setting)[2:]
         marks = tyro.conf.arg(name=flag, help=text, metavar=metavar, help_behavior_hint="", aliases=aliases)
@@ -73,7 +73,7 @@ def options_type(config_class: Any, name: str, base: type) -> type:
     return dataclasses.make_dataclass(name, fields, bases=(base,), kw_only=True)
 
 
-def apply_settings(config: Any, options: Any) -> None:
+def apply_settings(config: BaseConfig, options: Any) -> None:
     """Set on `config` every setting that was given as a flag.
 
     Raises:
@@ -93,7 +93,7 @@ def apply_settings(config: Any, options: Any) -> None:
                 raise ConfigurationError(text.partition(" Set it with .")[0]) from None
 
 
-def _value(config: Any, setting: str, text: str) -> Any:
+def _value(config: BaseConfig, setting: str, text: str) -> Any:
     """What a flag's text means: JSON, Python's True, False and None, or the text itself."""
     if setting in _NAMED_CODE:
         return setting_from_text(setting, text)
@@ -193,15 +193,6 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
 
 
-def _docs(config_class: Any) -> dict[str, str]:
-    """Setting -> its line in the setter's docstring, on one line and without markup."""
-    docs: dict[str, str] = {}
-    for klass in reversed(config_class.__mro__):
-        for attribute in vars(klass).values():
-            if getattr(attribute, "__setting_names__", None) is None:
-                continue
-            lines = (attribute.__doc__ or "").partition("Args:")[2]
-            for match in re.finditer(r"^ +(\w+): (.+(?:\n {16,}.+)*)", lines, re.MULTILINE):
-                text = re.sub(r"\bNone\b", "none", match[2].replace("`", ""))
-                docs[match[1]] = " ".join(text.split()).rstrip(".")
-    return docs
+def _help(field: Setting) -> str:
+    """The setting's explanation without markup, as on a command line."""
+    return re.sub(r"\bNone\b", "none", field.doc.replace("`", "")).rstrip(".") or field.name

@@ -118,7 +118,7 @@ class Cluster:
             data[role] = tuple(_place(f"{source}: {role}", item) for item in data.get(role, ()))
         data["train"] = tuple(str(argument) for argument in data["train"])
         cluster = cls(**data)
-        from rlzmq.net.addresses import check_bind_address, split_tcp
+        from rlzmq.core.addresses import check_bind_address, split_tcp
 
         check_bind_address(cluster.listen, has_keys=True)
         if not split_tcp(cluster.listen)[1]:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.launch.cluster import LOCAL, Cluster
 from rlzmq.launch.hosts import Host, Process
-from rlzmq.net.addresses import split_tcp
 
 __all__ = ["Facts", "preflight"]
 

@@ -6,8 +6,8 @@ import json
 import shlex
 from typing import Any
 
+from rlzmq.core.addresses import split_tcp
 from rlzmq.launch.cluster import Cluster
-from rlzmq.net.addresses import split_tcp
 
 __all__ = ["render"]
 

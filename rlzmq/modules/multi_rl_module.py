@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 from torch import nn
 
+from rlzmq.config.plain import MULTI_SPEC_TAG
+from rlzmq.core.class_names import class_from_name, class_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.modules.class_names import class_from_name, class_name
 from rlzmq.modules.rl_module import RLModule, TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
 
@@ -306,6 +307,8 @@ class MultiRLModuleSpec:
         load_state_path: A checkpoint of a MultiRLModule whose weights the built one takes over.
         modules_to_load: Only the weights of these; None for all that both have.
     """
+
+    plain_tag: ClassVar[str] = MULTI_SPEC_TAG
 
     def __init__(
         self,

@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlzmq.config.model_config import model_config_to_dict
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.apis import InferenceOnlyAPI
 from rlzmq.modules.distributions import Distribution, action_dist_cls_for
-from rlzmq.modules.model_config import model_config_to_dict
 
 __all__ = ["RLModule", "TorchRLModule"]
 

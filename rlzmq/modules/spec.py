@@ -7,17 +7,18 @@ import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 import torch
 
+from rlzmq.config.model_config import DefaultModelConfig, model_config_to_dict
+from rlzmq.config.plain import SPEC_TAG
+from rlzmq.core.class_names import class_from_name, class_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.modules.class_names import class_from_name, class_name
-from rlzmq.modules.model_config import DefaultModelConfig, model_config_to_dict
 from rlzmq.modules.rl_module import RLModule
 
 __all__ = ["RLModuleSpec", "seeded"]
@@ -42,6 +43,8 @@ class RLModuleSpec:
         >>> spec = RLModuleSpec(observation_space=env.observation_space, action_space=env.action_space)
         >>> module = spec.build(seed=0)
     """
+
+    plain_tag: ClassVar[str] = SPEC_TAG
 
     module_class: type[RLModule] | None = None
     observation_space: gym.Space[Any] | None = None

@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlzmq.core.addresses import check_connect_address
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.net.addresses import check_connect_address
 from rlzmq.net.keys import CurveClient, KeyPair, check_public_key, read_private_file, write_private_file
 
 __all__ = ["JoinFile"]

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from rlzmq.core.addresses import MAX_IPC_PATH_BYTES
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.net.addresses import MAX_IPC_PATH_BYTES
 
 __all__ = ["RunDirectory"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import zmq
 
+from rlzmq.core.addresses import AddressLock, check_bind_address, check_connect_address
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.net.addresses import AddressLock, check_bind_address, check_connect_address
 from rlzmq.net.context import Context
 from rlzmq.net.edge_reader import EdgeReader, Frame, MessageHandler
 from rlzmq.net.events import EventHandler, SocketMonitor

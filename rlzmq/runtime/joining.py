@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
-from rlzmq.net.addresses import split_tcp
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.keys import CurveServer, KeyPair
 from rlzmq.protocol.values import pack_blob, unpack_blob

@@ -18,9 +18,9 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.links import ProcessLink
 from rlzmq.actors.messages import Cancel, Stop, encode_message
 from rlzmq.actors.messages import decode_message as decode_answer
+from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.space_plain import space_to_plain
-from rlzmq.net.addresses import split_tcp
 from rlzmq.net.authenticator import Authenticator
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent

@@ -9,8 +9,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.net.addresses import split_tcp
 
 __all__ = ["StoreServer", "guarded_connections", "interface_for", "open_store"]
 

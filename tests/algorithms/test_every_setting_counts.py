@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Iterator
@@ -11,8 +12,7 @@ from typing import Any
 import pytest
 
 import rlzmq
-from rlzmq import ConfigurationError, PPOConfig
-from rlzmq.algorithms.fixed_settings import FIXED_SETTINGS
+from rlzmq import AlgorithmConfig, APPOConfig, ConfigurationError, IMPALAConfig, PPOConfig
 
 # What the library does not read itself, and what is so whatever the value.
 _OF_USERS = {"learner_config_dict"}
@@ -22,20 +22,35 @@ _ALWAYS_SO = {"framework", "torch_skip_nan_gradients", "export_native_model_file
 def test_each_setting_is_read_or_fixed() -> None:
     package = Path(rlzmq.__file__).parent
     sources = {path: path.read_text() for path in package.rglob("*.py")}
-    own = sources.pop(package / "algorithms" / "algorithm_config.py")
-    sources.pop(package / "algorithms" / "fixed_settings.py")
+    for declaring in ("sampling", "learning", "running", "kept_for_rllib"):
+        sources.pop(package / "config" / f"{declaring}.py")
     text = "\n".join(sources.values())
-    unread = [
-        name
-        for name, _ in PPOConfig().items()
-        if not re.search(rf"(?:\.|[\"']){name}\b", text)
-        and not re.search(rf"(?:self\.|_values\[\")(?:{name})\b", own)
-    ]
-    assert set(unread) - FIXED_SETTINGS.keys() - _OF_USERS - _ALWAYS_SO == set()
-    defaults = PPOConfig()
-    for name, (allowed, instead) in FIXED_SETTINGS.items():
-        assert defaults[name] in allowed
-        assert instead or len(allowed) > 1
+    unread = [name for name, _ in PPOConfig().items() if not re.search(rf"(?:\.|[\"']){name}\b", text)]
+    fixed = {name: field for name, field in PPOConfig._fields.items() if field.only}
+    assert set(unread) - fixed.keys() - _OF_USERS - _ALWAYS_SO == set()
+    assert len(fixed) > 20
+    for name, field in fixed.items():
+        assert field.default in field.only, name
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
+def test_each_setting_is_declared_once_and_explained(config_class: type[AlgorithmConfig]) -> None:
+    config = config_class()
+    assert config.keys() == list(config_class._fields)
+    assert config_class._defaults.keys() <= config_class._fields.keys()
+    for name, field in config_class._fields.items():
+        assert field.name == name
+        assert field.doc, f"{name} has no entry under Args: in its group's docstring"
+        field.check(config._values[name])  # its default is a valid value
+
+
+def test_setters_show_their_settings() -> None:
+    signature = inspect.signature(PPOConfig.training)
+    assert {"self", "lr", "clip_param", "learner_class"} <= signature.parameters.keys()
+    assert "clip_param: The surrogate's clip range" in (PPOConfig.training.__doc__ or "")
+    assert (
+        inspect.signature(AlgorithmConfig.environment).parameters["env"].kind.name == "POSITIONAL_OR_KEYWORD"
+    )
 
 
 def test_a_value_without_effect_is_refused_where_it_is_given() -> None:

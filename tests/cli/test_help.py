@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from rlzmq import ConfigurationError
-from rlzmq.algorithms.fixed_settings import FIXED_SETTINGS
+from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.algorithms.registry import ALGORITHMS
 from rlzmq.cli.main import _COMMANDS, main
 from rlzmq.cli.train import _parse
@@ -40,7 +39,9 @@ def test_settings_with_one_possible_value_have_no_flag(capsys: pytest.CaptureFix
     assert main(["train", "ppo", "--help"]) == 0
     flags = {word for word in capsys.readouterr().out.split() if word.startswith("--")}
     assert "--lambda" in flags
-    assert {"--" + name.replace("_", "-") for name in FIXED_SETTINGS} & flags == set()
+    assert {
+        "--" + name.replace("_", "-") for name, field in PPOConfig._fields.items() if field.only
+    } & flags == set()
 
 
 @pytest.mark.parametrize(

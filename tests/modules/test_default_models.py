@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.default_models import MLP, DefaultActorCriticModule, build_encoder
 from rlzmq.modules.default_models.cnn import default_conv_filters
 from rlzmq.modules.dense_chain import dense_chain
-from rlzmq.modules.model_config import DefaultModelConfig
 from rlzmq.modules.spec import RLModuleSpec
 
 SMALL = {"fcnet_hiddens": [8, 8], "fusionnet_hiddens": [8], "lstm_cell_size": 6}

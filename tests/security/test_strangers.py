@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlzmq.net.addresses import split_tcp
+from rlzmq.core.addresses import split_tcp
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.keys import KeyPair
 from rlzmq.protocol.messages import (

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import rlzmq
 from rlzmq.algorithms.registry import ALGORITHMS, get_config_class
 from rlzmq.core.callbacks import HOOKS, Hooks
 from tests.typecheck import right_script
@@ -48,15 +47,11 @@ def test_the_right_script_runs(
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_each_training_has_the_inherited_settings_by_name(name: str) -> None:
     config_class = get_config_class(name)
-    own = inspect.signature(config_class.training).parameters
-    unpacked = typing.get_type_hints(config_class.training, include_extras=True)["inherited"]
-    named = typing.get_type_hints(typing.get_args(unpacked)[0], include_extras=True)
-    base = typing.get_type_hints(rlzmq.AlgorithmConfig.training, include_extras=True)
-    base.pop("return")
-    assert {setting: named.get(setting) for setting in base} == base
-    above = {field.name for field in config_class.__base__._fields.values() if field.group == "training"}
-    assert set(named) == above
-    assert not set(named) & set(own)
+    known = typing.get_type_hints(config_class.training, include_extras=True)
+    above = typing.get_type_hints(config_class.__base__.training, include_extras=True)
+    assert {setting: known.get(setting) for setting in above} == above
+    assert set(known) == {field.name for field in config_class._fields.values() if field.group == "training"}
+    assert set(known) == inspect.signature(config_class.training).parameters.keys() - {"self"}
 
 
 def test_the_hooks_are_known_by_name() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 from torch import Tensor
 
+from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.apis import InferenceOnlyAPI, ValueFunctionAPI
@@ -14,7 +15,6 @@ from rlzmq.modules.default_models.heads import ACTION_MASK, PolicyHead, apply_ac
 from rlzmq.modules.default_models.mlp import MLP
 from rlzmq.modules.default_models.recurrent import RecurrentEncoder
 from rlzmq.modules.default_models.streams import build_encoder, mismatch
-from rlzmq.modules.model_config import DefaultModelConfig
 from rlzmq.modules.rl_module import TorchRLModule
 
 __all__ = ["DefaultActorCriticModule", "DefaultPPOTorchRLModule"]

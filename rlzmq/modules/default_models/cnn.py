@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.modules.default_models.mlp import MLP, activation_function, initialize
-from rlzmq.modules.model_config import DefaultModelConfig
 
 __all__ = ["ImageEncoder", "default_conv_filters", "image_layout", "is_image"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.modules.default_models.mlp import MLP
 from rlzmq.modules.distributions import num_dist_inputs
-from rlzmq.modules.model_config import DefaultModelConfig
 
 __all__ = ["ACTION_MASK", "PolicyHead", "apply_action_mask", "split_action_mask"]
 

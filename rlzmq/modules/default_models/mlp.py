@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.modules.model_config import DefaultModelConfig
 
 __all__ = ["MLP", "activation_function", "initialize"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.modules.default_models.mlp import initialize
-from rlzmq.modules.model_config import DefaultModelConfig
 
 __all__ = ["RecurrentEncoder"]
 

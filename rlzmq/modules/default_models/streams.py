@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.modules.default_models.cnn import ImageEncoder, is_image
 from rlzmq.modules.default_models.mlp import MLP
-from rlzmq.modules.model_config import DefaultModelConfig
 
 __all__ = ["MultiStreamEncoder", "build_encoder", "mismatch"]
 

@@ -7,7 +7,7 @@ Inside of dicts (env_config, say), whose values the user's code sees as they are
     bytes, complex, numpy       {"__plain__": …}, see rlzmq.core.plain
     function, class, enum       "@package.module:name", the mark that says: reading this runs code
     text that begins with "@"   with one more "@" before it
-    space, spec, config         see config_values
+    space, spec, config         {"__space__": …}, {"__rl_module_spec__": …}, …; a class of the user's in it has the mark
 
 Outside of dicts a tuple or set becomes a list, which the setters take as well.
 """
@@ -20,12 +20,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 
+from rlzmq.config.model_config import DefaultModelConfig
+from rlzmq.core.class_names import class_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.core.space_plain import space_from_plain, space_to_plain
 
 __all__ = [
     "CODE_MARK",
+    "CONFIG_TAG",
+    "MULTI_SPEC_TAG",
+    "SPEC_TAG",
     "load_named",
     "names_code",
     "plain_dict",
@@ -35,6 +42,20 @@ __all__ = [
 ]
 
 CODE_MARK = "@"
+
+# What an object with a plain form has as its class's `plain_tag`.
+CONFIG_TAG, SPEC_TAG, MULTI_SPEC_TAG = (
+    "__algorithm_config__",
+    "__rl_module_spec__",
+    "__multi_rl_module_spec__",
+)
+# Specs lie above this package, and bring torch: their classes are imported when one is read.
+_SPEC_CLASSES = {
+    SPEC_TAG: "rlzmq.modules.spec:RLModuleSpec",
+    MULTI_SPEC_TAG: "rlzmq.modules.multi_rl_module:MultiRLModuleSpec",
+}
+_CLASSES = ("module_class", "multi_rl_module_class", "config_class")
+_OWN = "rlzmq."
 
 
 def plain_setting(name: str, value: Any) -> Any:
@@ -76,10 +97,6 @@ def revive_setting(value: Any) -> Any:
     if not _is_tagged(value):
         return {key: revive_setting(item) for key, item in value.items()}
     ((tag, content),) = value.items()
-    if tag not in _READERS:
-        from rlzmq.algorithms.config_values import from_plain_value
-
-        return from_plain_value(value, load_named)
     try:
         return _READERS[tag](content)
     except (TypeError, ValueError) as error:
@@ -164,11 +181,19 @@ def _encode(name: str, value: Any) -> Any:
     named = _name_of_code(value)
     if named is not None:
         return CODE_MARK + named
-    from rlzmq.algorithms.config_values import to_plain_value
-
-    special = to_plain_value(name, value)
-    if special is not None:
-        return special
+    try:
+        if isinstance(value, Space):
+            return {"__space__": space_to_plain(value)}
+        if isinstance(value, DefaultModelConfig):
+            return plain_dict(name, value.to_dict())
+        tag = getattr(value, "plain_tag", None)
+        if tag == CONFIG_TAG:
+            values = {key: plain_setting(f"{name}.{key}", item) for key, item in value.diff().items()}
+            return {tag: _marked(name, {"config_class": class_name(type(value)), "values": values})}
+        if tag in _READERS:
+            return {tag: _marked(name, value.to_dict())}
+    except NotPlainError as error:
+        raise ConfigurationError(f"config.{name}: {error}") from None
     raise ConfigurationError(
         f"config.{name}={value!r} cannot be written as plain data. Move it into an importable module as a "
         "named function or class, then it is stored as 'package.module:name'."
@@ -199,11 +224,7 @@ def _in_order(items: Any) -> list[Any]:
 
 def _is_tagged(value: Mapping[Any, Any]) -> bool:
     """Whether a dict is the plain form of something that is no dict with texts for keys (or looks like one)."""
-    if len(value) != 1 or not str(key := next(iter(value))).startswith("__"):
-        return False
-    from rlzmq.algorithms.config_values import is_plain_value  # brings torch: a preset is read without it
-
-    return key in _READERS or is_plain_value(value)
+    return len(value) == 1 and next(iter(value)) in _READERS
 
 
 def _revived(items: Any) -> list[Any]:
@@ -212,10 +233,66 @@ def _revived(items: Any) -> list[Any]:
     return [revive_setting(item) for item in items]
 
 
+def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
+    """Classes that are not rlzmq's own get the mark, and a spec's model settings their plain form."""
+    for key in _CLASSES:
+        named = plain.get(key)
+        if named is not None and not named.startswith(_OWN):
+            if "<locals>" in named or named.startswith("__main__:"):
+                raise ConfigurationError(
+                    f"config.{name}: the class {named!r} cannot be written as plain data. Move it into an "
+                    "importable module."
+                )
+            plain[key] = CODE_MARK + named
+    if plain.get("model_config") is not None:
+        plain["model_config"] = plain_dict(f"{name}.model_config", plain["model_config"])
+    for spec in plain.get("rl_module_specs", {}).values():
+        _marked(name, spec)
+    return plain
+
+
+def _class_of(plain: dict[str, Any], key: str) -> Any:
+    named = plain.get(key)
+    if named is None:
+        return None
+    if named.startswith(CODE_MARK):
+        return load_named(named[len(CODE_MARK) :])
+    if not named.startswith(_OWN):
+        raise ConfigurationError(f"{key}: expected a class of rlzmq's or one marked with '@', got {named!r}.")
+    return load_named(named)
+
+
+def _read_spec(plain: dict[str, Any]) -> Any:
+    return load_named(_SPEC_CLASSES[SPEC_TAG]).from_dict(
+        {**plain, "module_class": None, "model_config": revive_setting(plain.get("model_config"))},
+        module_class=_class_of(plain, "module_class"),
+    )
+
+
+def _read_multi_spec(plain: dict[str, Any]) -> Any:
+    spec = load_named(_SPEC_CLASSES[MULTI_SPEC_TAG]).from_dict(
+        {**plain, "rl_module_specs": {}, "model_config": revive_setting(plain.get("model_config"))},
+        multi_rl_module_class=_class_of(plain, "multi_rl_module_class"),
+    )
+    spec.add_modules({mid: _read_spec(one) for mid, one in plain["rl_module_specs"].items()})
+    return spec
+
+
+def _read_config(plain: dict[str, Any]) -> Any:
+    config_class = _class_of(plain, "config_class")
+    if getattr(config_class, "plain_tag", None) != CONFIG_TAG:
+        raise ConfigurationError(f"expected a config class, got {plain.get('config_class')!r}.")
+    return config_class.from_state(plain["values"])
+
+
 _READERS: dict[Any, Callable[[Any], Any]] = {
     "__tuple__": lambda items: tuple(_revived(items)),
     "__set__": lambda items: set(_revived(items)),
     "__frozenset__": lambda items: frozenset(_revived(items)),
     "__dict__": lambda pairs: dict(_revived(pairs)),
     "__plain__": from_plain,
+    "__space__": space_from_plain,
+    SPEC_TAG: _read_spec,
+    MULTI_SPEC_TAG: _read_multi_spec,
+    CONFIG_TAG: _read_config,
 }

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.net.addresses import (
+from rlzmq.core.addresses import (
     AddressLock,
     check_bind_address,
     check_connect_address,
@@ -19,6 +18,7 @@ from rlzmq.net.addresses import (
     is_loopback,
     split_tcp,
 )
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.net.context import Context, raise_file_limit
 from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
@@ -87,7 +87,7 @@ async def test_a_second_bind_on_an_ipc_path_names_the_holder() -> None:
 
 def test_a_killed_holder_leaves_the_path_free() -> None:
     script = (
-        "import sys, time; from rlzmq.net.addresses import AddressLock; l = AddressLock.take(sys.argv[1]); "
+        "import sys, time; from rlzmq.core.addresses import AddressLock; l = AddressLock.take(sys.argv[1]); "
     )
     with RunDirectory() as directory:
         address = directory.address("control")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from rlzmq.config.model_config import DefaultModelConfig
+from rlzmq.config.plain import CONFIG_TAG, MULTI_SPEC_TAG, SPEC_TAG
+
 __all__ = ["copy_value"]
 
 
@@ -20,19 +23,13 @@ def copy_value(value: Any) -> Any:
         return tuple(copy_value(item) for item in value)
     if isinstance(value, set):
         return set(value)
-    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-    from rlzmq.modules.model_config import DefaultModelConfig
-    from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-    from rlzmq.modules.spec import RLModuleSpec
-
-    if isinstance(value, AlgorithmConfig):
-        return value.copy()
     if isinstance(value, DefaultModelConfig):
         return copy.deepcopy(value)
-    if isinstance(value, RLModuleSpec | MultiRLModuleSpec):
+    tag = getattr(value, "plain_tag", None)
+    if tag == CONFIG_TAG:
+        return value.copy()
+    if tag in (SPEC_TAG, MULTI_SPEC_TAG):
         new = copy.copy(value)
-        new.model_config = copy_value(value.model_config)
-        if isinstance(new, MultiRLModuleSpec):
-            new.rl_module_specs = copy_value(new.rl_module_specs)
+        vars(new).update({name: copy_value(item) for name, item in vars(value).items()})
         return new
     return value

@@ -1,0 +1,253 @@
+"""BaseConfig: every setting of a run, and what all who are given a config may ask of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Self, Unpack
+
+from rlzmq.config.checks import check
+from rlzmq.config.derived import DerivedValues
+from rlzmq.config.kept_for_rllib import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
+from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
+from rlzmq.config.running import (
+    CheckpointingSettings,
+    DebuggingSettings,
+    FaultToleranceSettings,
+    NetworkingSettings,
+    ReportingSettings,
+)
+from rlzmq.config.sampling import (
+    EnvironmentSettings,
+    EnvRunnersSettings,
+    EvaluationSettings,
+    MultiAgentSettings,
+    RLModuleSettings,
+)
+from rlzmq.config.settings import NotProvided, takes
+from rlzmq.core.callbacks import HOOKS, Hooks, check_hook_names
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.envs.multi_agent_env import MultiAgentEnv, agent_spaces
+from rlzmq.envs.registry import make_env
+
+__all__ = ["BaseConfig", "single_spaces_of"]
+
+
+class BaseConfig(DerivedValues):
+    """The settings with their setters: what lies below the algorithms knows a config as this.
+
+    `AlgorithmConfig` has the implementations of what a config builds.
+    """
+
+    @takes(EnvironmentSettings)
+    def environment(self) -> Self:
+        """Set the environment: see `EnvironmentSettings`."""
+        return self
+
+    @takes(EnvRunnersSettings)
+    def env_runners(self) -> Self:
+        """Set who samples: see `EnvRunnersSettings`."""
+        return self
+
+    @takes(LearnersSettings)
+    def learners(self) -> Self:
+        """Set who learns: see `LearnersSettings`."""
+        return self
+
+    @takes(TrainingSettings)
+    def training(self) -> Self:
+        """Set how to learn; each algorithm adds its own settings: see `TrainingSettings`."""
+        return self
+
+    @takes(EvaluationSettings)
+    def evaluation(self) -> Self:
+        """Set when and how the current weights are evaluated: see `EvaluationSettings`."""
+        return self
+
+    @takes(ReportingSettings)
+    def reporting(self) -> Self:
+        """Set what an iteration and its result are: see `ReportingSettings`."""
+        return self
+
+    @takes(MultiAgentSettings)
+    def multi_agent(self) -> Self:
+        """Set which module acts for which agent: see `MultiAgentSettings`."""
+        return self
+
+    @takes(RLModuleSettings)
+    def rl_module(self) -> Self:
+        """Set the neural networks: see `RLModuleSettings`."""
+        return self
+
+    @takes(FaultToleranceSettings)
+    def fault_tolerance(self) -> Self:
+        """Set what happens when something dies or hangs: see `FaultToleranceSettings`."""
+        return self
+
+    @takes(NetworkingSettings)
+    def networking(self) -> Self:
+        """Set how roles on other machines take part: see `NetworkingSettings`."""
+        return self
+
+    @takes(CheckpointingSettings)
+    def checkpointing(self) -> Self:
+        """Set when checkpoints are written: see `CheckpointingSettings`."""
+        return self
+
+    @takes(DebuggingSettings)
+    def debugging(self) -> Self:
+        """Set seed and logging: see `DebuggingSettings`."""
+        return self
+
+    @takes(FrameworkSettings)
+    def framework(self) -> Self:  # type: ignore[override]
+        """Set torch's options: see `FrameworkSettings`."""
+        return self
+
+    @takes(ResourcesSettings)
+    def resources(self) -> Self:
+        """Set Ray's resources: see `ResourcesSettings`."""
+        return self
+
+    @takes(PythonEnvironmentSettings)
+    def python_environment(self) -> Self:
+        """Set Ray's environment variables: see `PythonEnvironmentSettings`."""
+        return self
+
+    @takes(ExperimentalSettings)
+    def experimental(self) -> Self:
+        """Set what RLlib has not settled: see `ExperimentalSettings`."""
+        return self
+
+    def callbacks(self, callbacks_class: Any = NotProvided, **hooks: Unpack[Hooks]) -> Self:
+        """Your code at the run's events.
+
+        Args:
+            callbacks_class: A `Callback` subclass, or a list of them; called before the functions.
+            hooks: ``on_train_result=fn`` (or a list of functions) for any hook of `Callback`.
+        """
+        for name, functions in hooks.items():
+            if name not in HOOKS:
+                raise TypeError(f"callbacks() has no hook {name!r}.{did_you_mean(name, HOOKS)}")
+            listed = list(functions) if isinstance(functions, list | tuple) else [functions]
+            if not all(callable(fn) for fn in listed):
+                raise ConfigurationError(f"callbacks({name}=…): expected callables, got {functions!r}.")
+            self.callbacks_hooks = {**self.callbacks_hooks, name: listed}
+        if callbacks_class is not NotProvided:
+            for item in callbacks_class if isinstance(callbacks_class, list | tuple) else [callbacks_class]:
+                check_hook_names(item)
+            self.callbacks_class = callbacks_class
+        return self
+
+    def api_stack(
+        self, enable_rl_module_and_learner: bool = True, enable_env_runner_and_connector_v2: bool = True
+    ) -> Self:
+        """Kept for RLlib's sake: there is one API stack, the new one."""
+        if not (enable_rl_module_and_learner and enable_env_runner_and_connector_v2):
+            raise ConfigurationError("api_stack(): only the new API stack exists here; leave both True.")
+        return self
+
+    def validate(self) -> None:
+        """Check what single settings cannot show: how they fit together.
+
+        Raises:
+            ConfigurationError: Names the settings, what was expected and what came.
+        """
+        if self._validate_config:
+            check(self)
+
+    # -- environments and spaces ----------------------------------------------------------------
+
+    def single_spaces(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+        """(observation space, action space) of one env: given, the env's, or by making one env."""
+        if spaces and "__env_single__" in spaces:
+            observation_space, action_space = spaces["__env_single__"]
+            return observation_space, action_space
+        if env is not None and not isinstance(env, str):
+            return single_spaces_of(env)
+        if self.observation_space is not None and self.action_space is not None:
+            return self.observation_space, self.action_space
+        made = make_env(env if env is not None else self.env, self.env_config)
+        try:
+            self._check_agents(made)
+            observation_space, action_space = single_spaces_of(made)
+        finally:
+            made.close()
+        return self.observation_space or observation_space, self.action_space or action_space
+
+    def _check_agents(self, env: Any) -> None:
+        """Refuse an env of several agents without, and one of a single agent with, `multi_agent` settings."""
+        name = type(env).__name__
+        agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or ())
+        if isinstance(env, MultiAgentEnv) and not self.is_multi_agent:
+            raise ConfigurationError(
+                f"config.env: {name} has several agents ({', '.join(map(repr, agents[:8]))}), but the config is for a "
+                "single one. Say which module acts for which agent: .multi_agent(policies={'shared'}, "
+                "policy_mapping_fn=lambda agent_id, episode: 'shared')."
+            )
+        if not isinstance(env, MultiAgentEnv) and (agents or self.is_multi_agent):
+            wrapper = "PettingZooEnv" if hasattr(env, "agent_iter") else "ParallelPettingZooEnv"
+            raise ConfigurationError(
+                f"config.env: {name} has several agents, but is no MultiAgentEnv. Wrap a PettingZoo env: "
+                f"register_env('mine', lambda config: {wrapper}(make_it())), with .environment('mine')."
+                if agents
+                else f"config.env: {name} has a single agent, but the config has multi_agent() settings (modules "
+                f"{self.module_ids}). Leave them out, or give a MultiAgentEnv (make_multi_agent makes one)."
+            )
+
+    # -- what a config builds: implemented by AlgorithmConfig -----------------------------------
+
+    def build_env_to_module_connector(
+        self, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
+    ) -> Any:
+        """Return the EnvToModulePipeline."""
+        raise NotImplementedError
+
+    def build_module_to_env_connector(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> Any:
+        """Return the ModuleToEnvPipeline."""
+        raise NotImplementedError
+
+    def build_learner_connector(self, observation_space: Any, action_space: Any, device: Any = None) -> Any:
+        """Return the LearnerConnectorPipeline."""
+        raise NotImplementedError
+
+    def get_multi_rl_module_spec(
+        self, *, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool = False
+    ) -> Any:
+        """Return the MultiRLModuleSpec of all modules."""
+        raise NotImplementedError
+
+    def _for_build(self, env: Any, use_copy: bool) -> Self:
+        config = self.copy(copy_frozen=False) if use_copy else self
+        if env is not None:
+            config.environment(env)
+        config.validate()
+        if config.seed is None:
+            config.seed = secrets.randbits(31)
+        config.freeze()
+        return config
+
+    def _algorithm_class(self) -> Any:
+        algo_class = self._algo_class or self._default_algo_class()
+        if algo_class is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} names no algorithm: use an algorithm's own config, e.g. PPOConfig(), "
+                "or AlgorithmConfig(algo_class=YourAlgorithm)."
+            )
+        return algo_class
+
+    def _default_algo_class(self) -> Any:
+        """The Algorithm that this config class is of. Algorithms override this."""
+        return None
+
+
+def single_spaces_of(env: Any) -> tuple[Any, Any]:
+    """(observation space, action space) of one of a vector env's envs, or of a plain env."""
+    if hasattr(env, "single_observation_spaces"):
+        return env.single_observation_spaces, env.single_action_spaces
+    if isinstance(env, MultiAgentEnv):
+        return agent_spaces(env)
+    observation_space = getattr(env, "single_observation_space", None) or env.observation_space
+    action_space = getattr(env, "single_action_space", None) or env.action_space
+    return observation_space, action_space

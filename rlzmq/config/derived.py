@@ -1,0 +1,209 @@
+"""What follows from the settings: batch sizes, modules, and the configs of modules and of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from rlzmq.config.values import ConfigValues
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.update_plan import UpdatePlan
+
+__all__ = ["DerivedValues"]
+
+# The modules are the run's, also where an evaluation config of its own says nothing of them or other things.
+_MODULES = ("policies", "rl_module_spec", "model_config", "algorithm_config_overrides_per_module")
+
+
+class DerivedValues(ConfigValues):
+    """The settings, and what follows from them."""
+
+    @property
+    def train_batch_size_per_learner(self) -> int:  # type: ignore[override]
+        """Env steps of one update of each learner."""
+        size = self._values["train_batch_size_per_learner"]
+        return int(size) if size else int(self.train_batch_size) // max(self.num_learners, 1)
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Env steps of one update over all learners."""
+        return int(self.train_batch_size_per_learner * max(self.num_learners, 1))
+
+    @property
+    def framework_str(self) -> str:
+        """ "torch": the same as `framework`, which is also the name of a setter."""
+        return str(self._values["framework"])
+
+    @property
+    def is_online(self) -> bool:
+        """Whether runners sample what is trained; True, since there are no offline algorithms."""
+        return True
+
+    @property
+    def is_offline(self) -> bool:
+        """The opposite of `is_online`."""
+        return not self.is_online
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether there is more than the one default policy, learner-only modules beside it not counted."""
+        ids = self.module_ids
+        if self.policies is None and self.policy_mapping_fn is None and "default_policy" in ids:
+            specs = getattr(self.rl_module_spec, "rl_module_specs", None) or {}
+            ids = [
+                module_id for module_id in ids if module_id not in specs or not specs[module_id].learner_only
+            ]
+        return len(ids) > 1 or "default_policy" not in ids
+
+    @property
+    def module_ids(self) -> list[str]:
+        """The ids of all modules, in the order given (of a set: sorted)."""
+        policies = self.policies
+        if policies is None:
+            spec = self.rl_module_spec
+            specs = getattr(spec, "rl_module_specs", None)
+            return list(specs) if isinstance(specs, dict) and specs else ["default_policy"]
+        ordered = sorted(policies) if isinstance(policies, set | frozenset) else policies
+        return [str(module_id) for module_id in ordered]
+
+    def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
+        """Vector steps of a full lease of one runner.
+
+        Args:
+            worker_index: 1-based index of the runner (0: the local one); with "auto" the first
+                runners take the remainder of an uneven division.
+        """
+        if self.rollout_fragment_length != "auto":
+            return int(self.rollout_fragment_length)
+        runners = max(self.num_env_runners, 1)
+        per_runner, remainder = divmod(self.total_train_batch_size, self.num_envs_per_env_runner * runners)
+        extra = remainder / self.num_envs_per_env_runner
+        return int(per_runner) + (1 if max(worker_index, 1) - 1 < extra else 0)
+
+    def update_plan(self) -> UpdatePlan:
+        """What each update trains on. Algorithms override this where they train otherwise."""
+        staleness = self.staleness
+        return UpdatePlan(
+            env_steps_per_rank=self.train_batch_size_per_learner,
+            num_ranks=max(self.num_learners, 1),
+            fragment_length=self.get_rollout_fragment_length(),
+            staleness=staleness,
+            max_policy_lag=staleness if self.max_policy_lag is None else self.max_policy_lag,
+            open_updates=staleness + 1,
+        )
+
+    def should_update(self, module_id: str, batch: Any = None) -> bool:
+        """Whether the module is one of `policies_to_train`; a function there is asked, with `batch`."""
+        trained = self.policies_to_train
+        if trained is None:
+            return True
+        return bool(trained(module_id, batch)) if callable(trained) else module_id in trained
+
+    # -- modules and learners -------------------------------------------------------------------
+
+    def get_default_rl_module_spec(self) -> Any:
+        """Return the algorithm's own RLModuleSpec (without spaces)."""
+        raise NotImplementedError
+
+    @property
+    def rl_module_spec(self) -> Any:
+        """The spec that was set, or the algorithm's own."""
+        given = self._values["rl_module_spec"]
+        return self.get_default_rl_module_spec() if given is None else given
+
+    @property
+    def _default_model_config(self) -> dict[str, Any]:
+        """The algorithm's own model settings, under the user's. Algorithms override this."""
+        return {}
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """The model settings: the algorithm's own with the user's over them."""
+        return {**self._default_model_config, **_as_dict(self._values["model_config"])}
+
+    def get_default_learner_class(self) -> Any:
+        """Return the algorithm's Learner class."""
+        raise NotImplementedError
+
+    @property
+    def learner_class(self) -> Any:  # type: ignore[override]
+        """The Learner class: the one that was set, or the algorithm's own."""
+        return self._values["learner_class"] or self.get_default_learner_class()
+
+    # -- configs made of this one ---------------------------------------------------------------
+
+    @classmethod
+    def overrides(cls, **kwargs: Any) -> dict[str, Any]:
+        """A checked dict of overrides, for evaluation_config and per-module overrides.
+
+        Raises:
+            KeyError: A name is no setting of this class.
+        """
+        config = cls()
+        for name in kwargs:
+            if name not in config._values:
+                raise KeyError(f"{cls.__name__} has no setting {name!r}.{did_you_mean(name, config._values)}")
+        return kwargs
+
+    def get_config_for_module(self, module_id: str) -> Self:
+        """This config with the module's overrides applied (itself where there are none)."""
+        overrides = self.algorithm_config_overrides_per_module.get(module_id)
+        if not overrides:
+            return self
+        cached: dict[str, Self] = self.__dict__.setdefault("_per_module", {})
+        if module_id not in cached or not self._frozen:
+            new = self.copy(copy_frozen=False)
+            new._values["algorithm_config_overrides_per_module"] = {}
+            where = f"algorithm_config_overrides_per_module[{module_id!r}]"
+            cached[module_id] = _with(new, overrides, where)
+        return cached[module_id]
+
+    def get_evaluation_config_object(self) -> Self:
+        """The config of the evaluation runners: this one with `evaluation_config`'s settings, or the config that
+        `evaluation_config` is.
+
+        Their number is `evaluation_num_env_runners` in any case; a config's own modules are the run's.
+
+        Raises:
+            ConfigurationError: `evaluation_config` is neither, or a setting in it is unknown or wrong.
+        """
+        given = self.evaluation_config
+        if isinstance(given, ConfigValues):
+            new: Any = given.copy(copy_frozen=False)
+            new._values.update({name: self._values[name] for name in _MODULES})
+            for name in ("policy_mapping_fn", "seed"):
+                if new._values[name] is None:
+                    new._values[name] = self._values[name]
+        else:
+            new = self.copy(copy_frozen=False)
+            new._values.update(evaluation_config=None, rollout_fragment_length="auto")
+            new = _with(new, given or {}, "evaluation_config")
+        new._values.update(
+            num_env_runners=self.evaluation_num_env_runners, evaluation_config=None, in_evaluation=True
+        )
+        return new  # type: ignore[no-any-return]
+
+
+def _with(config: Any, overrides: Any, where: str) -> Any:
+    """`config` with the overrides set; an error says where they stand."""
+    if not isinstance(overrides, Mapping):
+        raise ConfigurationError(
+            f"config.{where}: expected a dict of settings, got {overrides!r} ({type(overrides).__name__})."
+        )
+    try:
+        return config.update_from_dict(overrides)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"config.{where}: {error}") from None
+
+
+def _as_dict(model_config: Any) -> dict[str, Any]:
+    if model_config is None:
+        return {}
+    if isinstance(model_config, Mapping):
+        return dict(model_config)
+    if hasattr(model_config, "to_dict"):
+        return dict(model_config.to_dict())
+    raise ConfigurationError(
+        f"config.model_config: expected a dict or DefaultModelConfig, got {type(model_config).__name__}."
+    )

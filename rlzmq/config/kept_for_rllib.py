@@ -1,0 +1,69 @@
+"""Settings that RLlib has for Ray's sake or for what is in the making there; nearly all have one possible value."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rlzmq.config.settings import NonNegative, fixed, settings
+
+__all__ = ["ExperimentalSettings", "PythonEnvironmentSettings", "ResourcesSettings"]
+
+
+@settings
+class ResourcesSettings:
+    """Kept for RLlib's sake: what learners and runners take is set in `learners()` and `env_runners()`.
+
+    Args:
+        num_cpus_for_main_process: Only 0 or 1: processes are not bound to CPUs.
+        num_gpus: Only 0: see num_gpus_per_learner.
+        placement_strategy: Only "PACK": a cluster file says what runs on which machine.
+    """
+
+    num_cpus_for_main_process: NonNegative = fixed(
+        default=1, others=(0,), instead="processes are not bound to CPUs; see learners(torch_num_threads=…)."
+    )
+    num_gpus: NonNegative = fixed(default=0, instead="set learners(num_gpus_per_learner=…).")
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = fixed(
+        default="PACK", instead="a cluster file says what runs on which machine."
+    )
+
+
+@settings
+class PythonEnvironmentSettings:
+    """Kept for RLlib's sake: every process has the environment variables that the driver was started with.
+
+    Args:
+        extra_python_environs_for_driver: Only {}: set them before Python starts.
+        extra_python_environs_for_worker: Only {}, likewise.
+    """
+
+    extra_python_environs_for_driver: dict[str, str] = fixed(
+        default={}, instead="set environment variables before Python starts."
+    )
+    extra_python_environs_for_worker: dict[str, str] = fixed(
+        default={},
+        instead="set environment variables before Python starts: the processes of a run inherit them.",
+    )
+
+
+@settings
+class ExperimentalSettings:
+    """What RLlib has not settled.
+
+    Args:
+        _validate_config: Whether `validate` checks how settings fit together, e.g. when an Algorithm is built.
+        _use_msgpack_checkpoints: Only False: checkpoints are JSON and safetensors.
+        _torch_grad_scaler_class: Only None: learners compute in float32.
+        _torch_lr_scheduler_classes: Only None: lr takes a schedule.
+    """
+
+    _validate_config: bool = True
+    _use_msgpack_checkpoints: bool = fixed(default=False, instead="checkpoints are JSON and safetensors.")
+    _torch_grad_scaler_class: Any = fixed(
+        default=None, instead="scale losses in compute_gradients of a Learner class of your own."
+    )
+    _torch_lr_scheduler_classes: Any = fixed(
+        default=None,
+        instead="give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of a "
+        "Learner class of your own.",
+    )

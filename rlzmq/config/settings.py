@@ -1,0 +1,280 @@
+"""Checked settings: groups of typed fields, and the setters of a config that take them.
+
+A group is a class with one annotated attribute per setting: its name, type and default. The class's docstring explains
+them. A config class inherits the groups, so readers and type checkers know the settings as its attributes.
+:class:`takes` makes a method whose arguments are a group's settings; one that is not given stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, dataclass_transform
+
+from annotated_types import Ge, Gt, Le
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+
+__all__ = [
+    "Connector",
+    "Fraction",
+    "NonNegative",
+    "NonNegativeInt",
+    "NotProvided",
+    "PositiveInt",
+    "Schedule",
+    "Setting",
+    "fixed",
+    "setting",
+    "settings",
+    "settings_of",
+    "takes",
+]
+
+
+class _NotProvided:
+    """The default of every setter argument, so that None is a value like any other."""
+
+    def __repr__(self) -> str:
+        return "NotProvided"
+
+    def __copy__(self) -> _NotProvided:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> _NotProvided:
+        return self
+
+
+NotProvided: Any = _NotProvided()
+
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveInt = Annotated[int, Gt(0)]
+NonNegative = Annotated[float, Ge(0.0)]
+Fraction = Annotated[float, Ge(0.0), Le(1.0)]
+Schedule = float | list[tuple[float, float]]
+"""A number, or ``[(0, v0), (t1, v1), …]``: piecewise linear over lifetime env steps."""
+
+Connector = Callable[[Any, Any, Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any] | None
+"""What makes connector pieces. The forms with their arguments counted tell type checkers what a lambda is given."""
+
+_Group = TypeVar("_Group", bound=type)
+_Config = TypeVar("_Config")
+_Arguments = ParamSpec("_Arguments")
+
+
+class Setting:
+    """One setting of a group; as an attribute of a config, its value.
+
+    Attributes:
+        name: The setting's.
+        group: The name of the setter that takes it; "" where there is none.
+        annotation: What its values must be.
+        doc: Its line in the group's docstring.
+        only: The values that say what is done anyway; others are refused. None: all.
+    """
+
+    def __init__(
+        self, default: Any, *, only: tuple[Any, ...] | None = None, instead: str = "", kw_only: bool = True
+    ) -> None:
+        self.name = self.group = self.doc = ""
+        self.annotation: Any = Any
+        self.only = only
+        self._default = default
+        self._instead = instead
+        self._kw_only = kw_only
+        self._adapter: TypeAdapter[Any] | None = None
+
+    @property
+    def default(self) -> Any:
+        """A fresh copy of the default value."""
+        return copy.deepcopy(self._default)
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The argument of the setter."""
+        kind = inspect.Parameter.KEYWORD_ONLY if self._kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return inspect.Parameter(self.name, kind, default=NotProvided, annotation=self.annotation)
+
+    def __get__(self, config: Any, owner: type | None = None) -> Any:
+        return self if config is None else config._values[self.name]
+
+    def check(self, value: Any) -> Any:
+        """The value, coerced where that loses nothing (an int for a float).
+
+        Raises:
+            ConfigurationError: Names the setting, what was expected and what came.
+        """
+        if self.annotation is not Any:
+            value = self._checked(value)
+        if self.only is not None and value not in self.only:
+            values = " or ".join(map(repr, self.only))
+            raise ConfigurationError(
+                f"config.{self.name}={value!r} is not supported: only {values}, which is how it is here. Instead: "
+                f"{self._instead}"
+            )
+        return value
+
+    def _checked(self, value: Any) -> Any:
+        if self._adapter is None:
+            try:
+                self._adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
+            except PydanticUserError:
+                self._adapter = TypeAdapter(self.annotation)
+        if isinstance(value, enum.Enum) and typing.get_origin(self.annotation) is typing.Literal:
+            value = value.value  # e.g. gymnasium.VectorizeMode
+        if isinstance(value, bool) and _wants_number(self.annotation):
+            raise ConfigurationError(f"config.{self.name}: expected {self.expected}, got {value!r} (a bool).")
+        try:
+            return self._adapter.validate_python(value)
+        except ValidationError as error:
+            problems = "; ".join(sorted({str(item["msg"]) for item in error.errors()})[:3])
+            raise ConfigurationError(
+                f"config.{self.name}: expected {self.expected}, got {value!r} "
+                f"({type(value).__name__}): {problems}. Set it with .{self.group}({self.name}=…)."
+            ) from None
+
+    @property
+    def expected(self) -> str:
+        """The annotation as a reader would say it."""
+        return _spell(self.annotation)
+
+
+def setting(*, default: Any, kw_only: bool = True) -> Any:
+    """Declare a setting with a default that each config copies.
+
+    Args:
+        default: The value where none is given.
+        kw_only: False: the setter takes it by position, too.
+    """
+    return Setting(default, kw_only=kw_only)
+
+
+def fixed(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> Any:
+    """Declare a setting that is there for RLlib's sake: other values are refused, never ignored.
+
+    Args:
+        default: The value that says what is done anyway.
+        others: Values that mean the same.
+        instead: What to do instead of giving another value.
+    """
+    return Setting(default, only=(default, *others), instead=instead)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(setting, fixed))
+def settings(group: _Group) -> _Group:
+    """Make a class a group of settings: each annotated attribute of its is one."""
+    docs = _docs(group)
+    for name, annotation in typing.get_type_hints(group, include_extras=True).items():
+        if name not in vars(group):
+            continue  # a base's
+        value = vars(group)[name]
+        declared = value if isinstance(value, Setting) else setting(default=value)
+        declared.name, declared.annotation, declared.doc = name, annotation, docs.get(name, "")
+        setattr(group, name, declared)
+    return group
+
+
+def settings_of(cls: type) -> dict[str, Setting]:
+    """The settings of a group or config class by name, in the order of its bases."""
+    found: dict[str, Setting] = {}
+    for klass in cls.__mro__:
+        for name, value in vars(klass).items():
+            if isinstance(value, Setting):
+                found.setdefault(name, value)
+    return found
+
+
+class takes(Generic[_Arguments]):
+    """Make a method of a config class the checked setter of a group: its arguments are the group's settings.
+
+    The method says nothing but its name and summary; it gets the group's signature and docstring.
+    """
+
+    def __init__(self, group: Callable[_Arguments, object]) -> None:
+        self._group = typing.cast(type, group)
+
+    def __call__(
+        self, method: Callable[[_Config], _Config]
+    ) -> Callable[Concatenate[_Config, _Arguments], _Config]:
+        name = method.__name__
+        fields = settings_of(self._group)
+        for field in fields.values():
+            field.group = name
+        parameters = [field.parameter for field in fields.values()]
+        positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+        @functools.wraps(method)
+        def setter(config: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > len(positional):
+                raise TypeError(
+                    f"{type(config).__name__}.{name}() takes at most {len(positional)} positional "
+                    f"argument(s), got {len(args)}: name them."
+                )
+            given = {**dict(zip(positional, args, strict=False)), **kwargs}
+            for unknown in [key for key in given if key not in fields]:
+                raise TypeError(
+                    f"{type(config).__name__}.{name}() has no setting {unknown!r}."
+                    + (did_you_mean(unknown, fields) or "")
+                    + _other_group(type(config), unknown, name)
+                )
+            for key, value in given.items():
+                if value is not NotProvided:
+                    setattr(config, key, value)
+            return config
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        setter.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        setter.__annotations__ = {p.name: p.annotation for p in parameters}
+        setter.__doc__ = self._group.__doc__
+        return typing.cast(Callable[Concatenate[_Config, _Arguments], _Config], setter)
+
+
+def _other_group(cls: Any, name: str, group: str) -> str:
+    field = cls._fields.get(name)
+    return f" ({name!r} is set with .{field.group}().)" if field and field.group != group else ""
+
+
+def _docs(group: type) -> dict[str, str]:
+    """Setting -> its entry under "Args:" in the group's docstring, on one line."""
+    entries = inspect.cleandoc(group.__doc__ or "").partition("Args:")[2]
+    matches = re.finditer(r"^    (\w+(?:, \w+)*): (.+(?:\n {8,}.+)*)", entries, re.MULTILINE)
+    return {name: " ".join(m[2].split()) for m in matches for name in m[1].split(", ")}
+
+
+def _wants_number(annotation: Any) -> bool:
+    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    plain = [typing.get_args(o)[0] if typing.get_origin(o) is Annotated else o for o in options]
+    return any(o in (int, float) for o in plain) and bool not in plain
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, type(int | str))
+
+
+def _spell(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        base, *marks = typing.get_args(annotation)
+        signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+        bounds = [
+            f"{sign} {getattr(m, key)}" for m in marks for key, sign in signs.items() if hasattr(m, key)
+        ]
+        return f"{_spell(base)} {' and '.join(bounds)}".strip()
+    if _is_union(annotation):
+        return " or ".join(dict.fromkeys(_spell(option) for option in typing.get_args(annotation)))
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(option) for option in typing.get_args(annotation))
+    if annotation is type(None):
+        return "None"
+    if origin is Callable:
+        return "a callable"
+    if origin is None and isinstance(annotation, type):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "")

@@ -1,0 +1,287 @@
+"""The settings of a config as they are stored: read, set, copied, frozen, as plain data and TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from rlzmq.config.copies import copy_value
+from rlzmq.config.json_data import to_json
+from rlzmq.config.kept_for_rllib import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
+from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
+from rlzmq.config.plain import CONFIG_TAG, plain_setting, revive_setting
+from rlzmq.config.running import (
+    CallbacksSettings,
+    CheckpointingSettings,
+    DebuggingSettings,
+    FaultToleranceSettings,
+    NetworkingSettings,
+    ReportingSettings,
+)
+from rlzmq.config.sampling import (
+    EnvironmentSettings,
+    EnvRunnersSettings,
+    EvaluationSettings,
+    MultiAgentSettings,
+    RLModuleSettings,
+    StateSettings,
+)
+from rlzmq.config.settings import Setting, settings_of
+from rlzmq.config.toml import read_toml, settings_in, toml_of
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import write_text
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.envs.registry import adopt_registration, registration_of
+
+__all__ = ["ConfigValues"]
+
+
+class _DeclaresSettings(type):
+    """What a subclass's ``__init__`` assigns are its settings and their defaults, as in RLlib.
+
+    Once it has run, the names are fixed.
+    """
+
+    if not TYPE_CHECKING:  # to a type checker, calling a class gives an instance of that class
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            config = super().__call__(*args, **kwargs)
+            object.__setattr__(config, "_is_declared", True)
+            return config
+
+
+class ConfigValues(
+    EnvironmentSettings,
+    EnvRunnersSettings,
+    LearnersSettings,
+    TrainingSettings,
+    EvaluationSettings,
+    ReportingSettings,
+    MultiAgentSettings,
+    RLModuleSettings,
+    CallbacksSettings,
+    FaultToleranceSettings,
+    NetworkingSettings,
+    CheckpointingSettings,
+    DebuggingSettings,
+    FrameworkSettings,
+    ResourcesSettings,
+    PythonEnvironmentSettings,
+    ExperimentalSettings,
+    StateSettings,
+    metaclass=_DeclaresSettings,
+):
+    """All settings of a run, each checked when it is set.
+
+    A subclass adds settings by groups among its bases, or by assigning them in its ``__init__``. Its `_defaults` are
+    what it sets otherwise than its bases.
+    """
+
+    plain_tag: ClassVar[str] = CONFIG_TAG
+    _fields: ClassVar[dict[str, Setting]] = {}
+    _defaults: ClassVar[dict[str, Any]] = {}
+    _values: dict[str, Any]
+    _given: set[str]
+    _frozen: bool
+    _is_declared: bool
+    _algo_class: type | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._fields = {**super(cls, cls)._fields, **settings_of(cls)}  # type: ignore[misc]
+        cls._defaults = {**super(cls, cls)._defaults, **cls._defaults}  # type: ignore[misc]
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        defaults = {name: field.default for name, field in self._fields.items()}
+        object.__setattr__(self, "_is_declared", False)
+        object.__setattr__(self, "_values", {**defaults, **copy_value(self._defaults)})
+        object.__setattr__(self, "_frozen", False)
+        object.__setattr__(self, "_algo_class", algo_class)
+        object.__setattr__(self, "_given", set())
+
+    # -- access ---------------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # type checkers know the settings as attributes
+
+        def __getattr__(self, name: str) -> Any:
+            values = self.__dict__.get("_values", {})
+            if name in values:
+                return values[name]
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise AttributeError(
+                f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, values)}"
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._values and self._is_declared:
+            raise AttributeError(
+                f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, self._values)}"
+            )
+        if self._frozen:
+            raise AttributeError(
+                f"config.{name} cannot be set: this config is frozen, because an Algorithm was built from "
+                "it. Change a copy: config.copy(copy_frozen=False)."
+            )
+        field = self._fields.get(name)
+        self._values[name] = value if field is None else field.check(value)
+        if self._is_declared:
+            self._given.add(name)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(str(error)) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The setting's value, or `default` where there is no such setting."""
+        return getattr(self, name) if name in self else default
+
+    def keys(self) -> list[str]:
+        """The names of all settings."""
+        return list(self._values)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of all settings."""
+        return ((name, getattr(self, name)) for name in self._values)
+
+    def diff(self) -> dict[str, Any]:
+        """The settings that differ from this class's defaults."""
+        defaults = type(self)()._values
+        return {name: value for name, value in self._values.items() if not _same(value, defaults.get(name))}
+
+    def given(self) -> dict[str, Any]:
+        """The settings that were set explicitly, also those set to their default."""
+        return {name: self._values[name] for name in self._given}
+
+    def copy(self, copy_frozen: bool | None = None) -> Self:
+        """A deep copy; frozen as the original is, unless `copy_frozen` says otherwise."""
+        new = type(self)()
+        object.__setattr__(new, "_values", copy_value(self._values))
+        object.__setattr__(new, "_given", set(self._given))
+        object.__setattr__(new, "_algo_class", self._algo_class)
+        object.__setattr__(new, "_frozen", self._frozen if copy_frozen is None else copy_frozen)
+        evaluation = new._values["evaluation_config"]
+        if isinstance(evaluation, ConfigValues) and copy_frozen is not None:
+            object.__setattr__(evaluation, "_frozen", copy_frozen)
+        return new
+
+    def freeze(self) -> None:
+        """From now on every assignment raises AttributeError; also to a config in `evaluation_config`."""
+        object.__setattr__(self, "_frozen", True)
+        if isinstance(self.evaluation_config, ConfigValues):
+            self.evaluation_config.freeze()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether this config belongs to a built Algorithm and cannot be changed."""
+        return bool(self._frozen)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.diff().items())
+        return f"{type(self).__name__}({given})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_registration": registration_of(self._values["env"])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        adopt_registration(state.pop("_registration", None))  # a copy in another process knows the env too
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    # -- plain data -----------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by name, with the values as they are (functions and spaces included)."""
+        return dict(self._values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """A config of this class from `to_dict()`'s output, or any part of it.
+
+        Raises:
+            ConfigurationError: A key is unknown (the text names the closest), or a value is wrong.
+        """
+        return cls().update_from_dict(values)
+
+    def update_from_dict(self, values: Mapping[str, Any]) -> Self:
+        """Set several settings at once, to the values as they are; unknown keys are errors.
+
+        Raises:
+            ConfigurationError: As `from_dict`.
+        """
+        for name, value in values.items():
+            if name not in self._values:
+                raise ConfigurationError(
+                    f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, self._values)}"
+                )
+            setattr(self, name, value)
+        return self
+
+    def get_state(self) -> dict[str, Any]:
+        """The settings as plain msgpack-able data; importable functions and classes by their names.
+
+        Raises:
+            ConfigurationError: A value is neither plain nor importable, e.g. a lambda.
+        """
+        return {name: plain_setting(name, value) for name, value in self._values.items()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The config that `get_state` describes. Imports the code that it names.
+
+        Raises:
+            ConfigurationError: As `from_dict`, or the code is not here.
+        """
+        return cls.from_dict({name: revive_setting(value) for name, value in state.items()})
+
+    def serialize(self) -> dict[str, Any]:
+        """The settings as JSON data to log or to look at: functions without a name as their source.
+
+        Nothing reads this back; `get_state`, `to_toml` and checkpoints are for that.
+        """
+        return {name: to_json(value) for name, value in self._values.items()}
+
+    def to_toml(self, path: str | Path | None = None) -> str:
+        """The settings that differ from the defaults as TOML, one table per setter.
+
+        TOML has no None; settings that are None are listed as ``unset = ["name"]`` in their table, and keys of
+        dicts that are None are left out.
+
+        Args:
+            path: Also write it there.
+        """
+        text = toml_of(self._values, type(self)()._values, self._fields)
+        if path is not None:
+            write_text(Path(path), text)
+        return text
+
+    @classmethod
+    def from_toml(cls, source: str | Path) -> Self:
+        """A config from TOML text or a file: keys flat, or in tables named as the setters.
+
+        Raises:
+            ConfigurationError: The file is missing, no TOML, or holds an unknown key.
+        """
+        return cls().update_from_tables(read_toml(source))
+
+    def update_from_tables(self, data: Mapping[str, Any]) -> Self:
+        """Set what is in parsed TOML: settings flat, or in tables named as the setters.
+
+        Raises:
+            ConfigurationError: A table or setting is unknown, or a value is wrong.
+        """
+        return self.update_from_dict(settings_in(data, self._values, self._fields))
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except (ValueError, TypeError):
+        return a is b
