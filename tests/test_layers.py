@@ -13,9 +13,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "rlzmq"
 LAYERS = (
     "cli", "launch", "telemetry", "algorithms", "runtime", "actors", "net", "protocol", "learners",
-    "runners", "modules", "connectors", "config", "envs", "episodes", "core",
+    "runners", "modules", "connectors", "config", "envs", "replay", "episodes", "core",
 )  # fmt: skip
-PURE = ("protocol", "learners", "runners", "modules", "connectors", "config", "envs", "episodes", "core")
+PURE = ("protocol", "learners", "runners", "modules", "connectors", "config", "envs", "replay", "episodes", "core")
 ALLOWED_ZMQ = ("net",)
 
 

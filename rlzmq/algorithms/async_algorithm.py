@@ -142,7 +142,7 @@ class AsyncAlgorithm:
         returns None and reports through `self.metrics`.
         """
         results = self._iterations.results
-        results.add_update(await self.session.run_update(results.num_env_steps_trained_lifetime))
+        results.add_update(await self.session.run_update())
 
     async def results(self) -> AsyncIterator[dict[str, Any]]:
         """Train for as long as the caller iterates."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
-from rlzmq.core.names import ALL_MODULES, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics
 from rlzmq.runners.fragment_metas import add_fragment_metas
 from rlzmq.runtime.reports import Accounting, UpdateReport
@@ -239,6 +239,11 @@ def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger)
     of_ranks = [result.get(ALL_MODULES, {}) for result in results]
     metrics.aggregate([values[METRICS_STATES] for values in of_ranks if METRICS_STATES in values])
     merged.get(ALL_MODULES, {}).pop(METRICS_STATES, None)
+    if BATCH_SOURCE in merged.get(ALL_MODULES, {}):
+        sources = [values[BATCH_SOURCE] for values in of_ranks if BATCH_SOURCE in values]
+        merged[ALL_MODULES][BATCH_SOURCE] = {
+            name: sum(source[name] for source in sources) for name in ("num_env_steps", "num_bytes")
+        }
     for module_id, values in metrics.reduce().items():
         own = values if isinstance(values, dict) else {"value": values}
         merged.setdefault(module_id, {}).update(own)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "ALL_MODULES",
+    "BATCH_SOURCE",
     "COMPONENT_ENV_RUNNER",
     "COMPONENT_ENV_TO_MODULE_CONNECTOR",
     "COMPONENT_LEARNER",
@@ -68,6 +69,7 @@ COMPONENT_RL_MODULE = "rl_module"
 # -- parts of a result --------------------------------------------------------------------------
 
 ALL_MODULES = "__all_modules__"
+BATCH_SOURCE = "batch_source"
 ENV_RUNNER_RESULTS = "env_runners"
 EVALUATION_RESULTS = "evaluation"
 FAULT_TOLERANCE_STATS = "fault_tolerance"

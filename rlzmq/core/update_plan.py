@@ -15,14 +15,19 @@ class UpdatePlan:
     by it, and a run in one process samples by it.
 
     Attributes:
-        env_steps_per_rank: Fresh env steps of one update for each learner rank.
+        env_steps_per_rank: Fresh env steps of one update for each learner rank; 0: an update needs none (offline
+            data), and nothing is sampled.
         num_ranks: Learner ranks that the batch is divided by; it stays as it is while a rank is missing.
         fragment_length: Vector steps of a full lease.
         staleness: S. 0: an update trains exactly on what was sampled with the weights it starts from. S >= 1:
             runners sample up to S batches ahead, and no trained step is more than S versions old.
         max_policy_lag: Data older than this many versions is dropped, and counted as ``stale``.
-        train_ratio: Env steps trained per env step sampled, repetitions counted; sampling waits for it. 0: there
-            is no ratio to keep.
+        train_ratio: Env steps trained per env step that an update takes in, repetitions counted; 0: each is trained as
+            the batch source gives it. With a ratio an update trains as many batches as are due, and is committed then;
+            sampling waits for it, S + 1 updates ahead at most.
+        warm_up: With a ratio, env steps that are taken in before the first is trained.
+        keeps_episodes: All chunks of an episode go to the same rank, for sources that join them (n-step sums,
+            sequences). The batch over all ranks stays exact; a rank's part is what its environments sampled.
         open_updates: How many updates the driver keeps open at once.
     """
 
@@ -32,6 +37,8 @@ class UpdatePlan:
     staleness: int = 0
     max_policy_lag: int = 0
     train_ratio: float = 0.0
+    warm_up: int = 0
+    keeps_episodes: bool = False
     open_updates: int = 1
 
     @property

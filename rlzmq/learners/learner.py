@@ -32,13 +32,14 @@ from torch import nn
 from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
-from rlzmq.core.names import ALL_MODULES
+from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.learner_ranks import UpdateAgreement
 from rlzmq.learners.minibatches import MinibatchIterator
+from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
 
 __all__ = ["Learner", "TorchLearner"]
@@ -171,8 +172,8 @@ class Learner(LearnerHooks):
             ``{module_id: {metric: number}, "__all_modules__": {…}}``; means over the last epoch's
             minibatches. What was logged with `metrics` is there twice: as values, and in ``__all_modules__``
             under ``metrics_states`` as what ``metrics.aggregate`` of another logger takes. Without any step in
-            the episodes nothing is trained, and ``weights_seq_no``, counters and schedules stay as they are; one
-            of several ranks takes part in what the others train.
+            the episodes nothing is trained, and ``weights_seq_no``, counters and schedules stay as they are, unless
+            the source keeps data; one of several ranks takes part in what the others train.
 
         Raises:
             ValueError: Not exactly one source was given.
@@ -211,7 +212,8 @@ class Learner(LearnerHooks):
                 done = self._train_on_source(episodes, options)
             else:
                 done = self._train_on([self._builder.build(batch=batch, batches=batches)], options)
-            if self.group is None and not (done.num_minibatches or done.batch.num_env_steps):
+            takes_in = self.group is not None or (episodes is not None and self.source.keeps_data)
+            if not takes_in and not (done.num_minibatches or done.batch.num_env_steps):
                 return self._results(done)  # no data, no update: nothing changes
             self.weights_seq_no += 1
             self._leave_out_skipped(done)
@@ -251,9 +253,12 @@ class Learner(LearnerHooks):
     def _train_on_source(self, episodes: Any, options: Mapping[str, Any]) -> _Trained:
         """Hand fresh episodes to the rank's source, and train what it gives."""
         source = self.source
+        num_fresh = num_env_steps_of(episodes)
         source.add(episodes)
-        num_batches = source.num_batches
-        if self.group is not None and source.repeats:
+        if self.group is not None and source.keeps_data:
+            num_fresh = int(self.group.all_reduce(torch.tensor([num_fresh]))[0])
+        num_batches = source.plan_batches(num_fresh, self.num_ranks)
+        if self.group is not None and source.keeps_data:
             num_batches = int(self.group.all_reduce(torch.tensor([num_batches]), "min")[0])
         rng = np.random.default_rng(derive_seed(self._seed, "source", self.rank, self.weights_seq_no))
         return self._train_on(
@@ -420,6 +425,13 @@ class Learner(LearnerHooks):
             learner_connector_sum_episodes_length_in=train_batch.num_env_steps,
             learner_connector_sum_episodes_length_out=train_batch.num_env_steps,
         )
+        if self.source.keeps_data:
+            results[ALL_MODULES][BATCH_SOURCE] = {
+                "source_id": self.source.source_id,
+                "num_ranks": self.num_ranks,
+                "num_env_steps": self.source.num_env_steps,
+                "num_bytes": self.source.num_bytes,
+            }
         if own:
             results[ALL_MODULES][METRICS_STATES] = own.states
         return results

@@ -38,6 +38,7 @@ _COMPONENTS = (
     "metrics",
     "random",
     "extra",
+    "source",
 )
 
 
@@ -303,7 +304,8 @@ class LearnerBase(Checkpointable):
         Args:
             components: Only these: "rl_module" (or "rl_module/<module_id>"), "optimizer", "weights_seq_no",
                 "counters", "learner_connector", "metrics", "random" (the seed from which each update's random
-                numbers follow), "extra"; None: all.
+                numbers follow), "extra", "source" (what the batch source keeps); None: all, "source" only where
+                ``config.store_buffer_in_checkpoints`` is set.
             not_components: None of these.
             inference_only: Modules without what only learners need.
 
@@ -311,7 +313,8 @@ class LearnerBase(Checkpointable):
             ValueError: An unknown component.
         """
         self._check_built()
-        paths = _paths(components, list(_COMPONENTS))
+        stores_buffer = self._setting("store_buffer_in_checkpoints", False)
+        paths = _paths(components, [name for name in _COMPONENTS if name != "source" or stores_buffer])
         skipped = set(_paths(not_components, []))
         state: dict[str, Any] = {}
         for path in paths:
@@ -332,6 +335,8 @@ class LearnerBase(Checkpointable):
                     "num_env_steps_of_all_ranks_lifetime": self.num_env_steps_of_all_ranks_lifetime,
                     "num_module_steps_trained_lifetime": dict(self.num_module_steps_trained_lifetime),
                 }
+                if self.source.ratio is not None:
+                    state[name]["replay_ratio"] = self.source.ratio.get_state()
             elif name == "learner_connector":
                 pipeline = self._learner_connector
                 state[name] = {} if pipeline is None else pipeline.get_state()
@@ -339,6 +344,8 @@ class LearnerBase(Checkpointable):
                 state[name] = self._get_metrics_state()
             elif name == "random":
                 state[name] = {"seed": self._seed}
+            elif name == "source":
+                state[name] = self.source.get_state()
             else:
                 state[name] = self.get_extra_state()
         return state
@@ -364,6 +371,8 @@ class LearnerBase(Checkpointable):
             self.num_env_steps_trained_lifetime = int(counters["num_env_steps_trained_lifetime"])
             self.num_env_steps_of_all_ranks_lifetime = int(counters["num_env_steps_of_all_ranks_lifetime"])
             self.num_module_steps_trained_lifetime = dict(counters["num_module_steps_trained_lifetime"])
+            if self.source.ratio is not None and "replay_ratio" in counters:
+                self.source.ratio.set_state(counters["replay_ratio"])
         if state.get("learner_connector") and self._learner_connector is not None:
             self._learner_connector.set_state(state["learner_connector"])
         if "metrics" in state:
@@ -372,6 +381,8 @@ class LearnerBase(Checkpointable):
             self._seed = int(state["random"]["seed"])
         if "extra" in state:
             self.set_extra_state(state["extra"])
+        if state.get("source"):
+            self.source.set_state(state["source"])
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Take over the state of a checkpoint, or a part of it.

@@ -151,7 +151,8 @@ class LearnerRanks(LearnerBase):
             return
         mine = None
         if self.rank == source_rank:
-            mine = msgpack.packb(to_plain(self.get_state(), "learner state"))
+            state = self.get_state(not_components="source")  # a source is its rank's own
+            mine = msgpack.packb(to_plain(state, "learner state"))
         packed = self.group.broadcast_bytes(mine, source_rank)
         if self.rank != source_rank:
             limit = len(packed)

@@ -86,16 +86,13 @@ def step_allowance(
     staleness: int,
     num_envs: int,
     in_flight: int,
-    trained: int = 0,
-    sampled: int = 0,
-    ratio: float = 0.0,
 ) -> int:
     """Env steps that may be leased now in an asynchronous run (staleness S >= 1).
 
-    Without a replay ratio: S+1 slots of one batch each; a slot is held from the lease until the data
-    was trained *and* the weights that came of it were published. In FIFO order the data is then at
-    most S versions old when it is trained. With a replay ratio (off-policy): as many steps as keep
-    trained / sampled at the ratio, within the same S+1 batches of slack.
+    S+1 slots of one batch each; a slot is held from the lease until the data was trained *and* the weights that
+    came of it were published. In FIFO order the data is then at most S versions old when it is trained. Where
+    learners replay data, an update trains what its fresh steps call for (`core.replay_ratio`), so the slots bound
+    how far sampling may be ahead of the ratio, too.
 
     Args:
         batch: Env steps per update over all ranks.
@@ -103,13 +100,10 @@ def step_allowance(
         num_envs: Of the runner that asks; the slots always leave room for one vector step beyond a
             batch, or a batch smaller than a vector step could never be filled.
         in_flight: Leased (in full), pending, in training, or trained and not yet published.
-        trained, sampled: Steps trained (counting repetitions) and steps sampled or leased so far.
-        ratio: Steps trained per step sampled; 0 for none.
     """
-    slots = max((staleness + 1) * batch, batch + num_envs)
-    if ratio > 0:
-        return int(trained / ratio) + slots - sampled
-    return slots - in_flight
+    if not batch:
+        return 0
+    return max((staleness + 1) * batch, batch + num_envs) - in_flight
 
 
 @dataclass(slots=True)

@@ -34,8 +34,6 @@ class OpenUpdate(WireMessage):
         connector_version: Runners need at least this connector state; -1 if there is none.
         fragment_length: Vector steps of a full lease.
         lease_timeout_s: After so long without progress a lease's steps may be granted to someone else.
-        replay_ratio: Off-policy: steps trained per step sampled (> 0 bounds sampling by what was
-            trained); 0: every sampled step is trained once.
         min_generation: Of the driver's last RESET; `DriverCore` fills it in.
     """
 
@@ -49,7 +47,6 @@ class OpenUpdate(WireMessage):
     connector_version: int = -1
     fragment_length: int = 50
     lease_timeout_s: float = 30.0
-    replay_ratio: float = 0.0
     min_generation: int = -1
 
 
@@ -66,6 +63,7 @@ class UpdateReport(WireMessage):
         min_generation: Of the last RESET that the broker knows: the lineage that it reports on.
         trained: False if all ranks skipped the step.
         num_env_steps: Of the batch.
+        num_trained_steps: Trained by all ranks, repetitions counted.
         accounting, dropped: In env steps over the broker's lifetime (and what the driver had before).
         sampling_s: From OPEN_UPDATE until the batch was complete.
         training_s: From then to the commit.

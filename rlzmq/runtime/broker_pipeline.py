@@ -188,7 +188,7 @@ class BrokerPipeline:
         await handle.connect(
             self._link(
                 handle.name,
-                num_env_steps_before=self.accounting.trained,
+                num_env_steps_before=self.accounting.num_consumed,
                 observation_space=self._connectors.stored_observation_space(),
                 **self._keys_of("learner"),
             )
@@ -307,7 +307,7 @@ class BrokerPipeline:
         self._connector_version += 1
         self._driver.set_connector_state(self._connector_version, state)
 
-    async def run_update(self, num_env_steps_before: int) -> UpdateReport:
+    async def run_update(self) -> UpdateReport:
         """One update; returns once it is committed and the new weights are with the broker.
 
         Raises:
@@ -353,7 +353,7 @@ class BrokerPipeline:
             weights_version=update_id + 1,
             learner_results=self._reader.open_results(report.results),
             fragments=metas,
-            num_env_steps_trained=report.report.num_env_steps if report.report.trained else 0,
+            num_env_steps_trained=report.report.num_trained_steps,
             timers={
                 "update": waited_s,
                 "sample": report.report.sampling_s,
@@ -379,7 +379,6 @@ class BrokerPipeline:
                     connector_version=self._connector_version,
                     fragment_length=plan.fragment_length,
                     lease_timeout_s=max(self._config.sample_timeout_s or 60.0, 1.0),
-                    replay_ratio=plan.train_ratio,
                 )
             )
 
@@ -497,7 +496,7 @@ class BrokerPipeline:
                 if self._connectors.is_needed:
                     self._send_connector_state(self._connectors.get_state())
             forming = (
-                handle.form(rank, num_ranks, generation, self.accounting.trained, begins_lineage)
+                handle.form(rank, num_ranks, generation, self.accounting.num_consumed, begins_lineage)
                 for rank, handle in enumerate(handles)
             )
             await supervisor.attended(handles, asyncio.gather(*forming))

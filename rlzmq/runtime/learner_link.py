@@ -162,7 +162,9 @@ class LearnerLink(PeerLink):
 
         def job() -> tuple[bytes, Any, int, list[int]]:
             results = self._learner.update(
-                episodes=batches, timesteps={"num_env_steps_sampled_lifetime": num_steps}
+                # Without any sampling the learner's own count of trained steps is what schedules follow.
+                episodes=batches,
+                timesteps={"num_env_steps_sampled_lifetime": num_steps} if num_steps else None,
             )
             has_skipped = results["__all_modules__"]["num_nonfinite_gradients_skipped"] > 0
             unusable = find_unusable(self._learner, batches) if has_skipped else []

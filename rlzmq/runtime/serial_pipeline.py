@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rlzmq.core.names import ALL_MODULES
 from rlzmq.protocol.leases import plan_lease
 from rlzmq.runtime.connector_sync import ConnectorSync
 from rlzmq.runtime.fragments import num_left_out, take_fragment
@@ -44,24 +45,22 @@ class SerialPipeline:
         """Bring the learner's weights to the runner."""
         self.push_weights()
 
-    async def run_update(self, num_env_steps_before: int) -> UpdateReport:
-        """Sample one batch under the newest weights, train on it, and hand the new weights over.
-
-        Args:
-            num_env_steps_before: Env steps trained in the run before this update.
-        """
+    async def run_update(self) -> UpdateReport:
+        """Sample one batch under the newest weights, train on it, and hand the new weights over."""
         start = time.perf_counter()
         update_id = self._learner.weights_seq_no
         batches, metas = self._sample()
         sampled = time.perf_counter()
         num_steps = self._config.update_plan().num_env_steps
+        num_consumed = self.accounting.num_consumed + num_steps
         results = self._learner.update(
             episodes=batches,
-            timesteps={"num_env_steps_sampled_lifetime": num_env_steps_before + num_steps},
+            # Without any sampling the learner's own count of trained steps is what schedules follow.
+            timesteps={"num_env_steps_sampled_lifetime": num_consumed} if num_consumed else None,
         )
         trained = time.perf_counter()
-        num_trained = num_steps if self._learner.was_trained else 0
-        self.accounting.add(trained=num_trained, dropped={"skipped": num_steps - num_trained})
+        num_kept = num_steps if self._learner.was_trained else 0
+        self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         self.push_weights()
         if state is not None:
@@ -71,7 +70,7 @@ class SerialPipeline:
             weights_version=self._learner.weights_seq_no,
             learner_results=[results],
             fragments=metas,
-            num_env_steps_trained=num_trained,
+            num_env_steps_trained=results.get(ALL_MODULES, {}).get("num_env_steps_trained", 0),
             timers={
                 "sample": sampled - start,
                 "learn": trained - sampled,

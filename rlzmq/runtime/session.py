@@ -113,16 +113,13 @@ class Session:
             await self._learner_door.start()
         return keys
 
-    async def run_update(self, num_env_steps_before: int) -> UpdateReport:
-        """One update through the pipeline.
-
-        Args:
-            num_env_steps_before: Env steps trained in the run before it.
-        """
+    async def run_update(self) -> UpdateReport:
+        """One update through the pipeline."""
         if self._num_changes_told != self.num_weight_changes:
             await self._pipeline.pause()
             await self._restart()
-        report = await self._pipeline.run_update(num_env_steps_before)
+        report = await self._pipeline.run_update()
+        self.accounting.note_sources(report.learner_results)
         self._num_changes += 1
         self._num_changes_told = self.num_weight_changes
         return report  # type: ignore[no-any-return]
@@ -130,6 +127,8 @@ class Session:
     async def settle(self) -> list[UpdateReport]:
         """Wait until no update is open: the reports of those that ran ahead of `run_update`."""
         reports: list[UpdateReport] = await self._pipeline.settle()
+        for report in reports:
+            self.accounting.note_sources(report.learner_results)
         self._num_changes += len(reports)
         self._num_changes_told = self.num_weight_changes
         return reports
@@ -247,7 +246,7 @@ class Session:
             **{f"{_RUNNERS}{name}": state for name, state in runners.items()},
             _LEARNER: await self.learner_group.get_state(),
             "env_runner": self.get_connector_state(),
-            "accounting": self.accounting.to_dict(),
+            "accounting": self.accounting.get_state(),
         }
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
@@ -266,7 +265,7 @@ class Session:
             self._connectors.set_state({**kept, **state["env_runner"]})
         recalled: list[str] = []
         if "accounting" in state:
-            self.accounting.set_state(state["accounting"])
+            self.accounting.set_state(state["accounting"], with_sources=bool((learner or {}).get("source")))
             if learner is not None:
                 recalled = await self._pipeline.read_journal(learner["weights_seq_no"])
         # A runner whose fragments come back would sample them a second time from where it was: it begins anew.

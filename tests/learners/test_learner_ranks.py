@@ -21,7 +21,9 @@ from rlzmq.core.metrics import MetricsLogger
 from rlzmq.learners.distributed import loopback_interface
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.learner_ranks import COMPARE_EVERY_UPDATES
+from rlzmq.learners.replay_source import EpisodeReplay
 from rlzmq.protocol.values import pack_blob, unpack_blob
+from rlzmq.replay import EpisodeReplayBuffer
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
 from tests.learners.ranks import DiedError, run_ranks
 
@@ -62,6 +64,45 @@ def test_a_group_of_one_is_a_learner_on_its_own(tmp_path: Path) -> None:
     for learner in (alone, single):
         learner.update(episodes=episode_batch(40, 24))
     assert alone.parameter_hash() == single.parameter_hash()
+
+
+class ReplayingLearner(SquareLearner):
+    def make_source(self) -> EpisodeReplay:
+        return EpisodeReplay(EpisodeReplayBuffer(400, seed=0), batch_size=16, train_ratio=2.0)
+
+
+def replaying_main(rank: int, world_size: int, path: Path) -> Any:
+    """Rank 1 is another process's after three updates: with an empty buffer."""
+    learner = square_learner(learner_class=ReplayingLearner, minibatch_size=None, num_epochs=1)
+    join(learner, path, rank, world_size)
+    for update in range(3):
+        learner.update(episodes=episode_batch(*[10] * (update + rank + 1)))
+    learner.leave_distributed()
+    if rank == 1:
+        learner = square_learner(learner_class=ReplayingLearner, minibatch_size=None, num_epochs=1)
+    join(learner, path, rank, world_size, generation=1)
+    learner.adopt_newest_state()
+    held = [learner.source.num_env_steps]
+    gave = learner.update(episodes=[] if rank == 1 else episode_batch(20))["__all_modules__"]
+    held.append(learner.source.num_env_steps)
+    learner.update(episodes=episode_batch(20, 20))
+    answer = learner.ranks_agree(), learner.weights_seq_no, held, gave, learner.source.ratio.get_state()
+    learner.leave_distributed()
+    return answer
+
+
+def test_a_rank_that_joins_has_an_empty_buffer_and_the_groups_count(tmp_path: Path) -> None:
+    (agree, version, held, gave, ratio), newcomer = run_ranks(replaying_main, 2, tmp_path)
+    assert agree
+    assert newcomer[0]
+    assert version == newcomer[1] == 5
+    assert held == [60, 80]
+    assert newcomer[2] == [0, 0]
+    assert gave["num_env_steps_trained"] == 16 * gave["num_gradient_updates"] > 0
+    assert newcomer[3]["num_env_steps_trained"] == 0
+    assert newcomer[3]["num_gradient_updates"] == gave["num_gradient_updates"]
+    # 10 + 20, 20 + 30, 30 + 40, then 20 + 0 and 40 + 40 fresh steps
+    assert ratio == newcomer[4] == {"num_sampled": 250, "num_trained": 480}
 
 
 def diverging_main(rank: int, world_size: int, path: Path) -> Any:

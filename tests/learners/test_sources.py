@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.replay_ratio import ReplayRatio
+from rlzmq.core.update_plan import UpdatePlan
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.offline_source import OfflineShards
+from rlzmq.learners.replay_source import EpisodeReplay
 from rlzmq.learners.sources import CircularBuffer, FreshBatch
+from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, open_shards, write_shard
+from tests.learners.cases import SquareLearner, episode, square_learner
 
 
 def train(source: CircularBuffer, batch: int, seed: int = 0) -> list[int]:
     source.add(batch)
-    return list(source.batches(source.num_batches, np.random.default_rng([seed, batch])))
+    return list(source.batches(source.plan_batches(1, 1), np.random.default_rng([seed, batch])))
 
 
 def test_a_fresh_batch_is_trained_once() -> None:
     source = FreshBatch()
     source.add("batch")
-    assert source.num_batches == 1
+    assert source.plan_batches(5, 1) == 1
     assert list(source.batches(1, np.random.default_rng(0))) == ["batch"]
-    assert not source.repeats
+    assert not source.keeps_data
 
 
 @pytest.mark.parametrize(("num_batches", "iterations"), [(8, 2), (4, 3), (1, 2), (3, 1)])
@@ -63,3 +73,186 @@ def test_a_rollback_undoes_what_a_failed_update_took() -> None:
     source.rollback(checkpoint)
     assert source.num_uses_left == before
     assert train(source, 10) == drawn
+
+
+# -- the ratio ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.37, 1.0, 4.0, 65.5])
+def test_trained_to_sampled_stays_within_a_batch_of_the_ratio(ratio: float) -> None:
+    counter, rng, batch = ReplayRatio(ratio, warm_up=100), np.random.default_rng(0), 32
+    sampled = trained = 0
+    for _ in range(500):
+        fresh = int(rng.integers(0, 20))
+        counter.sampled(fresh)
+        sampled += fresh
+        trained += counter.take(batch) * batch
+        assert 0 <= ratio * max(0, sampled - 100) - trained < batch
+    assert trained > 0
+    state = counter.get_state()
+    other = ReplayRatio(ratio, warm_up=100)
+    other.set_state(state)
+    counter.sampled(1000)
+    other.sampled(1000)
+    assert counter.take(batch) == other.take(batch)
+
+
+def fresh(seed: int, num_steps: int) -> EpisodeBatch:
+    lengths = [num_steps // 3, num_steps - num_steps // 3]
+    episodes = [episode(n, seed=2 * seed + i, terminated=i == 0) for i, n in enumerate(lengths)]
+    return EpisodeBatch.from_episodes([one.to_numpy() for one in episodes])
+
+
+def replay(ratio: float = 2.0, warm_up: int = 0, capacity: int = 500, **options: Any) -> EpisodeReplay:
+    plan = UpdatePlan(20, 1, 10, train_ratio=ratio, warm_up=warm_up)
+    return EpisodeReplay.of_plan(plan, EpisodeReplayBuffer(capacity, seed=0), batch_size=16, **options)
+
+
+def test_a_learner_trains_as_many_batches_as_the_ratio_says() -> None:
+    class Replaying(SquareLearner):
+        def make_source(self) -> EpisodeReplay:
+            return replay(ratio=1.5, warm_up=60, n_step=2, gamma=0.9)
+
+    learner = square_learner(learner_class=Replaying, minibatch_size=None, num_epochs=1)
+    trained = 0
+    for update in range(20):
+        before = learner.parameter_hash()
+        results = learner.update(episodes=fresh(update, 20))["__all_modules__"]
+        due = 1.5 * max(0, 20 * (update + 1) - 60)
+        trained += results["num_env_steps_trained"]
+        assert 0 <= due - trained < 16
+        assert learner.weights_seq_no == update + 1, "an update that trains nothing is one all the same"
+        assert (learner.parameter_hash() != before) == (results["num_env_steps_trained"] > 0)
+        assert results["num_gradient_updates"] * 16 == results["num_env_steps_trained"]
+        assert results["batch_source"]["num_env_steps"] == 20 * (update + 1)
+    assert trained == results["num_env_steps_trained_lifetime"]
+
+
+def test_what_is_drawn_goes_through_the_learner_connector() -> None:
+    source = EpisodeReplay(
+        PrioritizedEpisodeReplayBuffer(500, alpha=0.6, seed=0),
+        batch_size=16,
+        train_ratio=1.0,
+        n_step=3,
+        beta=0.4,
+    )
+
+    class Replaying(SquareLearner):
+        seen: Any = None
+
+        def make_source(self) -> EpisodeReplay:
+            return source
+
+        def compute_loss_for_module(self, *, batch: dict[str, Any], **kwargs: Any) -> Any:
+            self.seen = batch
+            errors = np.arange(len(batch["weights"])) + 10.0
+            source.update_priorities(errors, batch["replay_key"])
+            return super().compute_loss_for_module(batch=batch, **kwargs)
+
+    learner = square_learner(learner_class=Replaying, minibatch_size=8, num_epochs=1)
+    learner.update(episodes=fresh(0, 40))
+    assert set(learner.seen) >= {
+        "obs",
+        "actions",
+        "rewards",
+        "weights",
+        "n_step",
+        "terminateds",
+        "replay_key",
+    }
+    assert learner.seen["obs"].shape == (8, 4)
+    assert source.buffer._tree.total > 40
+
+
+def test_a_replay_source_is_no_part_of_a_state_unless_that_is_wanted() -> None:
+    class Replaying(SquareLearner):
+        def make_source(self) -> EpisodeReplay:
+            return replay()
+
+    learner = square_learner(learner_class=Replaying)
+    learner.update(episodes=fresh(0, 40))
+    assert "source" not in learner.get_state()
+    assert learner.get_state()["counters"]["replay_ratio"] == {"num_sampled": 40, "num_trained": 80}
+    state = learner.get_state(["source", "counters"])
+    other = square_learner(learner_class=Replaying)
+    other.set_state(state)
+    assert other.source.num_env_steps == 40
+    assert other.source.ratio.get_state() == learner.source.ratio.get_state()
+    assert other.source.source_id != learner.source.source_id
+
+
+def test_a_rollback_takes_what_an_update_added_out_of_the_buffer() -> None:
+    source = replay()
+    source.add(fresh(0, 40))
+    checkpoint = source.checkpoint()
+    source.add([fresh(1, 20), fresh(2, 20)])
+    assert source.num_env_steps == 80
+    source.rollback(checkpoint)
+    assert source.num_env_steps == 40
+    assert source.num_bytes > 0
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def recorded(path: Path, num_shards: int = 3, steps: int = 50) -> list[EpisodeBatch]:
+    for index in range(num_shards):
+        write_shard(path / f"{index}", fresh(index, steps))
+    return open_shards(path)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_epoch_has_every_recorded_step_once(num_ranks: int, tmp_path: Path) -> None:
+    shards = recorded(tmp_path)
+    seen: Counter[bytes] = Counter()
+    for rank in range(num_ranks):
+        source = OfflineShards(shards, batch_size=7, rank=rank, num_ranks=num_ranks, seed=3)
+        num_steps = sum(shard.num_env_steps for shard in source._shards)
+        orders = []
+        for _epoch in range(2):
+            steps: list[bytes] = []
+            while len(steps) < num_steps - num_steps % 7:
+                (batch,) = source.batches(1, np.random.default_rng(0))
+                assert batch.num_env_steps == 7
+                steps += [row.tobytes() for row in np.asarray(batch.columns["obs"])[batch.start]]
+            orders.append(steps)
+        assert orders[0] != orders[1]
+        seen.update(orders[0])
+    total = sum(shard.num_env_steps for shard in shards)
+    assert max(seen.values()) == 1
+    assert total - 7 * num_ranks < len(seen) <= total
+
+
+def test_whole_episodes_stay_whole(tmp_path: Path) -> None:
+    source = OfflineShards(recorded(tmp_path), batch_size=30, whole_episodes=True)
+    lengths = Counter(shard.length.tolist()[i] for shard in source._shards for i in range(len(shard)))
+    for batch in source.batches(20, np.random.default_rng(0)):
+        assert batch.num_env_steps >= 30
+        assert set(batch.length.tolist()) <= set(lengths)
+
+
+def test_a_learner_trains_on_files_without_fresh_data(tmp_path: Path) -> None:
+    shards = recorded(tmp_path)
+
+    class Offline(SquareLearner):
+        def make_source(self) -> OfflineShards:
+            return OfflineShards(shards, batch_size=20, batches_per_update=3)
+
+    learner = square_learner(learner_class=Offline, minibatch_size=None, num_epochs=1)
+    before = learner.parameter_hash()
+    results = learner.update(episodes=[])["__all_modules__"]
+    assert results["num_env_steps_trained"] == 60
+    assert results["num_gradient_updates"] == 3
+    assert learner.weights_seq_no == 1
+    assert learner.parameter_hash() != before
+    state = learner.source.get_state()
+    first = [batch.start.tolist() for batch in learner.source.batches(4, np.random.default_rng(0))]
+    learner.source.set_state(state)
+    assert first == [batch.start.tolist() for batch in learner.source.batches(4, np.random.default_rng(0))]
+    with pytest.raises(ConfigurationError, match="without fresh env steps"):
+        learner.update(episodes=fresh(0, 20))
+
+
+def test_a_rank_without_a_recorded_step_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="rank 99 of 100"):
+        OfflineShards(recorded(tmp_path, 1, 20), batch_size=5, rank=99, num_ranks=100)

@@ -129,11 +129,8 @@ def test_a_batch_smaller_than_a_vector_step_can_still_be_filled():
     assert step_allowance(batch=1, staleness=1, num_envs=64, in_flight=0) >= 64
 
 
-def test_the_replay_ratio_bounds_sampling_by_what_was_trained():
-    terms = {"batch": 10, "staleness": 1, "num_envs": 1, "in_flight": 0, "ratio": 4.0}
-    assert step_allowance(**terms, trained=0, sampled=0) == 20
-    assert step_allowance(**terms, trained=0, sampled=20) == 0
-    assert step_allowance(**terms, trained=40, sampled=20) == 10
+def test_updates_without_fresh_steps_lease_none():
+    assert step_allowance(batch=0, staleness=2, num_envs=8, in_flight=0) == 0
 
 
 def test_turns_go_to_whoever_waited_longest():

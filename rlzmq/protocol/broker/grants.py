@@ -154,9 +154,6 @@ class Grants:
                     staleness=terms.staleness,
                     num_envs=num_envs,
                     in_flight=in_flight,
-                    trained=state.trained_steps,
-                    sampled=accounting.sampled - state.sampled_before + leased,
-                    ratio=terms.replay_ratio,
                 )
                 num_steps = min(self._full_length(peer, terms), allowance // num_envs)
                 held = state.leases.num_of_peer(peer.uuid)

@@ -57,9 +57,7 @@ class Requests:
             reason: max(0, count - accounting.dropped.get(reason, 0))
             for reason, count in hello.dropped.items()
         }
-        before = accounting.sampled
         accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
-        self._state.sampled_before += accounting.sampled - before
 
     def on_driver_state(self, message: DriverState) -> None:
         """Which reports it has."""

@@ -109,6 +109,7 @@ class Run:
         ranges: All shards, in order.
         is_training: TRAIN was sent: the plan stands until the generation ends.
         results: Per rank, what its UPDATE_DONE brought.
+        trained_steps: Per rank, env steps that it trained, repetitions counted.
         unusable: Fragments that made the loss not finite, as the ranks found out.
         planned_at: When its batch was complete; None if adopted.
     """
@@ -125,7 +126,7 @@ class Run:
     is_training: bool = False
     is_settled: bool = False
     trained: bool = True
-    num_trained_steps: int = 0
+    trained_steps: dict[int, int] = field(default_factory=dict)
     results: dict[int, Buffer] = field(default_factory=dict)
     unusable: set[FragmentId] = field(default_factory=set)
     planned_at: float | None = None
@@ -134,6 +135,14 @@ class Run:
     def num_steps(self) -> int:
         """Env steps of the whole batch."""
         return sum(item.num_steps for item in self.ranges)
+
+    @property
+    def num_trained_steps(self) -> int:
+        """Env steps trained by all ranks, repetitions counted; of those whose UPDATE_DONE went with them, as many
+        as of the others."""
+        if not self.trained or not self.trained_steps:
+            return self.num_steps if self.trained else 0
+        return round(sum(self.trained_steps.values()) * self.num_ranks / len(self.trained_steps))
 
 
 @dataclass(slots=True)
@@ -186,8 +195,6 @@ class BrokerState:
         self.reports: dict[int, KeptReport] = {}
         self.next_attempt = first_number(options.incarnation)
         self.unpublished: dict[int, int] = {}
-        self.trained_steps = 0
-        self.sampled_before = 0  # under brokers before this one
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
         self.settled: list[FragmentId] = []  # done with, for the next report
         self.is_paused = False

@@ -73,7 +73,7 @@ class Updates:
             return
         run.results[message.rank] = event.payload[0] if event.payload else b""
         run.trained = message.trained
-        run.num_trained_steps = max(run.num_trained_steps, message.num_trained_steps)
+        run.trained_steps[message.rank] = message.num_trained_steps
         run.unusable.update(item.fragment for item in unusable)
         peer.next_update = max(peer.next_update, message.update_id + 1)
         if len(run.results) >= run.num_ranks:
@@ -130,7 +130,6 @@ class Updates:
         del state.open[run.update_id]
         state.next_commit = run.update_id + 1
         state.unpublished[run.update_id] = run.num_steps
-        state.trained_steps += run.num_trained_steps
         self._store.release_published()
         if update.staleness == 0:
             # Whatever is left was sampled for this exact batch or before it.

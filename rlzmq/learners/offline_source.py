@@ -1,0 +1,161 @@
+"""OfflineShards: a learner rank trains recorded episodes from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.sources import BatchSource, num_env_steps_of
+
+__all__ = ["OfflineShards"]
+
+
+class OfflineShards(BatchSource):
+    """Recorded episodes (`rlzmq.replay.open_shards`): epoch after epoch, each rank its own part.
+
+    An epoch goes through the rank's shards in a new order, and within a shard through its steps, or whole
+    episodes, in a new order. Batches of single steps lie on the shards' own columns, of which a learner reads the
+    rows that it needs; where a shard ends, a batch goes on with the next.
+
+    Args:
+        shards: EpisodeBatches.
+        batch_size: Env steps of a batch; with whole episodes at least so many.
+        batches_per_update: How many batches an update trains.
+        whole_episodes: Batches of whole episodes in place of single steps.
+        rank, num_ranks: Which part: episodes are dealt out in turn.
+        seed: Of the orders.
+
+    Raises:
+        ConfigurationError: There is no step for this rank.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[EpisodeBatch],
+        *,
+        batch_size: int,
+        batches_per_update: int = 1,
+        whole_episodes: bool = False,
+        rank: int = 0,
+        num_ranks: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        first = 0
+        self._shards: list[EpisodeBatch] = []
+        for shard in shards:
+            mine = shard.select(np.arange((rank - first) % num_ranks, len(shard), num_ranks))
+            first += len(shard)
+            if mine.num_env_steps:
+                self._shards.append(mine)
+        if not self._shards:
+            raise ConfigurationError(
+                f"offline data: expected at least one episode with a step for rank {rank} of {num_ranks}, got "
+                f"{first} episodes in {len(shards)} shards for all ranks."
+            )
+        self.batch_size = batch_size
+        self._batches_per_update = batches_per_update
+        self._whole_episodes = whole_episodes
+        self._seed = [seed, rank]
+        self._epoch = self._position = 0  # items of the epoch that were taken
+        self._order: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs that were gone through."""
+        return self._epoch
+
+    def add(self, episodes: Any) -> None:
+        if num_env_steps_of(episodes):
+            raise ConfigurationError(
+                "OfflineShards trains on files alone: expected an update plan without fresh env steps."
+            )
+
+    def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
+        return self._batches_per_update
+
+    def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
+        for _ in range(num_batches):
+            parts: list[EpisodeBatch] = []
+            missing = self.batch_size
+            while missing > 0:
+                part = self._take(missing)
+                missing -= part.num_env_steps
+                parts.append(part)
+            # Parts of several shards are copied, and not the shards.
+            yield parts[0] if len(parts) == 1 else EpisodeBatch.concat([part.compact() for part in parts])
+
+    def _take(self, num_steps: int) -> EpisodeBatch:
+        """The next items, of one shard, with at most (whole episodes: at least, if it has them) so many steps."""
+        passed = 0
+        for index, items in self._order_of_epoch():
+            if self._position < passed + len(items):
+                items, shard = items[self._position - passed :], self._shards[index]
+                if self._whole_episodes:
+                    ends = np.cumsum(shard.length[items])
+                    items = items[: int(np.searchsorted(ends, num_steps)) + 1]
+                    part = shard.select(items)
+                else:
+                    items = items[:num_steps]
+                    part = _single_steps(shard, items)
+                self._position += len(items)
+                return part
+            passed += len(items)
+        self._epoch, self._position = self._epoch + 1, 0
+        return self._take(num_steps)
+
+    def _order_of_epoch(self) -> list[tuple[int, np.ndarray]]:
+        if self._order[0] != self._epoch:
+            rng = np.random.default_rng([*self._seed, self._epoch])
+            order = [
+                (index, rng.permutation(self._num_items(self._shards[index])))
+                for index in rng.permutation(len(self._shards)).tolist()
+            ]
+            self._order = self._epoch, order
+        return self._order[1]
+
+    def _num_items(self, shard: EpisodeBatch) -> int:
+        return len(shard) if self._whole_episodes else shard.num_env_steps
+
+    @property
+    def keeps_data(self) -> bool:
+        return True
+
+    @property
+    def num_bytes(self) -> int:
+        return 0  # the files' pages are the system's to keep or to leave
+
+    def checkpoint(self) -> Any:
+        return self._epoch, self._position
+
+    def rollback(self, checkpoint: Any) -> None:
+        self._epoch, self._position = checkpoint
+
+    def get_state(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "position": self._position}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+
+
+def _single_steps(shard: EpisodeBatch, steps: np.ndarray) -> EpisodeBatch:
+    """Steps of a shard, each as a chunk of its own on the shard's columns."""
+    ends = np.cumsum(shard.length)
+    chunks = np.searchsorted(ends, steps, "right")
+    within = steps - (ends - shard.length)[chunks]
+    is_last = within == shard.length[chunks] - 1
+    return EpisodeBatch(
+        shard.columns,
+        start=shard.start[chunks] + within,
+        length=np.ones(len(steps), np.int64),
+        t_started=shard.t_started[chunks] + within,
+        terminated=shard.terminated[chunks] & is_last,
+        truncated=shard.truncated[chunks] & is_last,
+        episode_ids=[f"offline-{step}" for step in steps.tolist()],
+        observation_space=shard.observation_space,
+        action_space=shard.action_space,
+    )

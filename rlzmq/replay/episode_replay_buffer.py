@@ -1,0 +1,435 @@
+"""EpisodeReplayBuffer: steps of episodes, drawn uniformly as n-step transitions or as sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.core.tree import tree_map
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.replay.step_store import NONE, StepStore
+
+__all__ = ["EpisodeReplayBuffer"]
+
+IntArray = NDArray[np.int64]
+
+_BASE_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+_SLOT_BITS = 32
+_MOST_REDRAWS = 64
+
+
+class EpisodeReplayBuffer:
+    """The newest `capacity` steps of single-agent episodes.
+
+    Observations are stored once and keep their dtype; chunks of an episode that follow one another are joined,
+    across calls of `add`. Whole episodes leave, the oldest first. What is drawn comes as an `EpisodeBatch`, a list of
+    episodes to Python and columns to a learner; no step of `sample` loops over its items.
+
+    Example:
+        >>> buffer = EpisodeReplayBuffer(capacity=100_000)
+        >>> buffer.add(env_runner.sample(num_timesteps=1000))
+        >>> transitions = buffer.sample(256, n_step=3, gamma=0.99)
+        >>> sequences = buffer.sample(batch_size_B=16, batch_length_T=20, lookback=1)
+
+    Args:
+        capacity: Env steps, >= 1; one episode alone may exceed it.
+        batch_size_B, batch_length_T: What `sample` draws if it is not told: so many items of so many steps.
+        seed: Of the draws for which `sample` gets no generator of its own; None: from the system.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        *,
+        batch_size_B: int = 16,
+        batch_length_T: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        for name, value in (
+            ("capacity", capacity),
+            ("batch_size_B", batch_size_B),
+            ("batch_length_T", batch_length_T),
+        ):
+            if value < 1:
+                raise ValueError(f"{type(self).__name__}: expected {name} >= 1, got {value}.")
+        self.capacity = capacity
+        self.batch_size_B = batch_size_B
+        self.batch_length_T = batch_length_T
+        self._rng = np.random.default_rng(seed)
+        self._store = self._new_store()
+        self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
+
+    def _new_store(self) -> StepStore:
+        return StepStore(self.capacity)
+
+    # -- facts ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Env steps stored."""
+        return self._store.num_steps
+
+    def get_num_timesteps(self) -> int:
+        """Env steps stored."""
+        return self._store.num_steps
+
+    def get_num_episodes(self) -> int:
+        """Episodes of which a step is stored."""
+        return self._store.num_episodes
+
+    def get_num_episodes_evicted(self) -> int:
+        """Episodes that left, over the buffer's lifetime."""
+        return self._store.num_episodes_evicted
+
+    def get_added_timesteps(self) -> int:
+        """Env steps added over the buffer's lifetime."""
+        return self._store.num_added
+
+    def get_sampled_timesteps(self) -> int:
+        """Env steps drawn over the buffer's lifetime."""
+        return self._num_sampled
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what is stored, in bytes."""
+        return self._store.num_bytes
+
+    def get_metrics(self) -> dict[str, int]:
+        """Counts: what is stored now, and what was added, evicted and drawn over the buffer's lifetime."""
+        store = self._store
+        return {
+            "num_env_steps_stored": store.num_steps,
+            "num_episodes_stored": store.num_episodes,
+            "num_bytes_stored": store.num_bytes,
+            "num_env_steps_added_lifetime": store.num_added,
+            "num_env_steps_evicted_lifetime": store.num_evicted,
+            "num_env_steps_sampled_lifetime": self._num_sampled,
+            "num_episodes_added_lifetime": store.num_episodes_added,
+            "num_episodes_evicted_lifetime": store.num_episodes_evicted,
+            "num_resamples": self._num_redrawn,
+        }
+
+    # -- in -------------------------------------------------------------------------------------------
+
+    def add(self, episodes: Any) -> None:
+        """Take in episodes or chunks of them; lookback parts are left out.
+
+        Args:
+            episodes: A SingleAgentEpisode, an EpisodeBatch, or a list of either.
+
+        Raises:
+            TypeError: For anything else, multi-agent episodes among it.
+            ValueError: Columns that differ from those that came before.
+        """
+        for batch in _as_batches(episodes):
+            self._add(batch)
+
+    def _add(self, batch: EpisodeBatch) -> IntArray:
+        """Returns the slots of the new steps."""
+        return self._store.add(batch)
+
+    def mark(self) -> None:
+        """From here on `add` can be undone, until the next `mark`."""
+        self._store.mark()
+
+    def undo(self) -> None:
+        """Take out what was added since `mark`. What left to make room for it stays gone."""
+        self._store.undo()
+
+    # -- out ------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        num_items: int | None = None,
+        *,
+        batch_size_B: int | None = None,
+        batch_length_T: int | None = None,
+        n_step: int | tuple[int, int] | None = None,
+        gamma: float = 0.99,
+        beta: float = 0.0,
+        include_infos: bool = False,
+        include_extra_model_outputs: bool = False,
+        lookback: int = 0,
+        min_batch_length_T: int = 0,
+        rng: np.random.Generator | None = None,
+    ) -> EpisodeBatch:
+        """Draw steps, with replacement, and what follows each.
+
+        With ``batch_length_T`` 1 each item is a transition: observation o_t, action a_t, the rewards' sum
+        Σ_{k<n} γ^k r_{t+k}, and o_{t+n} as its next observation. Near the end of an episode, or of what is stored of
+        it, fewer than n steps are left: the sum ends there, the column ``n_step`` has the number it was made
+        of, and the item is terminated or truncated where the episode is. So every stored step can be drawn, and
+        γ^n_step is the right factor of a bootstrapped value in every row.
+
+        With a greater one each item is a sequence of at most so many steps, shorter only at the end of what is
+        stored of an episode.
+
+        Args:
+            num_items: How many transitions; of sequences: how many steps, in as many full sequences as that takes.
+            batch_size_B: How many items, instead of `num_items`; None: as constructed.
+            batch_length_T: Steps of an item; None: as constructed.
+            n_step: n >= 1, or (least, most): drawn for each item, both included. Transitions only.
+            gamma: γ, for n > 1.
+            beta: Exponent of the importance weights in the column ``weights``; 1 where draws are uniform.
+            include_infos: Whether the items have infos.
+            include_extra_model_outputs: Whether they have the extra model outputs of their steps.
+            lookback: Steps before each sequence that are given along, as far as they are stored.
+            min_batch_length_T: Sequences that would be shorter are drawn again.
+            rng: Where the draws come from; None: the buffer's own generator.
+
+        Returns:
+            The items, each a chunk. Extra columns of transitions: ``weights``, ``n_step`` (with n_step given), and
+            ``replay_key``, which `update_priorities` takes.
+
+        Raises:
+            ValueError: The buffer is empty, `num_items` and `batch_size_B` are both given, or no stored stretch
+                has `min_batch_length_T` steps.
+        """
+        rng = self._rng if rng is None else rng
+        length = self.batch_length_T if batch_length_T is None else batch_length_T
+        num = self._num_to_draw(num_items, batch_size_B, length)
+        least, most = (1, 1) if n_step is None else (n_step, n_step) if isinstance(n_step, int) else n_step
+        if not 1 <= least <= most:
+            raise ValueError(f"{type(self).__name__}.sample: expected n_step >= 1, got {n_step}.")
+        if most > 1 and length > 1:
+            raise ValueError(
+                f"{type(self).__name__}.sample: n_step={n_step} is for transitions, not for sequences of "
+                f"batch_length_T={length}."
+            )
+        if not len(self):
+            raise ValueError(f"{type(self).__name__}.sample: the buffer is empty.")
+        starts = self._draw(num, rng)
+        if min_batch_length_T > 1:
+            starts = self._redraw_short(starts, min(min_batch_length_T, length), rng)
+        if length > 1:
+            batch = self._sequences(starts, length, lookback)
+        else:
+            n = np.full(num, least) if least == most else rng.integers(least, most, num, endpoint=True)
+            batch = self._transitions(starts, n, gamma, beta)
+            if n_step is None:
+                del batch.columns["n_step"]
+        slots = batch.columns.pop("slots")
+        self._fill(batch, slots, include_infos, include_extra_model_outputs)
+        self._num_sampled += batch.num_env_steps
+        return batch
+
+    def _num_to_draw(self, num_items: int | None, batch_size_B: int | None, length: int) -> int:
+        if num_items is not None and batch_size_B is not None:
+            raise ValueError(
+                f"{type(self).__name__}.sample: expected num_items or batch_size_B, got both: {num_items}, "
+                f"{batch_size_B}."
+            )
+        num = self.batch_size_B if batch_size_B is None else batch_size_B
+        if num_items is not None:
+            num = -(-num_items // length)
+        if num < 1 or length < 1:
+            raise ValueError(
+                f"{type(self).__name__}.sample: expected at least one item of at least one step, got "
+                f"{num} × {length}."
+            )
+        return num
+
+    def _draw(self, num: int, rng: np.random.Generator) -> IntArray:
+        """int64 [num], slots of steps."""
+        return self._store.steps(rng.integers(self._store.num_steps, size=num))
+
+    def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
+        return np.ones(len(slots), np.float32)
+
+    def _redraw_short(self, starts: IntArray, least: int, rng: np.random.Generator) -> IntArray:
+        """Replace starts that fewer than `least` steps follow."""
+        for _ in range(_MOST_REDRAWS):
+            short = np.flatnonzero(~self._store.has_step(self._walk(starts, least - 1)[:, -1]))
+            if not len(short):
+                return starts
+            if self._store.longest < least:
+                break
+            self._num_redrawn += len(short)
+            starts[short] = self._draw(len(short), rng)
+        raise ValueError(
+            f"{type(self).__name__}.sample: expected stretches of min_batch_length_T={least} steps, the longest "
+            f"stored one has {self._store.longest}, and few or none are long enough."
+        )
+
+    def _walk(self, starts: IntArray, num: int) -> IntArray:
+        """int64 [K, num + 1], the slots of observations from each start on; -1 after the last."""
+        path = np.empty((len(starts), num + 1), np.int64)
+        path[:, 0] = starts
+        for k in range(num):
+            path[:, k + 1] = np.where(path[:, k] == NONE, NONE, self._store.next[path[:, k]])
+        return path
+
+    def _transitions(self, starts: IntArray, n: IntArray, gamma: float, beta: float) -> EpisodeBatch:
+        store = self._store
+        last = starts.copy()  # slot of the last step that is summed up
+        num_summed = np.ones(len(starts), np.int64)
+        rewards = store.columns[Columns.REWARDS]
+        sums = rewards[starts].astype(np.float64) if n.max() > 1 else rewards[starts]
+        for k in range(1, int(n.max())):
+            following = store.next[last]
+            goes_on = (k < n) & store.has_step(following)
+            if not goes_on.any():
+                break
+            last = np.where(goes_on, following, last)
+            num_summed += goes_on
+            sums += np.where(goes_on, gamma**k * rewards[last].astype(np.float64), 0.0)
+        slots = np.stack([starts, store.next[last]], axis=1).ravel()
+        keys = (store.serial[starts] & 0x7FFFFFFF) << _SLOT_BITS | starts
+
+        def per_step(values: Any, dtype: Any) -> NDArray[Any]:
+            return np.repeat(np.asarray(values, dtype), 2)
+
+        return EpisodeBatch(
+            {
+                "slots": slots,
+                Columns.REWARDS: per_step(sums, rewards.dtype),
+                "weights": per_step(self._weights(starts, beta), np.float32),
+                "n_step": per_step(num_summed, np.int64),
+                "replay_key": per_step(keys, np.int64),
+            },
+            start=np.arange(len(starts)) * 2,
+            length=np.ones(len(starts), np.int64),
+            t_started=store.t[starts],
+            terminated=store.terminated[last],
+            truncated=store.truncated[last],
+            **self._described(len(starts)),
+        )
+
+    def _sequences(self, starts: IntArray, length: int, lookback: int) -> EpisodeBatch:
+        store = self._store
+        path = self._walk(starts, length)
+        before = np.empty((len(starts), lookback), np.int64)
+        slots = starts
+        for k in range(lookback - 1, -1, -1):
+            slots = before[:, k] = np.where(slots == NONE, NONE, store.previous[slots])
+        whole = np.concatenate([before, path], axis=1)
+        is_there = whole != NONE
+        num_before = is_there[:, :lookback].sum(axis=1)
+        num_steps = is_there[:, lookback:].sum(axis=1) - 1
+        last = path[np.arange(len(starts)), num_steps - 1]
+        counts = is_there.sum(axis=1)
+        return EpisodeBatch(
+            {"slots": whole[is_there]},
+            start=np.cumsum(counts) - counts + num_before,
+            length=num_steps,
+            lookback=num_before,
+            t_started=store.t[starts],
+            terminated=store.terminated[last],
+            truncated=store.truncated[last],
+            **self._described(len(starts)),
+        )
+
+    def _described(self, num: int) -> dict[str, Any]:
+        first = self._num_items_sampled
+        self._num_items_sampled += num
+        return {
+            "episode_ids": [f"replay-{i}" for i in range(first, first + num)],
+            "observation_space": self._store.observation_space,
+            "action_space": self._store.action_space,
+        }
+
+    def _fill(self, batch: EpisodeBatch, slots: IntArray, infos: bool, extra_model_outputs: bool) -> None:
+        columns = self._store.columns
+        for name, column in columns.items():
+            if name not in batch.columns and (name in _BASE_COLUMNS or extra_model_outputs):
+                batch.columns[name] = tree_map(lambda leaf: leaf[slots], column)
+        if infos and self._store.infos:
+            stored = self._store.infos
+            batch.infos = {i: stored[slot] for i, slot in enumerate(slots.tolist()) if slot in stored}
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """What is stored, the counters and the random generator, as plain values and arrays."""
+        store = self._store
+        stretches, slots = store.ordered_slots()
+        counts = [stretch.num_steps + 1 for stretch in stretches]
+        last_steps = np.cumsum(counts) - 2 if counts else np.empty(0, np.int64)
+        numbered = {slot: i for i, slot in enumerate(slots.tolist())} if store.infos else {}
+        return {
+            "columns": {
+                name: tree_map(lambda leaf: leaf[slots], column) for name, column in store.columns.items()
+            },
+            "episode_ids": [stretch.episode_id for stretch in stretches],
+            "t_started": [stretch.t_started for stretch in stretches],
+            "length": [stretch.num_steps for stretch in stretches],
+            "terminated": store.terminated[slots[last_steps]],
+            "truncated": store.truncated[slots[last_steps]],
+            "infos": {numbered[slot]: info for slot, info in store.infos.items() if slot in numbered},
+            "counters": {
+                "added": store.num_added,
+                "evicted": store.num_evicted,
+                "episodes_added": store.num_episodes_added,
+                "episodes_evicted": store.num_episodes_evicted,
+                "sampled": self._num_sampled,
+                "items_sampled": self._num_items_sampled,
+                "redrawn": self._num_redrawn,
+            },
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Become what `get_state` described; what was stored before is gone. The capacity stays."""
+        old, store = self._store, self._new_store()
+        self._store = store
+        length = np.asarray(state["length"], np.int64)
+        if len(length):
+            self._add_stored(
+                EpisodeBatch(
+                    dict(state["columns"]),
+                    start=np.cumsum(length + 1) - length - 1,
+                    length=length,
+                    t_started=state["t_started"],
+                    terminated=state["terminated"],
+                    truncated=state["truncated"],
+                    episode_ids=list(state["episode_ids"]),
+                    infos=dict(state["infos"]),
+                    observation_space=old.observation_space,
+                    action_space=old.action_space,
+                ),
+                state,
+            )
+        counters = state["counters"]
+        store.num_added, store.num_evicted = int(counters["added"]), int(counters["evicted"])
+        store.num_episodes_added = int(counters["episodes_added"])
+        store.num_episodes_evicted = int(counters["episodes_evicted"])
+        self._num_sampled = int(counters["sampled"])
+        self._num_items_sampled = int(counters["items_sampled"])
+        self._num_redrawn = int(counters["redrawn"])
+        self._rng.bit_generator.state = state["rng"]
+
+    def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
+        return self._store.add(batch, join=False)
+
+
+def _as_batches(episodes: Any) -> list[EpisodeBatch]:
+    if isinstance(episodes, EpisodeBatch):
+        return [_single_agent(episodes.updated())]
+    if isinstance(episodes, SingleAgentEpisode):
+        return [EpisodeBatch.from_episodes([episodes])]
+    if not isinstance(episodes, Iterable) or isinstance(episodes, Mapping | str):
+        raise TypeError(
+            f"replay buffer: expected SingleAgentEpisodes or EpisodeBatches, got {type(episodes).__name__}."
+        )
+    items: Sequence[Any] = list(episodes)
+    if all(isinstance(item, EpisodeBatch) for item in items):
+        return [_single_agent(item.updated()) for item in items]
+    for item in items:
+        if not isinstance(item, SingleAgentEpisode):
+            raise TypeError(
+                f"replay buffer: expected SingleAgentEpisodes or EpisodeBatches, got {type(item).__name__}. Of "
+                "multi-agent episodes, give each module's buffer its agents' episodes."
+            )
+    return [EpisodeBatch.from_episodes(items)] if items else []
+
+
+def _single_agent(batch: EpisodeBatch) -> EpisodeBatch:
+    if batch.agent_ids is not None and len(set(map(repr, batch.agent_ids))) > 1:
+        raise TypeError(
+            "replay buffer: expected chunks of one agent, got those of several: their episodes have one id."
+        )
+    return batch

@@ -1,0 +1,134 @@
+"""PrioritizedEpisodeReplayBuffer: steps are drawn in proportion to priorities (Schaul et al. 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.replay.episode_replay_buffer import _SLOT_BITS, EpisodeReplayBuffer, IntArray, _as_batches
+from rlzmq.replay.priority_tree import PriorityTree
+from rlzmq.replay.step_store import StepStore
+
+__all__ = ["PrioritizedEpisodeReplayBuffer"]
+
+_LEAST_PRIORITY = 1e-12
+
+
+class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
+    """As its base, with priorities (arXiv:1511.05952): step i is drawn with probability p_i^α / Σ p_j^α.
+
+    A new step gets the greatest priority that any step was given so far (at first 1). The column ``weights`` of what
+    is drawn is (N P_i)^-β over the greatest such weight in the buffer.
+
+    Args:
+        capacity, batch_size_B, batch_length_T, seed: See `EpisodeReplayBuffer`.
+        alpha: α, >= 0; 0 draws uniformly.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        *,
+        batch_size_B: int = 16,
+        batch_length_T: int = 1,
+        alpha: float = 1.0,
+        seed: int | None = None,
+    ) -> None:
+        if alpha < 0.0:
+            raise ValueError(f"{type(self).__name__}: expected alpha >= 0, got {alpha}.")
+        self.alpha = alpha
+        self._tree = PriorityTree(1)
+        self._greatest = 1.0
+        self._drawn: IntArray = np.empty(0, np.int64)
+        super().__init__(capacity, batch_size_B=batch_size_B, batch_length_T=batch_length_T, seed=seed)
+
+    def _new_store(self) -> StepStore:
+        self._tree = PriorityTree(1)
+        return StepStore(self.capacity, self._forget)
+
+    def _forget(self, slots: IntArray) -> None:
+        self._tree.set(slots[slots < self._tree.size], 0.0)
+
+    def add(self, episodes: Any, weight: float | None = None) -> None:
+        """Take in episodes; see `EpisodeReplayBuffer.add`.
+
+        Args:
+            episodes: See there.
+            weight: Priority of the new steps; None: the greatest so far.
+        """
+        for batch in _as_batches(episodes):
+            self._add(batch, weight)
+
+    def _add(self, batch: EpisodeBatch, weight: float | None = None) -> IntArray:
+        slots = super()._add(batch)
+        if self._tree.size < self._store.num_slots:
+            self._tree = self._tree.grown(self._store.num_slots)
+        priority = self._greatest if weight is None else max(weight, _LEAST_PRIORITY)
+        self._tree.set(slots, priority**self.alpha)
+        return slots
+
+    def _draw(self, num: int, rng: np.random.Generator) -> IntArray:
+        return self._tree.draw(num, rng)
+
+    def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
+        self._drawn = (self._store.serial[slots] & 0x7FFFFFFF) << _SLOT_BITS | slots
+        weights: NDArray[np.float32] = ((self._tree.get(slots) / self._tree.least) ** -beta).astype(
+            np.float32
+        )
+        return weights
+
+    def update_priorities(self, td_errors: Any, keys: Any = None) -> None:
+        """Give steps new priorities; those that left meanwhile are passed over.
+
+        Args:
+            td_errors: float [K], any sign.
+            keys: int64 [K], the column ``replay_key`` of what was drawn, in any order; None: all transitions of the
+                last `sample`, in its order.
+
+        Raises:
+            ValueError: Lengths differ, or an error is not finite.
+        """
+        errors = np.abs(np.asarray(td_errors, np.float64))
+        keys = self._drawn if keys is None else np.asarray(keys, np.int64)
+        if errors.shape != keys.shape or errors.ndim != 1:
+            raise ValueError(
+                f"{type(self).__name__}.update_priorities: expected as many errors as keys, one dimension, got "
+                f"{errors.shape} and {keys.shape}."
+            )
+        if not np.isfinite(errors).all():
+            raise ValueError(f"{type(self).__name__}.update_priorities: an error is NaN or infinite.")
+        store, slots = self._store, keys & ((1 << _SLOT_BITS) - 1)
+        known = slots < store.num_slots
+        known[known] = store.has_step(slots[known]) & (
+            store.serial[slots[known]] & 0x7FFFFFFF == keys[known] >> _SLOT_BITS
+        )
+        if not known.any():
+            return
+        priorities = np.maximum(errors[known], _LEAST_PRIORITY)
+        self._greatest = max(self._greatest, float(priorities.max()))
+        self._tree.set(slots[known], priorities**self.alpha)
+
+    def get_state(self) -> dict[str, Any]:
+        _, slots = self._store.ordered_slots()
+        is_step = self._store.has_step(slots)
+        return {
+            **super().get_state(),
+            "priorities": self._tree.get(slots[is_step]),
+            "greatest_priority": self._greatest,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        self._greatest = float(state["greatest_priority"])
+        self._drawn = np.empty(0, np.int64)
+
+    def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
+        slots = super()._add_stored(batch, state)
+        self._tree = self._tree.grown(self._store.num_slots)
+        # Into a smaller capacity than before only the newest have come.
+        self._tree.set(slots, np.asarray(state["priorities"], np.float64)[-len(slots) :])
+        return slots

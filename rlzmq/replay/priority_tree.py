@@ -1,0 +1,81 @@
+"""PriorityTree: sums and minima of many priorities, drawn from and changed many at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PriorityTree"]
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class PriorityTree:
+    """A priority for each of `size` indices, 0 at first: never drawn.
+
+    Two binary trees over the indices hold the sum and the least positive priority below each node. A parent is
+    always computed from its children, so sums do not drift. Drawing or changing K indices takes one array
+    operation of length K per level, O(K log size) in all.
+
+    Args:
+        size: Number of indices; the next power of two is taken.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = 1 << max(0, size - 1).bit_length()
+        self._sums = np.zeros(2 * self.size)
+        self._least = np.full(2 * self.size, np.inf)
+
+    @property
+    def total(self) -> float:
+        """Sum of all priorities."""
+        return float(self._sums[1])
+
+    @property
+    def least(self) -> float:
+        """The least positive priority; infinite if there is none."""
+        return float(self._least[1])
+
+    def get(self, indices: IntArray) -> FloatArray:
+        """float64 [K], the priorities of indices."""
+        priorities: FloatArray = self._sums[indices + self.size]
+        return priorities
+
+    def set(self, indices: IntArray, priorities: FloatArray | float) -> None:
+        """Change priorities; of an index given twice, the last value counts.
+
+        Args:
+            indices: int64 [K].
+            priorities: float64 [K] or one number, >= 0.
+        """
+        if not len(indices):
+            return
+        nodes = indices + self.size
+        self._sums[nodes] = priorities
+        self._least[nodes] = np.where(self._sums[nodes] > 0.0, self._sums[nodes], np.inf)
+        while nodes[0] > 1:
+            nodes = np.unique(nodes >> 1)
+            left, right = 2 * nodes, 2 * nodes + 1
+            self._sums[nodes] = self._sums[left] + self._sums[right]
+            self._least[nodes] = np.minimum(self._least[left], self._least[right])
+
+    def draw(self, num: int, rng: np.random.Generator) -> IntArray:
+        """int64 [num], indices drawn independently, each with a chance in proportion to its priority."""
+        rest = rng.random(num) * self.total
+        nodes = np.ones(num, np.int64)
+        while nodes.size and nodes[0] < self.size:
+            left = 2 * nodes
+            below = self._sums[left]
+            # Rounding must not lead to where nothing is.
+            is_right = (rest >= below) & (self._sums[left + 1] > 0.0)
+            rest = np.where(is_right, rest - below, rest)
+            nodes = left + is_right
+        return nodes - self.size
+
+    def grown(self, size: int) -> PriorityTree:
+        """A tree for more indices with the same priorities."""
+        tree = PriorityTree(size)
+        old = np.arange(self.size, dtype=np.int64)
+        tree.set(old, self.get(old))
+        return tree

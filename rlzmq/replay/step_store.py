@@ -1,0 +1,368 @@
+"""StepStore: stretches of episodes in columns, every observation once, found and freed by slot.
+
+```
+ slot      7    3    4    9            a stretch of three steps: any free slots, linked by `next`
+ obs      o0 ─► o1 ─► o2 ─► o3
+ actions  a0    a1    a2    –          what a step holds lies in the slot of the observation it started from
+```
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+
+__all__ = ["StepStore", "Stretch"]
+
+IntArray = NDArray[np.int64]
+
+NONE = -1
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """Steps of one episode without a gap.
+
+    Attributes:
+        t_started: Time step within the episode of the first one.
+        slots: Of the observations in order, one more than steps, in parts as they came.
+        num_steps: How many steps.
+        is_done: The last step ended the episode.
+        is_stored: False once it was evicted.
+    """
+
+    episode_id: str
+    t_started: int
+    slots: list[IntArray] = field(default_factory=list)
+    num_steps: int = 0
+    is_done: bool = False
+    is_stored: bool = True
+
+    @property
+    def last_slot(self) -> int:
+        """Of the newest observation."""
+        slot: int = self.slots[-1][-1].item()
+        return slot
+
+
+@dataclass(slots=True)
+class _Added:
+    """How to undo the addition of a chunk."""
+
+    stretch: Stretch
+    is_new: bool
+    slots: IntArray
+    steps: IntArray
+
+
+class StepStore:
+    """Where a replay buffer keeps its steps.
+
+    Chunks of an episode that follow one another are joined; after a gap (a chunk that never came, or came late)
+    the episode goes on as another stretch. Stretches leave whole, the oldest first. One that has grown to a
+    quarter of the capacity is not joined any further, so that an episode without an end can leave in parts.
+
+    Args:
+        capacity: Steps; a stretch that is alone may exceed it.
+        on_removed: Called with the slots of steps that leave.
+
+    Attributes:
+        columns: Trees of arrays by name, every leaf ``[num_slots, ...]``, dtypes as they came.
+        next, previous: int64 [num_slots], the slot of the neighbouring observation of the same stretch; -1: none.
+        t: int64 [num_slots], time step within the episode.
+        terminated, truncated: bool [num_slots], whether the slot's step ended its episode.
+        serial: int64 [num_slots], counts all steps ever added; tells a slot's step from one before it.
+        infos: Non-empty info dicts by slot.
+        num_steps, num_evicted, num_episodes_evicted, num_added, num_episodes_added: Counts.
+    """
+
+    def __init__(self, capacity: int, on_removed: Callable[[IntArray], None] = lambda slots: None) -> None:
+        self.capacity = capacity
+        self._on_removed = on_removed
+        self.columns: dict[str, Any] = {}
+        self.num_slots = 0
+        self.next = self.previous = self.t = self.serial = np.empty(0, np.int64)
+        self.terminated = self.truncated = np.empty(0, np.bool_)
+        self.infos: dict[int, dict[str, Any]] = {}
+        self.observation_space: Any = None
+        self.action_space: Any = None
+        self.num_steps = self.num_added = self.num_evicted = 0
+        self.num_episodes_added = self.num_episodes_evicted = 0
+        self._free = np.empty(0, np.int64)  # a stack
+        self._num_free = 0
+        self._steps = np.empty(0, np.int64)  # slots with a step, the first num_steps entries, in no order
+        self._place = np.empty(0, np.int64)  # of a slot in there
+        self._stretches: dict[Stretch, None] = {}  # the oldest first
+        self._newest: dict[str, Stretch] = {}
+        self._num_stretches: Counter[str] = Counter()
+        self._undo: list[_Added] = []
+
+    # -- facts ----------------------------------------------------------------------------------------
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes of which a step is stored."""
+        return len(self._num_stretches)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what is stored; columns take memory as they fill."""
+        leaves = tree_leaves(self.columns)
+        per_slot = sum(leaf.nbytes // max(1, len(leaf)) for leaf in leaves) + 5 * 8 + 2
+        return int(per_slot * (self.num_slots - self._num_free))
+
+    @property
+    def longest(self) -> int:
+        """Steps of the longest stretch."""
+        return max((stretch.num_steps for stretch in self._stretches), default=0)
+
+    def steps(self, positions: IntArray) -> IntArray:
+        """Slots with a step, by position in 0 … num_steps-1, in no order."""
+        slots: IntArray = self._steps[positions]
+        return slots
+
+    def ordered_slots(self) -> tuple[list[Stretch], IntArray]:
+        """All stretches, the oldest first, and the slots of their observations in that order."""
+        parts = [part for stretch in self._stretches for part in stretch.slots]
+        return list(self._stretches), np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def has_step(self, slots: IntArray) -> NDArray[np.bool_]:
+        """Whether slots hold a step and not only a last observation; of slot -1: no."""
+        has: NDArray[np.bool_] = (slots >= 0) & (self.next[slots] >= 0)
+        return has
+
+    # -- in -------------------------------------------------------------------------------------------
+
+    def add(self, batch: EpisodeBatch, *, join: bool = True) -> IntArray:
+        """Take in a batch's chunks, their lookback parts left out; the oldest stretches leave for it.
+
+        Args:
+            batch: The chunks.
+            join: Whether a chunk may go on with a stretch; else each is one.
+
+        Returns:
+            int64, the slots of the new steps, in the batch's order.
+
+        Raises:
+            ValueError: The columns differ from those that came before.
+        """
+        if not batch.length.all():
+            batch = batch.select(np.flatnonzero(batch.length))
+        if not len(batch):
+            return np.empty(0, np.int64)
+        self._check(batch)
+        num_new = batch.num_env_steps
+        while self._stretches and self.num_steps + num_new > self.capacity:
+            self._evict()
+        steps, observations, sources = self._link(batch, join)
+        self._write(batch, steps, observations, sources)
+        self.serial[steps] = np.arange(self.num_added, self.num_added + num_new)
+        self.num_added += num_new
+        while self.num_steps > self.capacity and len(self._stretches) > 1:
+            self._evict()
+        return steps[self.next[steps] >= 0]
+
+    def _check(self, batch: EpisodeBatch) -> None:
+        if not self.columns:
+            self.columns = {
+                name: tree_map(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), column)
+                for name, column in batch.columns.items()
+            }
+            self.observation_space, self.action_space = batch.observation_space, batch.action_space
+            return
+        if batch.columns.keys() != self.columns.keys():
+            raise ValueError(
+                f"replay buffer: expected the columns {sorted(self.columns)} of the steps it holds, got "
+                f"{sorted(batch.columns)}."
+            )
+        for name, column in self.columns.items():
+
+            def check(mine: Any, other: Any, name: str = name) -> None:
+                if mine.shape[1:] != other.shape[1:] or mine.dtype != other.dtype:
+                    raise ValueError(
+                        f"replay buffer, column {name!r}: expected items of shape {mine.shape[1:]} and dtype "
+                        f"{mine.dtype} as in the steps it holds, got {other.shape[1:]} and {other.dtype}."
+                    )
+
+            tree_map(check, column, batch.columns[name])
+
+    def _link(self, batch: EpisodeBatch, join: bool) -> tuple[IntArray, IntArray, IntArray]:
+        """Slots for a batch's chunks, linked: those of its steps, of new observations, and the latter's source."""
+        starts, lengths, t_starts = batch.start.tolist(), batch.length.tolist(), batch.t_started.tolist()
+        done = (batch.terminated | batch.truncated).tolist()
+        self._reserve(int(batch.length.sum()) + len(starts))
+        paths: list[IntArray] = []  # observation slots of each chunk, the one it continues from included
+        fresh: list[IntArray] = []
+        sources: list[int] = []
+        longest = max(1, self.capacity // 4)
+        for c, episode_id in enumerate(batch.episode_ids):
+            length = lengths[c]
+            stretch = self._newest.get(episode_id)
+            is_new = (
+                not join
+                or stretch is None
+                or stretch.is_done
+                or stretch.t_started + stretch.num_steps != t_starts[c]
+                or stretch.num_steps + length > longest
+            )
+            slots = self._take(length + is_new)
+            if is_new:
+                stretch = Stretch(episode_id, t_starts[c])
+                self._stretches[stretch] = None
+                self._newest[episode_id] = stretch
+                self.num_episodes_added += episode_id not in self._num_stretches
+                self._num_stretches[episode_id] += 1
+                path = slots
+            else:
+                assert stretch is not None
+                path = np.concatenate([[stretch.last_slot], slots])
+            stretch.slots.append(slots)
+            stretch.num_steps += length
+            stretch.is_done = done[c]
+            self._undo.append(_Added(stretch, is_new, slots, path[:-1]))
+            paths.append(path)
+            fresh.append(slots)
+            sources.append(starts[c] + (not is_new))
+        counts = np.array([len(slots) for slots in fresh], np.int64)
+        steps = np.concatenate([path[:-1] for path in paths])
+        following = np.concatenate([path[1:] for path in paths])
+        observations = np.concatenate(fresh)
+        first = np.array([path[0] for path in paths], np.int64)
+        self.previous[first[counts > batch.length]] = NONE
+        self.next[np.array([path[-1] for path in paths], np.int64)] = NONE
+        # In order of chunks: where one continues another of this batch, its link comes last.
+        self.next[steps], self.previous[following] = following, steps
+        self._steps[self.num_steps : self.num_steps + len(steps)] = steps
+        self._place[steps] = np.arange(self.num_steps, self.num_steps + len(steps))
+        self.num_steps += len(steps)
+        return steps, observations, ragged_arange(np.array(sources, np.int64), counts)
+
+    def _write(self, batch: EpisodeBatch, steps: IntArray, observations: IntArray, sources: IntArray) -> None:
+        from_steps, chunks = batch.step_slots(), batch.step_chunks()
+
+        def write_steps(mine: Any, other: Any) -> None:
+            mine[steps] = other[from_steps]
+
+        def write_observations(mine: Any, other: Any) -> None:
+            mine[observations] = other[sources]
+
+        for name, column in self.columns.items():
+            tree_map(write_observations if name == Columns.OBS else write_steps, column, batch.columns[name])
+        is_last = np.zeros(len(steps), np.bool_)
+        is_last[np.cumsum(batch.length) - 1] = True
+        self.terminated[steps] = is_last & batch.terminated[chunks]
+        self.truncated[steps] = is_last & batch.truncated[chunks]
+        times = batch.t_started[chunks] + from_steps - batch.start[chunks]
+        self.t[steps] = times
+        self.t[self.next[steps]] = times + 1
+        if batch.infos:
+            for slot, source in zip(observations.tolist(), sources.tolist(), strict=True):
+                if source in batch.infos:
+                    self.infos[slot] = batch.infos[source]
+
+    # -- out ------------------------------------------------------------------------------------------
+
+    def _evict(self) -> None:
+        stretch = next(iter(self._stretches))
+        del self._stretches[stretch]
+        stretch.is_stored = False
+        if self._newest.get(stretch.episode_id) is stretch:
+            del self._newest[stretch.episode_id]
+        self._num_stretches[stretch.episode_id] -= 1
+        if not self._num_stretches[stretch.episode_id]:
+            del self._num_stretches[stretch.episode_id]
+            self.num_episodes_evicted += 1
+        slots = np.concatenate(stretch.slots)
+        self._remove_steps(slots[:-1])
+        self._give_back(slots)
+        self.num_evicted += stretch.num_steps
+
+    def _remove_steps(self, slots: IntArray) -> None:
+        """Take steps out of the list that is drawn from; those at its end move into their places."""
+        places = self._place[slots]
+        num_left = self.num_steps - len(slots)
+        is_leaving = np.zeros(len(slots), np.bool_)
+        is_leaving[places[places >= num_left] - num_left] = True
+        moved = self._steps[num_left : self.num_steps][~is_leaving]
+        holes = places[places < num_left]
+        self._steps[holes] = moved
+        self._place[moved] = holes
+        self.num_steps = num_left
+        self.next[slots] = NONE
+        self._on_removed(slots)
+
+    def mark(self) -> None:
+        """From here on additions can be undone."""
+        self._undo.clear()
+
+    def undo(self) -> None:
+        """Take out what was added since `mark`; what left to make room for it is gone."""
+        while self._undo:
+            added = self._undo.pop()
+            stretch = added.stretch
+            if not stretch.is_stored:
+                continue
+            self._remove_steps(added.steps)
+            self._give_back(added.slots)
+            stretch.slots.pop()
+            stretch.num_steps -= len(added.steps)
+            stretch.is_done = False
+            self.num_added -= len(added.steps)
+            if added.is_new:
+                del self._stretches[stretch]
+                del self._newest[stretch.episode_id]
+                self._num_stretches[stretch.episode_id] -= 1
+                if not self._num_stretches[stretch.episode_id]:
+                    del self._num_stretches[stretch.episode_id]
+                    self.num_episodes_added -= 1
+
+    # -- slots ----------------------------------------------------------------------------------------
+
+    def _take(self, num: int) -> IntArray:
+        self._num_free -= num
+        return self._free[self._num_free : self._num_free + num].copy()
+
+    def _give_back(self, slots: IntArray) -> None:
+        self._free[self._num_free : self._num_free + len(slots)] = slots
+        self._num_free += len(slots)
+        if self.infos:
+            for slot in slots.tolist():
+                self.infos.pop(slot, None)
+
+    def _reserve(self, num: int) -> None:
+        """Have so many free slots. Memory that was never written to is not taken by most systems."""
+        if num <= self._num_free:
+            return
+        size = max(self.capacity + self.capacity // 8 + 64, self.num_slots - self._num_free + num)
+        if self.num_slots:
+            size = max(size, self.num_slots + self.num_slots // 8)
+        before, self.num_slots = self.num_slots, size
+
+        def grown(array: Any) -> Any:
+            longer = np.empty((size, *array.shape[1:]), array.dtype)
+            longer[:before] = array
+            return longer
+
+        self.columns = {name: tree_map(grown, column) for name, column in self.columns.items()}
+        for name in ("next", "previous", "t", "serial", "terminated", "truncated"):
+            setattr(self, name, grown(getattr(self, name)))
+        self.next[before:] = self.previous[before:] = NONE
+        self._free, self._steps, self._place = grown(self._free), grown(self._steps), grown(self._place)
+        # Low numbers first: a buffer that is never filled touches few pages.
+        self._free[: self._num_free + size - before] = np.concatenate(
+            [np.arange(size - 1, before - 1, -1), self._free[: self._num_free]]
+        )
+        self._num_free += size - before
+
+    def __iter__(self) -> Iterator[Stretch]:
+        return iter(self._stretches)

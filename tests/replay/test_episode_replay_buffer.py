@@ -1,0 +1,382 @@
+"""Replay buffers: what goes in comes out as the transitions and sequences that its episodes have."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
+
+BUFFERS = (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)
+
+
+def number(episode: int, t: int) -> int:
+    """The observation of an episode at a time step: tells where it comes from."""
+    return 1000 * episode + t
+
+
+def episode_of(
+    index: int,
+    begin: int,
+    end: int,
+    *,
+    terminated: bool = False,
+    truncated: bool = False,
+    dtype: Any = np.int64,
+) -> SingleAgentEpisode:
+    """Steps ``begin…end-1``: observation 1000 e + t, action t, reward t + 1."""
+    steps = np.arange(begin, end)
+    return SingleAgentEpisode(
+        id_=f"e{index}",
+        observations=np.array([number(index, t) for t in range(begin, end + 1)], dtype),
+        actions=steps,
+        rewards=(steps + 1).astype(np.float32),
+        extra_model_outputs={"logp": steps.astype(np.float32) / 8},
+        terminated=terminated,
+        truncated=truncated,
+        t_started=begin,
+        len_lookback_buffer=0,
+    )
+
+
+def rows_of(batch: EpisodeBatch) -> list[tuple[int, int, int, float, bool, bool]]:
+    """(obs, next obs, action, reward, terminated, truncated) of each transition."""
+    columns, slots = batch.columns, batch.start
+    return list(
+        zip(
+            columns["obs"][slots].tolist(),
+            columns["obs"][slots + 1].tolist(),
+            columns["actions"][slots].tolist(),
+            columns["rewards"][slots].tolist(),
+            batch.terminated.tolist(),
+            batch.truncated.tolist(),
+            strict=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+@pytest.mark.parametrize("n_step", [1, 3, 5])
+def test_transitions_are_the_episodes_whole_and_in_chunks(cls: Any, n_step: int) -> None:
+    lengths = {0: (7, "terminated"), 1: (4, "truncated"), 2: (9, ""), 3: (1, "terminated")}
+    buffer = cls(1000, seed=1)
+    shuffled = random.Random(n_step)
+    at = dict.fromkeys(lengths, 0)
+    while any(at[e] < lengths[e][0] for e in lengths):  # chunks of several episodes, interleaved
+        chunks = []
+        for e, (length, end) in lengths.items():
+            stop = min(length, at[e] + shuffled.randint(0, 3))
+            if stop > at[e]:
+                flags = {end: True} if end and stop == length else {}
+                chunks.append(episode_of(e, at[e], stop, **flags))
+                at[e] = stop
+        buffer.add(chunks)
+    assert len(buffer) == 21
+    assert buffer.get_num_episodes() == 4
+    gamma, expected = 0.9, set()
+    for e, (length, end) in lengths.items():
+        for t in range(length):
+            n = min(n_step, length - t)
+            reward = np.float32(sum(gamma**k * (t + k + 1) for k in range(n)))
+            is_end = t + n == length
+            expected.add(
+                (
+                    number(e, t), number(e, t + n), t, float(reward),
+                    is_end and end == "terminated", is_end and end == "truncated",
+                )
+            )  # fmt: skip
+    batch = buffer.sample(3000, n_step=n_step, gamma=gamma)
+    assert set(rows_of(batch)) == expected
+    for (obs, following, *_), n in zip(
+        rows_of(batch), batch.columns["n_step"][batch.start].tolist(), strict=True
+    ):
+        assert following - obs == n
+
+
+def test_what_is_drawn_is_a_list_of_episodes_too() -> None:
+    buffer = EpisodeReplayBuffer(100, seed=0)
+    buffer.add(episode_of(0, 0, 5, terminated=True))
+    batch = buffer.sample(10, n_step=2, include_extra_model_outputs=True)
+    assert len(batch) == 10
+    for episode in batch:
+        assert isinstance(episode, SingleAgentEpisode)
+        assert len(episode) == 1
+        step = episode.get_actions(0)
+        assert episode.get_extra_model_outputs("logp", 0) == step / 8
+        assert episode.t_started == step
+        assert episode.is_terminated == (step >= 3)
+    assert len({episode.id_ for episode in batch}) == 10
+
+
+def test_a_range_of_n_is_drawn_with_both_ends() -> None:
+    buffer = EpisodeReplayBuffer(1000, seed=0)
+    buffer.add(episode_of(0, 0, 500))
+    batch = buffer.sample(500, n_step=(2, 4))
+    assert set(batch.columns["n_step"][batch.start].tolist()) >= {2, 3, 4}
+    assert (batch.columns["n_step"][batch.start] <= 4).all()
+
+
+def test_draws_are_uniform_and_follow_from_the_seed() -> None:
+    first, second = EpisodeReplayBuffer(100, seed=5), EpisodeReplayBuffer(100, seed=5)
+    for buffer in (first, second):
+        buffer.add([episode_of(0, 0, 10), episode_of(1, 0, 30)])
+    drawn = [row[0] for row in rows_of(first.sample(40_000))]
+    assert drawn == [row[0] for row in rows_of(second.sample(40_000))]
+    counts = np.unique(drawn, return_counts=True)[1]
+    assert len(counts) == 40
+    assert np.abs(counts - 1000).max() < 200
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_the_oldest_episodes_leave_whole(cls: Any) -> None:
+    buffer = cls(100, seed=0)
+    for e in range(50):
+        buffer.add(episode_of(e, 0, 7 + e % 5, terminated=True))
+        assert len(buffer) <= 100
+    drawn = {row[0] // 1000 for row in rows_of(buffer.sample(2000))}
+    assert drawn == set(range(50 - buffer.get_num_episodes(), 50))
+    metrics = buffer.get_metrics()
+    assert buffer.get_added_timesteps() == sum(7 + e % 5 for e in range(50))
+    assert metrics["num_env_steps_evicted_lifetime"] == buffer.get_added_timesteps() - len(buffer)
+    assert buffer.get_num_episodes_evicted() == 50 - buffer.get_num_episodes()
+
+
+def test_one_long_episode_may_exceed_the_capacity_and_then_leaves() -> None:
+    buffer = EpisodeReplayBuffer(50, seed=0)
+    buffer.add(episode_of(0, 0, 80, terminated=True))
+    assert len(buffer) == 80
+    buffer.add(episode_of(1, 0, 10))
+    assert len(buffer) == 10
+
+
+def test_an_episode_without_an_end_stays_within_the_capacity() -> None:
+    buffer = EpisodeReplayBuffer(100, seed=0)
+    for t in range(0, 5000, 5):
+        buffer.add(episode_of(0, t, t + 5, dtype=np.int32))
+        assert len(buffer) <= 100
+    assert len(buffer) > 70
+    assert {row[2] for row in rows_of(buffer.sample(3000))} == set(range(5000 - len(buffer), 5000))
+
+
+def test_after_a_gap_an_episode_goes_on_as_another_stretch() -> None:
+    buffer = EpisodeReplayBuffer(100, seed=0)
+    buffer.add(episode_of(0, 0, 4))
+    buffer.add(episode_of(0, 6, 9, terminated=True))
+    rows = {row[0]: row for row in rows_of(buffer.sample(500, n_step=3, gamma=1.0))}
+    assert rows[3][1] == 4
+    assert not rows[3][4]
+    assert rows[6][1] == 9
+    assert rows[6][4]
+    assert buffer.get_num_episodes() == 1
+
+
+def test_observations_are_stored_once_with_their_dtype() -> None:
+    buffer = EpisodeReplayBuffer(1000)
+    image = np.zeros((101, 84, 84, 4), np.uint8)
+    steps = np.zeros(100, np.float32)
+    for first in range(0, 100, 10):
+        buffer.add(
+            SingleAgentEpisode(
+                id_="e",
+                observations=image[first : first + 11],
+                actions=steps[first : first + 10],
+                rewards=steps[first : first + 10],
+                t_started=first,
+                len_lookback_buffer=0,
+            )
+        )
+    assert image.nbytes < buffer.num_bytes < 1.02 * image.nbytes
+    drawn = buffer.sample(8).columns["obs"]
+    assert drawn.dtype == np.uint8
+    assert drawn.shape == (16, 84, 84, 4)
+
+
+def test_sequences_with_lookback_come_from_the_episodes() -> None:
+    buffer = EpisodeReplayBuffer(1000, seed=3)
+    for first in range(0, 30, 6):
+        buffer.add([episode_of(e, first, first + 6, terminated=first == 24) for e in range(3)])
+    batch = buffer.sample(batch_size_B=300, batch_length_T=8, lookback=2, min_batch_length_T=3)
+    assert set(batch.length.tolist()) == set(range(3, 9))
+    for episode in batch:
+        e, t = divmod(int(episode.get_observations(0)), 1000)
+        assert episode.t_started == t
+        num_before = min(2, t)
+        whole = episode.get_observations(slice(-num_before, None), neg_index_as_lookback=True)
+        assert whole.tolist() == [number(e, t + k) for k in range(-num_before, len(episode) + 1)]
+        assert episode.get_actions().tolist() == [t + k for k in range(len(episode))]
+        assert episode.is_terminated == (t + len(episode) == 30)
+        assert len(episode) == 8 or episode.is_terminated
+
+
+def test_too_short_episodes_are_an_error_and_no_endless_loop() -> None:
+    buffer = EpisodeReplayBuffer(1000, seed=3)
+    with pytest.raises(ValueError, match="empty"):
+        buffer.sample(1)
+    buffer.add(episode_of(0, 0, 4, terminated=True))
+    with pytest.raises(ValueError, match="the longest stored one has 4"):
+        buffer.sample(batch_size_B=4, batch_length_T=8, min_batch_length_T=5)
+    assert buffer.sample(8, n_step=7).num_env_steps == 8
+
+
+def test_wrong_calls_are_told() -> None:
+    buffer = EpisodeReplayBuffer(100)
+    buffer.add(episode_of(0, 0, 4))
+    with pytest.raises(ValueError, match="got both"):
+        buffer.sample(4, batch_size_B=4)
+    with pytest.raises(ValueError, match="not for sequences"):
+        buffer.sample(4, batch_length_T=2, n_step=3)
+    with pytest.raises(TypeError, match="MultiAgentEpisode"):
+        buffer.add([MultiAgentEpisode()])
+    with pytest.raises(TypeError, match="got int"):
+        buffer.add(3)
+    with pytest.raises(ValueError, match="dtype int64"):
+        buffer.add(episode_of(1, 0, 4, dtype=np.float32))
+    with pytest.raises(ValueError, match="capacity >= 1"):
+        EpisodeReplayBuffer(0)
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_a_restored_buffer_goes_on_as_the_first_would_have(cls: Any) -> None:
+    buffer = cls(200, seed=1)
+    for first in range(0, 60, 5):
+        buffer.add([episode_of(e, first, first + 5, terminated=first == 55) for e in range(6)])
+        if cls is PrioritizedEpisodeReplayBuffer:
+            batch = buffer.sample(20)
+            buffer.update_priorities(batch.columns["actions"][batch.start])
+    state = from_plain(msgpack.unpackb(msgpack.packb(to_plain(buffer.get_state()))))
+    other = cls(200, seed=99)
+    other.add(episode_of(77, 0, 5))
+    other.set_state(state)
+    again = cls(200, seed=99)
+    again.set_state(state)
+    assert other.get_metrics() == again.get_metrics() == buffer.get_metrics()
+    assert rows_of(other.sample(50, n_step=3)) == rows_of(again.sample(50, n_step=3))
+    stored = [one._store.columns["obs"][one._store.ordered_slots()[1]].tolist() for one in (buffer, other)]
+    assert stored[0] == stored[1]
+    if isinstance(buffer, PrioritizedEpisodeReplayBuffer):
+        priorities = [one.get_state()["priorities"].tolist() for one in (buffer, other)]
+        assert priorities[0] == priorities[1]
+        assert len(set(priorities[0])) > 20
+        assert other._tree.total == pytest.approx(buffer._tree.total)
+    else:
+        assert set(rows_of(other.sample(5000, n_step=3))) == set(rows_of(buffer.sample(5000, n_step=3)))
+    for one in (buffer, other):
+        one.add(episode_of(0, 60, 65))
+    assert len(other) == len(buffer)
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_an_addition_can_be_undone(cls: Any) -> None:
+    buffer = cls(1000, seed=1)
+    buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5, terminated=True)])
+    before = set(rows_of(buffer.sample(500, n_step=2)))
+    for _ in range(3):
+        buffer.mark()
+        buffer.add([episode_of(0, 5, 9, terminated=True), episode_of(2, 0, 3)])
+        buffer.add([episode_of(2, 3, 5)])
+        buffer.undo()
+        assert len(buffer) == 10
+        assert buffer.get_num_episodes() == 2
+        assert set(rows_of(buffer.sample(500, n_step=2))) == before
+    buffer.mark()
+    buffer.add(episode_of(0, 5, 9, terminated=True))
+    assert {row[2] for row in rows_of(buffer.sample(500)) if row[0] < 1000} == set(range(9))
+
+
+class TestPriorities:
+    def test_the_sum_is_that_of_the_powers(self) -> None:
+        buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.6, seed=0)
+        buffer.add(episode_of(0, 0, 4))
+        assert buffer._tree.total == pytest.approx(4.0)
+        batch = buffer.sample(200)
+        keys = np.unique(batch.columns["replay_key"][batch.start])
+        buffer.update_priorities([2.0, 0.5], keys[:2])
+        assert buffer._tree.total == pytest.approx(2 + 2**0.6 + 0.5**0.6)
+        buffer.add(episode_of(1, 0, 1))
+        assert buffer._tree.total == pytest.approx(2 + 2 * 2**0.6 + 0.5**0.6)
+
+    def test_draws_and_weights_follow_the_priorities(self) -> None:
+        buffer = PrioritizedEpisodeReplayBuffer(100, alpha=0.5, seed=0)
+        buffer.add(episode_of(0, 0, 20))
+        batch = buffer.sample(2000)
+        steps = batch.columns["actions"][batch.start]
+        buffer.update_priorities(steps + 1.0)  # those of the last sample, in order
+        share = np.sqrt(np.arange(20) + 1.0)
+        share /= share.sum()
+        batch = buffer.sample(50_000, beta=0.7)
+        steps = batch.columns["actions"][batch.start]
+        assert np.bincount(steps) / 50_000 == pytest.approx(share, abs=0.01)
+        weights = (20 * share) ** -0.7
+        expected = (weights / weights.max())[steps]
+        assert batch.columns["weights"][batch.start] == pytest.approx(expected, rel=1e-5)
+
+    def test_keys_name_rows_in_any_order_and_know_what_has_left(self) -> None:
+        buffer = PrioritizedEpisodeReplayBuffer(20, alpha=1.0, seed=0)
+        buffer.add([episode_of(0, 0, 5), episode_of(1, 0, 5)])
+        batch = buffer.sample(100)
+        keys, obs = batch.columns["replay_key"][batch.start], batch.columns["obs"][batch.start]
+        order = np.random.default_rng(0).permutation(100)
+        buffer.add(
+            [episode_of(2, 0, 5), episode_of(3, 0, 12)]
+        )  # episodes 0 and 1 leave, slots are used again
+        buffer.update_priorities(obs[order] + 50.0, keys[order])
+        assert buffer._tree.total == pytest.approx(17.0)
+        assert {row[0] // 1000 for row in rows_of(buffer.sample(500))} == {2, 3}
+
+    def test_errors_that_are_no_numbers_are_refused(self) -> None:
+        buffer = PrioritizedEpisodeReplayBuffer(20, seed=0)
+        buffer.add(episode_of(0, 0, 5))
+        buffer.sample(4)
+        with pytest.raises(ValueError, match=r"\(3,\) and \(4,\)"):
+            buffer.update_priorities([1.0] * 3)
+        with pytest.raises(ValueError, match="NaN"):
+            buffer.update_priorities([1.0, 2.0, 3.0, np.nan])
+
+
+def test_many_random_additions_agree_with_a_list(  # the store against a plain model
+) -> None:
+    rng = random.Random(7)
+    for trial in range(30):
+        capacity = rng.choice([5, 30, 120])
+        buffer = rng.choice(BUFFERS)(capacity, seed=trial)
+        at, next_episode = {}, 0
+        for _ in range(40):
+            chunks = []
+            for _ in range(rng.randint(1, 3)):
+                if not at or rng.random() < 0.4:
+                    at[next_episode] = 0
+                    next_episode += 1
+                e = rng.choice(sorted(at))
+                length = rng.randint(1, 9)
+                is_end = rng.random() < 0.4
+                chunks.append(episode_of(e, at[e], at[e] + length, terminated=is_end))
+                at[e] += length
+                if is_end:
+                    del at[e]
+            undone = rng.random() < 0.2
+            if undone:
+                buffer.mark()
+                buffer.add([episode_of(900, 0, rng.randint(1, 9))])
+                buffer.undo()
+            buffer.add(chunks)
+            store = buffer._store
+            slots = store.steps(np.arange(store.num_steps))
+            assert len(np.unique(slots)) == store.num_steps == sum(s.num_steps for s in store)
+            assert store.has_step(slots).all()
+            assert (store.next >= 0).sum() == store.num_steps
+            assert store.num_slots - store._num_free == sum(s.num_steps + 1 for s in store)
+            obs = store.columns["obs"]
+            assert (obs[store.next[slots]] - obs[slots] == 1).all()
+            assert (store.previous[store.next[slots]] == slots).all()
+            assert (obs[slots] % 1000 == store.t[slots]).all()
+            assert store.num_added - store.num_evicted == store.num_steps
+            if isinstance(buffer, PrioritizedEpisodeReplayBuffer):
+                assert buffer._tree.total == pytest.approx(store.num_steps)

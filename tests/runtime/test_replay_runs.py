@@ -1,0 +1,56 @@
+"""Runs with a replay buffer: the ratio is kept, the books balance, and what a dead rank held is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from recovery_runs import kill
+from replay_runs import BATCH, FRESH, RATIO, WARM_UP, replay_config
+
+
+def check(result: dict[str, Any]) -> int:
+    """Returns the env steps trained in this update, repetitions counted."""
+    account = result["accounting"]
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    lost = account["dropped"].get("buffer_lost", 0)
+    taken_in = account["trained"] + lost
+    assert taken_in % FRESH == 0
+    due = RATIO * max(0, taken_in - WARM_UP)
+    assert 0 <= due - result["num_env_steps_trained_lifetime"] < BATCH
+    assert result["learners"]["__all_modules__"]["batch_source"]["num_bytes"] > 0
+    return int(result["learners"]["__all_modules__"]["num_env_steps_trained"])
+
+
+def test_serial_and_distributed_runs_replay_the_same_numbers() -> None:
+    weights = []
+    for num_env_runners, num_learners in ((0, 0), (1, 1)):
+        with replay_config(num_env_runners, num_learners).build() as algo:
+            trained = [check(algo.train()) for _ in range(8)]
+            assert trained[0] == trained[1] == 0
+            assert min(trained[3:]) > 0
+            weights.append(algo.get_module().get_state())
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert (value == weights[1][name]).all(), name
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_dead_ranks_buffer_is_counted_and_the_others_go_on(staleness: int) -> None:
+    async with replay_config(2, 2, staleness).build_async() as algo:
+        for _ in range(6):
+            result = await algo.train()
+            check(result)
+        assert "buffer_lost" not in result["accounting"]["dropped"]
+        held = result["learners"]["__all_modules__"]["batch_source"]["num_env_steps"]
+        assert held == result["accounting"]["trained"]
+        await kill(algo.learner_group.handles[1])
+        await kill(algo.env_runner_group.handles[0])
+        for _ in range(10):
+            result = await algo.train()
+            check(result)
+        account = result["accounting"]
+        assert 0 < account["dropped"]["buffer_lost"] < account["trained"]
+        # What is stored now is what was taken in, less what was lost.
+        assert result["learners"]["__all_modules__"]["batch_source"]["num_env_steps"] == account["trained"]
+        assert result["fault_tolerance"]["num_learner_group_reforms"] >= 1
