@@ -185,11 +185,11 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.modules.rl_module import RLModule as RLModule, TorchRLModule as TorchRLModule
     from rlzmq.modules.spec import RLModuleSpec as RLModuleSpec
     from rlzmq.runners.env_runner import EnvRunner as EnvRunner
-    from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
-    from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
-    from rlzmq.runtime.sync_env_runner_group import EnvRunnerGroup as EnvRunnerGroup
-    from rlzmq.runtime.learner_group import LearnerGroup as LearnerGroup
-    from rlzmq.runtime.parallel_sample import synchronous_parallel_sample as synchronous_parallel_sample
+    from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
+    from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
+    from rlzmq.driver.env_runner_group import EnvRunnerGroup as EnvRunnerGroup
+    from rlzmq.driver.learner_group import LearnerGroup as LearnerGroup
+    from rlzmq.driver.parallel_sample import synchronous_parallel_sample as synchronous_parallel_sample
 
 __version__ = "0.1.0"
 
@@ -261,14 +261,14 @@ _EXPORTS: dict[str, str] = {
             "TorchMultiDistribution TorchSquashedGaussian"
         ),
         "runners.env_runner": "EnvRunner",
-        "runners.single_agent_env_runner": "SingleAgentEnvRunner",
-        "runners.multi_agent_env_runner": "MultiAgentEnvRunner",
+        "runners.single.single_agent_env_runner": "SingleAgentEnvRunner",
+        "runners.multi.multi_agent_env_runner": "MultiAgentEnvRunner",
         "learners.learner": "Learner TorchLearner",
         "algorithms.ppo.ppo_learner": "PPOLearner PPOTorchLearner",
         "actors.system": "ActorHandle ActorSystem",
-        "runtime.sync_env_runner_group": "EnvRunnerGroup",
-        "runtime.learner_group": "LearnerGroup",
-        "runtime.parallel_sample": "synchronous_parallel_sample",
+        "driver.env_runner_group": "EnvRunnerGroup",
+        "driver.learner_group": "LearnerGroup",
+        "driver.parallel_sample": "synchronous_parallel_sample",
         "algorithms.algorithm_config": "AlgorithmConfig",
         "config.settings": "NotProvided",
         "core.callbacks": "Callback RLlibCallback",

@@ -34,6 +34,7 @@ def attack(address: str, server_public: str, num: int, rate: float) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from rlzmq.net.addresses import split_tcp
+
     from tests.security.strangers import KINDS, knock, wrong_keys
 
     host, port = split_tcp(address)
@@ -90,7 +91,7 @@ def measure(directory: Path, options: argparse.Namespace) -> None:
     import psutil
 
     from rlzmq.net.join_file import JoinFile
-    from tests.runtime.outside import listening
+    from tests.driver.outside import listening
     from tests.security.test_strangers import status_of
 
     with listening(directory, num_env_runners=1, batch=1200).build() as algo:

@@ -64,8 +64,8 @@ def allow_open_tcp() -> None:
 
 async def serve_broker(variant: str) -> None:
     """Listens until stdin ends; prints its addresses and keys."""
-    from rlzmq.runtime.broker import BrokerRole
-    from rlzmq.runtime.joining import JoinKeys, listen_addresses
+    from rlzmq.driver.join_files import JoinKeys, listen_addresses
+    from rlzmq.roles.broker.broker_role import BrokerRole
 
     keys = JoinKeys.generate()
     options: dict[str, Any] = {}
@@ -88,8 +88,8 @@ async def serve_runner(variant: str, image: bool, addresses: dict[str, str], cur
     """Samples whatever leases come, until stdin ends."""
     import torch
 
-    from rlzmq.runtime.runner import EnvRunnerRole
-    from rlzmq.runtime.runner_link import RunnerLink
+    from rlzmq.roles.runner.runner_link import RunnerLink
+    from rlzmq.roles.runner.runner_role import EnvRunnerRole
 
     torch.set_num_threads(1)
     if variant == "tcp":
@@ -156,7 +156,7 @@ class Bench:
 
     async def rate(self, seconds: float, batch: int) -> float:
         """Env steps per second that arrive, over whole batches."""
-        from rlzmq.protocol.messages import OpenUpdate
+        from rlzmq.wire.messages import OpenUpdate
 
         num_steps, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
@@ -171,8 +171,8 @@ class Bench:
 @contextlib.asynccontextmanager
 async def running(variant: str, image: bool, module: Any) -> AsyncIterator[Bench]:
     """Broker and runner as processes, learner and driver here."""
-    from rlzmq.runtime.driver_link import DriverLink
-    from rlzmq.runtime.learner_link import LearnerLink
+    from rlzmq.driver.driver_link import DriverLink
+    from rlzmq.roles.learner.learner_link import LearnerLink
 
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
@@ -217,7 +217,7 @@ def child(arguments: list[str]) -> Any:
 
 async def compare(options: argparse.Namespace) -> dict[str, list[float]]:
     """Rates by variant, one per turn."""
-    from rlzmq.runtime.runner import make_env_runner
+    from rlzmq.roles.runner.runner_role import make_env_runner
 
     env_runner = make_env_runner(make_config(options.image), 1)
     batch = 1600 if options.image else 19_200

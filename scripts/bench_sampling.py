@@ -138,7 +138,7 @@ def measure(options: argparse.Namespace, mode: str, num_envs: int) -> list[tuple
     """Env steps per second of each turn: (bare loop, rlzmq, RLlib or nan)."""
     import torch
 
-    from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+    from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
     torch.set_num_threads(1)
     rates = []

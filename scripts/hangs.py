@@ -210,7 +210,7 @@ async def run_until_noticed(
 ) -> Notices:
     """Train until every trap has caught and was noticed, and one iteration more."""
     notices = Notices()
-    logger = logging.getLogger("rlzmq.runtime")
+    logger = logging.getLogger("rlzmq.driver")
     logger.addHandler(notices)
     try:
         async with asyncio.timeout(_STANDSTILL_S), config.build_async() as algo:

@@ -251,7 +251,7 @@ async def rage(args: argparse.Namespace, directory: Path) -> bool:
 def main_storm(args: argparse.Namespace) -> int:
     """Run a storm and judge it."""
     from rlzmq.core import faults
-    from rlzmq.runtime.history import HistoryError, check_history, read_history
+    from rlzmq.core.fault_history import HistoryError, check_history, read_history
 
     with tempfile.TemporaryDirectory() as scratch:
         history = args.history or Path(scratch) / "history"
@@ -302,7 +302,7 @@ def main() -> int:
         directory = args.history or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ["RLZMQ_HISTORY"] = str(directory)
         from rlzmq.core import faults
-        from rlzmq.runtime.history import HistoryError, check_history, read_history
+        from rlzmq.core.fault_history import HistoryError, check_history, read_history
 
         faults.arm("driver")
         start = time.monotonic()

@@ -12,10 +12,22 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "rlzmq"
 LAYERS = (
-    "cli", "launch", "telemetry", "algorithms", "runtime", "actors", "net", "protocol", "learners",
+    "cli", "launch", "telemetry", "algorithms", "driver", "roles", "actors", "net", "protocol", "wire", "learners",
     "runners", "modules", "connectors", "config", "envs", "replay", "episodes", "core",
 )  # fmt: skip
-PURE = ("protocol", "learners", "runners", "modules", "connectors", "config", "envs", "replay", "episodes", "core")
+PURE = (
+    "protocol",
+    "wire",
+    "learners",
+    "runners",
+    "modules",
+    "connectors",
+    "config",
+    "envs",
+    "replay",
+    "episodes",
+    "core",
+)
 ALLOWED_ZMQ = ("net",)
 
 

@@ -11,11 +11,11 @@ PACKAGE = Path(__file__).parents[1] / "rlzmq"
 ALLOWED = {
     "algorithms/checkpoint_keeper.py",
     "launch/preflight.py",
-    "net/run_directory.py",
-    "runtime/broker.py",
-    "runtime/broker_keeper.py",
-    "runtime/found_broker.py",
-    "runtime/run_lock.py",
+    "net/socket_directory.py",
+    "roles/broker/broker_role.py",
+    "driver/broker_supervision.py",
+    "driver/standalone_broker.py",
+    "roles/broker/run_lock.py",
     "telemetry/run_directory.py",
 }
 WALL = {

@@ -29,7 +29,7 @@ from rlzmq.actors.messages import (
     Failure,
     Item,
     Result,
-    Stop,
+    Shutdown,
     StreamEnd,
     decode_message,
     encode_message,
@@ -199,7 +199,7 @@ class _Child:
             if (window := self._credits.get(message.call_id)) is not None:
                 for _ in range(message.num_items):
                     window.release()
-        elif isinstance(message, Stop):
+        elif isinstance(message, Shutdown):
             self._stop_call_id = message.call_id
             self._over.set()
         else:

@@ -34,9 +34,9 @@ PRELOAD = (
     "cloudpickle",
     "uvloop",
     "rlzmq.actors.child",
-    "rlzmq.runtime.runner",
-    "rlzmq.runtime.learner",
-    "rlzmq.runtime.broker",
+    "rlzmq.roles.runner.runner_role",
+    "rlzmq.roles.learner.learner_role",
+    "rlzmq.roles.broker.broker_role",
     "rlzmq.algorithms.appo.appo_config",
     "rlzmq.algorithms.ppo.ppo_config",
 )

@@ -63,7 +63,7 @@ class ActorHandle:
     * Generator methods, async or not, are iterated: ``async for item in handle.method(...)``; the actor
       runs at most 16 items ahead.
 
-    Arguments and results are what ``rlzmq.protocol.values`` carries: plain values, arrays, tensors,
+    Arguments and results are what ``rlzmq.wire.values`` carries: plain values, arrays, tensors,
     episodes, spaces. Functions go through :meth:`apply`.
 
     Example:

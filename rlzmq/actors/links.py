@@ -22,7 +22,7 @@ from rlzmq.actors.messages import (
     Failure,
     Item,
     Result,
-    Stop,
+    Shutdown,
     StreamEnd,
     encode_message,
     pack,
@@ -165,7 +165,7 @@ class ProcessLink:
         try:
             async with asyncio.timeout(timeout_s):
                 with self._expect(call_id, "stop") as pending:
-                    self._send_to_actor(Stop(call_id))
+                    self._send_to_actor(Shutdown(call_id))
                     try:
                         await pending.next()
                     except ActorLostError:

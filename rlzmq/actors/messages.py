@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlzmq.core.errors import ProtocolError
-from rlzmq.protocol.codec import decode, encode
-from rlzmq.protocol.schema import from_header, to_header
-from rlzmq.protocol.values import pack_value, unpack_value
+from rlzmq.wire.codec import decode, encode
+from rlzmq.wire.schema import from_header, to_header
+from rlzmq.wire.values import pack_value, unpack_value
 
 __all__ = [
+    "NO_CALL_ID",
     "STREAM_WINDOW",
     "ActorMessage",
     "Call",
@@ -24,12 +25,15 @@ __all__ = [
     "Failure",
     "Item",
     "Result",
-    "Stop",
+    "Shutdown",
     "StreamEnd",
     "decode_message",
     "encode_message",
     "pack",
 ]
+
+NO_CALL_ID = 0
+"""Calls count from 1: a STOP with it lets nothing be finished, and a CANCEL cancels nothing."""
 
 STREAM_WINDOW = 16
 """Items that a stream may be ahead of its consumer."""
@@ -63,7 +67,7 @@ class Credit(ActorMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(ActorMessage):
+class Shutdown(ActorMessage):
     """To the actor: finish and exit; answered by a Result."""
 
 
@@ -94,7 +98,7 @@ _KINDS: dict[int, type[ActorMessage]] = {
     128: Call,
     129: Cancel,
     130: Credit,
-    131: Stop,
+    131: Shutdown,
     132: Result,
     133: Item,
     134: StreamEnd,

@@ -27,8 +27,8 @@ from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
 from rlzmq.core.files import make_directories
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
-from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
+from rlzmq.net.socket_directory import SocketDirectory
 
 __all__ = ["ActorHandle", "ActorSystem"]
 
@@ -85,7 +85,7 @@ class ActorSystem:
         self._name_counts: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: Context | None = None
-        self._directory: RunDirectory | None = None
+        self._directory: SocketDirectory | None = None
         self._router: DrainSocket | None = None
         self._server: ForkServer | None = None
         self._address = ""
@@ -110,7 +110,7 @@ class ActorSystem:
             make_directories(self._log_dir)
         server = get_fork_server()
         self._context = Context()
-        self._directory = RunDirectory()
+        self._directory = SocketDirectory()
         self._own_directory(server)
         self._router = DrainSocket(
             self._context,
@@ -173,7 +173,7 @@ class ActorSystem:
             error.add_note(f"stopping the actors also failed: {stop_error!r}")  # the first failure counts
 
     @property
-    def run_directory(self) -> RunDirectory:
+    def run_directory(self) -> SocketDirectory:
         """The system's private directory; it goes with the system.
 
         Raises:

@@ -17,11 +17,11 @@ from rlzmq.algorithms.checkpoints import (
 )
 from rlzmq.algorithms.policy import Policy
 from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.driver.env_runner_group import EnvRunnerGroup
+from rlzmq.driver.learner_group import LearnerGroup
+from rlzmq.driver.run_coroutine import runner_for
+from rlzmq.driver.update_results import Accounting
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-from rlzmq.runtime.learner_group import LearnerGroup
-from rlzmq.runtime.reports import Accounting
-from rlzmq.runtime.run import runner_for
-from rlzmq.runtime.sync_env_runner_group import EnvRunnerGroup
 
 __all__ = ["Algorithm"]
 

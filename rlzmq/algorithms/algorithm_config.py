@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm import Algorithm
     from rlzmq.connectors import defaults
     from rlzmq.connectors.pipelines import EnvToModulePipeline, LearnerConnectorPipeline, ModuleToEnvPipeline
+    from rlzmq.driver import learner_group
     from rlzmq.learners.learner import Learner
     from rlzmq.modules import spec
     from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-    from rlzmq.runtime import learner_group
 else:  # what a config builds brings torch; a config is made and checked without it
     async_algorithm = LazyModule("rlzmq.algorithms.async_algorithm")
     module_specs = LazyModule("rlzmq.algorithms.module_specs")
     defaults = LazyModule("rlzmq.connectors.defaults")
     spec = LazyModule("rlzmq.modules.spec")
-    learner_group = LazyModule("rlzmq.runtime.learner_group")
+    learner_group = LazyModule("rlzmq.driver.learner_group")
 
 __all__ = ["AlgorithmConfig"]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlzmq.algorithms.callback_dispatch import Face
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
@@ -29,7 +30,6 @@ from rlzmq.algorithms.checkpoints import (
 )
 from rlzmq.algorithms.current_policies import CurrentPolicies
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.face import Face
 from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.run_modules import RunModules
@@ -40,10 +40,10 @@ from rlzmq.core.errors import CheckpointError, ClosedError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.driver.session import Session
+from rlzmq.driver.update_results import Accounting
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runtime.reports import Accounting
-from rlzmq.runtime.session import Session
 
 __all__ = ["AsyncAlgorithm"]
 

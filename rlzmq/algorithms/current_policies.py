@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlzmq.algorithms.policy import Policy
-from rlzmq.runtime.session import Session
+from rlzmq.driver.session import Session
 
 __all__ = ["CurrentPolicies"]
 

@@ -17,16 +17,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
-from rlzmq.algorithms.face import Face
+from rlzmq.algorithms.callback_dispatch import Face
 from rlzmq.algorithms.results import merge_into
 from rlzmq.core.errors import ClosedError
-from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import MetricsLogger
+from rlzmq.core.typed_values import freeze_known, thaw
+from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.driver.session import Session
+from rlzmq.roles.runner.sampling_round import SamplingRound, UntilEnd
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics
-from rlzmq.runners.fragment_metas import add_fragment_metas
-from rlzmq.runtime.env_runner_group import AsyncEnvRunnerGroup
-from rlzmq.runtime.sampling_round import SamplingRound, UntilEnd
-from rlzmq.runtime.session import Session
+from rlzmq.runners.fragment_metrics import add_fragment_metas
 
 __all__ = ["Evaluation"]
 

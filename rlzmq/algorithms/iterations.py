@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlzmq.algorithms.results import ResultBuilder
-from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.runtime.session import Session
+from rlzmq.core.typed_values import freeze_known, thaw
+from rlzmq.driver.session import Session
 
 __all__ = ["Iterations"]
 

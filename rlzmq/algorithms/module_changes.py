@@ -8,9 +8,9 @@ from typing import Any
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.driver.module_configs import ModuleConfigs
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runtime.module_configs import ModuleConfigs
 
 __all__ = [
     "ModuleChange",

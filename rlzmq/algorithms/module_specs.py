@@ -12,7 +12,7 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi_agent_spaces import module_spaces
+from rlzmq.runners.multi.module_spaces import module_spaces
 
 __all__ = ["multi_rl_module_spec"]
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from rlzmq.core.typed_values import freeze_known, thaw
+from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics
-from rlzmq.runners.fragment_metas import add_fragment_metas
-from rlzmq.runtime.reports import Accounting, UpdateReport
+from rlzmq.runners.fragment_metrics import add_fragment_metas
 
 __all__ = ["ResultBuilder", "merge_learner_results"]
 
@@ -66,7 +66,7 @@ class ResultBuilder:
         """Log a timer; the result has the mean over the iteration."""
         self._timers.setdefault(name, []).append(seconds)
 
-    def add_update(self, report: UpdateReport) -> None:
+    def add_update(self, report: UpdateResult) -> None:
         """Take in one update's report."""
         self.add_fragments(report.fragments)
         self.add_learner_results(report.learner_results, report.num_env_steps_trained)

@@ -10,10 +10,10 @@ from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import ModuleChange, plan_addition, plan_removal, plan_training
 from rlzmq.algorithms.stored_modules import modules_to_store, stored_spec
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.driver.module_configs import ModuleConfigs
+from rlzmq.driver.session import Session
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runtime.module_configs import ModuleConfigs
-from rlzmq.runtime.session import Session
 
 __all__ = ["RunModules"]
 

@@ -9,7 +9,7 @@ from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
-from rlzmq.runtime.session import Session
+from rlzmq.driver.session import Session
 
 __all__ = ["RunState"]
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rlzmq.algorithms.callback_dispatch import Face
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.face import Face
 from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.results import merge_into
 from rlzmq.core.errors import StandstillError
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.runtime.session import Session
+from rlzmq.driver.session import Session
 
 _LAST_CHECKPOINT_S = 10.0
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BrokerOptions", "run"]
+__all__ = ["BrokerCommand", "run"]
 
 
 @dataclass
-class BrokerOptions:
+class BrokerCommand:
     """Options of ``rlzmq broker``."""
 
     listen: str
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     from rlzmq.cli.parsing import parse
 
     options = parse(
-        BrokerOptions,
+        BrokerCommand,
         arguments,
         usage="rlzmq broker --listen tcp://HOST:PORT [options]",
         description="Run a broker that waits for its roles.",
@@ -45,14 +45,14 @@ def run(arguments: Sequence[str]) -> int:
     return run_async(_main(options))
 
 
-async def _main(options: BrokerOptions) -> int:
+async def _main(options: BrokerCommand) -> int:
     import asyncio
 
     from rlzmq.cli.joining import on_signals
     from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE
-    from rlzmq.runtime.broker import BrokerRole
-    from rlzmq.runtime.joining import at_host, listen_addresses, write_join_files
-    from rlzmq.runtime.run_lock import RunLock
+    from rlzmq.driver.join_files import at_host, listen_addresses, write_join_files
+    from rlzmq.roles.broker.broker_role import BrokerRole
+    from rlzmq.roles.broker.run_lock import RunLock
 
     lock = RunLock.take(options.join_file)
     run_id, keys = _keys(options.join_file)
@@ -87,8 +87,8 @@ async def _main(options: BrokerOptions) -> int:
 def _keys(join_file: Path) -> tuple[str, Any]:
     """(run id, keys): those of an earlier broker with this join file, else fresh ones, kept for a later one."""
     from rlzmq.core.errors import ConfigurationError
+    from rlzmq.driver.join_files import ROLES, JoinKeys
     from rlzmq.net.keys import KeyPair, read_private_file, write_private_file
-    from rlzmq.runtime.joining import ROLES, JoinKeys
 
     path = join_file.absolute().with_name(f"{join_file.stem}.broker.toml")
     if path.exists():

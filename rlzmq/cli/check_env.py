@@ -139,7 +139,7 @@ def _train(env: Any, options: CheckEnvOptions) -> list[str]:
     from rlzmq.algorithms.ppo import PPOConfig
     from rlzmq.core.errors import RlzmqError
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
-    from rlzmq.runtime.runner import make_env_runner
+    from rlzmq.roles.runner.runner_role import make_env_runner
 
     config = PPOConfig().environment(options.env).env_runners(num_env_runners=0).debugging(seed=options.seed)
     config.fault_tolerance(restart_failed_sub_environments=False)

@@ -117,8 +117,8 @@ def check_keys(options: DoctorOptions) -> Iterator[Finding]:
     import asyncio
 
     from rlzmq.net.join_file import JoinFile
-    from rlzmq.protocol.messages import Config, ConfigRequest, Refused
-    from rlzmq.runtime.remote_peer import Conversation
+    from rlzmq.roles.remote_peer import Conversation
+    from rlzmq.wire.messages import Config, ConfigRequest, Refused
 
     join = JoinFile.read(options.join)
     yield Finding("ok", "join file", f"{options.join} lets a {join.role} in, mode 0600")
@@ -171,9 +171,9 @@ def check_memory(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
     """A private directory with a path short enough for Unix sockets, and a socket in it."""
-    from rlzmq.net.run_directory import RunDirectory
+    from rlzmq.net.socket_directory import SocketDirectory
 
-    with RunDirectory() as directory, socket.socket(socket.AF_UNIX) as unix:
+    with SocketDirectory() as directory, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(directory.address("doctor").removeprefix("ipc://"))
         mode = directory.path.stat().st_mode & 0o777
         yield Finding(

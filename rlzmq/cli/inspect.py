@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     from rlzmq.cli.joining import import_first
     from rlzmq.cli.parsing import parse
     from rlzmq.core.errors import ConfigurationError
-    from rlzmq.runtime.runner import make_env_runner
+    from rlzmq.roles.runner.runner_role import make_env_runner
 
     given = list(arguments)
     if given and Path(given[0]).is_dir():

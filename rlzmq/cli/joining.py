@@ -55,8 +55,8 @@ async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float
         AuthenticationError: It refuses the key.
         ConfigurationError: The config names code that is not installed here.
     """
-    from rlzmq.runtime.identity import digest_of
-    from rlzmq.runtime.remote_peer import fetch_config
+    from rlzmq.roles.compatibility import digest_of
+    from rlzmq.roles.remote_peer import fetch_config
 
     import_first(imports)
     packed = await fetch_config(join, timeout_s=timeout_s)
@@ -84,7 +84,7 @@ def make_config(packed: Any) -> Any:
     """
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
     from rlzmq.config.plain import load_named
-    from rlzmq.runtime.joining import unpack_config
+    from rlzmq.driver.join_files import unpack_config
 
     name, settings = unpack_config(packed)
     config_class = load_named(name)

@@ -45,11 +45,11 @@ def run(arguments: Sequence[str]) -> int:
 async def _main(options: LearnerOptions) -> int:
     from rlzmq.cli.joining import import_first, make_config, on_signals, read_join_file
     from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
-    from rlzmq.cli.scheduler import Place
+    from rlzmq.cli.scheduler import SchedulerRank
     from rlzmq.core.errors import PeerLostError
-    from rlzmq.runtime.remote_learner import RemoteLearner
+    from rlzmq.roles.learner.remote_learner import RemoteLearner
 
-    place = Place.here()
+    place = SchedulerRank.here()
     join = read_join_file(options.join, "learner")
     import_first(options.import_)
 

@@ -80,7 +80,7 @@ def _read(path: Path) -> Any:
     from rlzmq.core.errors import ConfigurationError, ProtocolError
     from rlzmq.episodes.episode_batch import EpisodeBatch
     from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-    from rlzmq.protocol.fragments import decode_fragment, fragment_from_bytes
+    from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
 
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         raise ConfigurationError(f"{path}: no such file, or larger than {_MAX_BYTES} bytes")

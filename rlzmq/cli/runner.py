@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _main(options: RunnerOptions) -> int:
     from rlzmq.cli.joining import exit_code_of, on_signals, read_join_file, the_runs_config
-    from rlzmq.runtime.remote_runner import RemoteRunner
+    from rlzmq.roles.runner.remote_runner import RemoteRunner
 
     join = read_join_file(options.join, "runner")
     config, digest = await the_runs_config(join, options.import_, timeout_s=options.timeout)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlzmq.core.errors import ConfigurationError
 
-__all__ = ["Place"]
+__all__ = ["SchedulerRank"]
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 _SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -16,7 +16,7 @@ _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchedulerRank:
     """Where a scheduler put this process; -1 for what it does not say.
 
     MASTER_ADDR and MASTER_PORT are not needed: learners meet at the driver's own store.
@@ -32,7 +32,7 @@ class Place:
     local_rank: int = -1
 
     @classmethod
-    def here(cls, environment: Mapping[str, str] | None = None) -> Place:
+    def here(cls, environment: Mapping[str, str] | None = None) -> SchedulerRank:
         """This process's place.
 
         Raises:

@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def _main(options: TopOptions) -> int:
-    from rlzmq.runtime.remote_peer import Observer
+    from rlzmq.roles.remote_peer import Observer
 
     address, join = find_broker(options.where)
     rates = Rates()

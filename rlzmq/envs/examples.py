@@ -10,8 +10,8 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from numpy.typing import NDArray
 
 from rlzmq.envs.multi_agent_env import make_multi_agent
-from rlzmq.envs.random_states import set_space_random_state, space_random_state
 from rlzmq.envs.registry import EnvContext
+from rlzmq.envs.rng_state import set_space_random_state, space_random_state
 
 __all__ = ["MultiAgentCartPole", "MultiAgentPendulum", "RandomEnv", "StatelessCartPole"]
 

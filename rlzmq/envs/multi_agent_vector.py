@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError, EnvironmentError_, MultiAgentEnvError
-from rlzmq.envs.agents_way import AgentsReplay, AgentsWay, agents_position
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
+from rlzmq.envs.multi_agent_replay import AgentsReplay, AgentsWay, agents_position
 from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
 from rlzmq.episodes.step_dicts import as_flag
 

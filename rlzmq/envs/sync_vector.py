@@ -14,8 +14,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import EnvironmentError_
+from rlzmq.envs.env_state import Replay, StepHistory, env_position
 from rlzmq.envs.observation_check import misfit
-from rlzmq.envs.positions import Replay, StepHistory, env_position
 from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 from rlzmq.episodes.step_dicts import as_flag
 
@@ -168,7 +168,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     # -- positions -----------------------------------------------------------------------------
 
     def get_positions(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
-        """Where each environment is, as plain values and arrays (see `rlzmq.envs.positions`).
+        """Where each environment is, as plain values and arrays (see `rlzmq.envs.env_state`).
 
         Args:
             has_episodes: Whether their episodes go on; else only their random states matter.

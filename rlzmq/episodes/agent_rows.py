@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_map
+from rlzmq.episodes.agent_timelines import AgentTrack
 from rlzmq.episodes.chunk_table import ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.rewards import as_reward
-from rlzmq.episodes.timeline import AgentTrack
 
 __all__ = ["AgentRows", "track_leftovers"]
 

@@ -14,9 +14,9 @@ from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes import episode_gather, episode_wire
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, chosen_positions, ragged_arange, steps_window
 from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.dirty_tracking import HandedOutEpisode
 from rlzmq.episodes.episode_columns import REWARD_SPACE
 from rlzmq.episodes.episode_list import EpisodeList
-from rlzmq.episodes.handed_out import HandedOutEpisode
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.episodes.agent_rows import AgentRows
+from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.chunk_table import chosen_positions
+from rlzmq.episodes.dirty_tracking import HandedOutMultiAgentEpisode
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_list import EpisodeList
-from rlzmq.episodes.handed_out import HandedOutMultiAgentEpisode
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-from rlzmq.episodes.timeline import AgentTrack, Pending, Timeline
 
 __all__ = ["EPISODE_TABLE", "MultiAgentEpisodeBatch"]
 

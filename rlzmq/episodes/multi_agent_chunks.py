@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from rlzmq.episodes import multi_agent_state
+from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.episodes.timeline import AgentTrack, Pending, Timeline
 
 if TYPE_CHECKING:
     from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode

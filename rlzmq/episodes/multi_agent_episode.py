@@ -11,15 +11,15 @@ from typing import Any, cast
 import gymnasium as gym
 
 from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.episodes.agent_timelines import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, SavedTimeline, Timeline
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
-from rlzmq.episodes.multi_agent_given import GivenSteps
 from rlzmq.episodes.rewards import as_reward
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.episodes.timeline import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, SavedTimeline, Timeline
+from rlzmq.episodes.steps_by_agent import GivenSteps
 
 __all__ = ["MultiAgentEpisode", "default_agent_to_module_mapping_fn"]
 

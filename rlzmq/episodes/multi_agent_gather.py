@@ -9,12 +9,12 @@ import numpy as np
 
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.agent_rows import AgentRows, track_leftovers
+from rlzmq.episodes.agent_timelines import AgentTrack
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.episodes.timeline import AgentTrack
 
 __all__ = ["from_episodes"]
 

@@ -15,8 +15,8 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.lookback_index import index_list, resolve_int, resolve_slice
 
 if TYPE_CHECKING:
+    from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
     from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-    from rlzmq.episodes.timeline import AgentTrack, Timeline
 
 __all__ = ["MultiAgentGetters"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.episodes.timeline import AgentTrack, Pending, Timeline
 
 if TYPE_CHECKING:
     from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.agent_rows import AgentRows
+from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.episode_wire import FrameReader
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
-from rlzmq.episodes.timeline import Pending
 
 __all__ = ["from_wire", "to_wire"]
 

@@ -30,12 +30,12 @@ import torch
 from torch import nn
 
 from rlzmq.core.errors import NotFiniteError
-from rlzmq.core.frozen import freeze_known, thaw
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.typed_values import freeze_known, thaw
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.learner_ranks import UpdateAgreement
 from rlzmq.learners.minibatches import MinibatchIterator

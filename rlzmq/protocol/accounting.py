@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-__all__ = ["DROP_REASONS", "Accounting", "DropReason"]
+__all__ = ["DROP_REASONS", "DropReason", "StepAccount"]
 
 # surplus: beyond an exact batch; stale: sampled under weights that are too old; fenced: of a
 # superseded incarnation; rejected: malformed, wrong shape or not finite; quarantined: learners died
@@ -15,7 +15,7 @@ DropReason = Literal["surplus", "stale", "fenced", "rejected", "quarantined", "r
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
 
-class Accounting:
+class StepAccount:
     """Counts env steps. Each method moves steps from one place to another and checks the identity."""
 
     def __init__(self) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.errors import MalformedFrameError
 from rlzmq.protocol.events import Instruction, Leave, Received, Report, Send, Tell, Tick
-from rlzmq.protocol.messages import (
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.errors import MalformedFrameError
+from rlzmq.wire.messages import (
     Config,
     ConnectorState,
     DriverState,
@@ -26,9 +27,8 @@ from rlzmq.protocol.messages import (
     Resume,
     UpdateReport,
 )
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers
-from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["DriverCore", "parse_report"]
 

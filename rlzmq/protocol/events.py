@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.messages import Notice, Progress, UpdateReport, Welcome, WireMessage, encode_message
-from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.weights import Publication
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.messages import Notice, Progress, UpdateReport, Welcome, WireMessage, encode_message
+from rlzmq.wire.schema import FragmentId
 
 __all__ = [
     "ApplyConnectorState",

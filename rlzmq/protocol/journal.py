@@ -20,12 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rlzmq.protocol.accounting import DROP_REASONS, DropReason
-from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.errors import MalformedFrameError, WireError
 from rlzmq.protocol.events import JournalAppend, JournalRemove
-from rlzmq.protocol.messages import Fragment, decode_message
-from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.errors import MalformedFrameError, WireError
+from rlzmq.wire.messages import Fragment, decode_message
+from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Journal", "Recalled", "plan_recall"]
 

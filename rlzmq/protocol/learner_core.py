@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
@@ -33,7 +32,9 @@ from rlzmq.protocol.events import (
     UpdateTrained,
 )
 from rlzmq.protocol.learner_memory import Done, LearnerMemory
-from rlzmq.protocol.messages import (
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.messages import (
     Goodbye,
     Hello,
     LearnerState,
@@ -48,8 +49,7 @@ from rlzmq.protocol.messages import (
     UpdateDone,
     Weights,
 )
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers
-from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
+from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
 
 __all__ = ["LearnerCore", "LearnerEvent"]
 

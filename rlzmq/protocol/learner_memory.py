@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.messages import UpdateDone
-from rlzmq.protocol.ranges import FragmentRange, pack_ranges, unpack_ranges
-from rlzmq.protocol.schema import FragmentId, from_header, to_header
-from rlzmq.protocol.values import pack_blob, unpack_blob
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.messages import UpdateDone
+from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
+from rlzmq.wire.schema import FragmentId, from_header, to_header
+from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = ["Done", "LearnerMemory"]
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rlzmq.protocol.accounting import Accounting, DropReason
-from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.ranges import FragmentRange
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.accounting import DropReason, StepAccount
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Entry", "Ledger", "RunnerRecord"]
 
@@ -98,8 +98,8 @@ class RunnerRecord:
 class Ledger:
     """All accepted, uncommitted fragments, the committed ids, and the accounting of both."""
 
-    def __init__(self, accounting: Accounting | None = None) -> None:
-        self.accounting = accounting or Accounting()
+    def __init__(self, accounting: StepAccount | None = None) -> None:
+        self.accounting = accounting or StepAccount()
         self.entries: dict[FragmentId, Entry] = {}
         self.runners: dict[tuple[str, int], RunnerRecord] = {}
         self.num_bytes = 0

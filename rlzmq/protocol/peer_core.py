@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass, replace
 
-from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Instruction, Received, Send, Stop
-from rlzmq.protocol.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome, WireMessage
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.messages import BrokerBeat, Goodbye, Hello, Refused, Welcome, WireMessage
 
 __all__ = ["PeerCore", "PeerTimers"]
 

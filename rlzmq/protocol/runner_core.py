@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import (
     ApplyConnectorState,
     ApplyWeights,
@@ -30,8 +28,12 @@ from rlzmq.protocol.events import (
     StartLease,
     Tick,
 )
-from rlzmq.protocol.fragments import encode_fragment
-from rlzmq.protocol.messages import (
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.protocol.weights import WeightsReceiver, open_publication
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.fragment_message import encode_fragment
+from rlzmq.wire.messages import (
     Accepted,
     Committed,
     ConnectorState,
@@ -46,9 +48,7 @@ from rlzmq.protocol.messages import (
     SnapshotRequest,
     Spans,
 )
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers
-from rlzmq.protocol.ranges import to_spans
-from rlzmq.protocol.weights import WeightsReceiver, open_publication
+from rlzmq.wire.ranges import to_spans
 
 __all__ = ["RunnerCore"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlzmq.protocol.ledger import Entry, Ledger
-from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.wire.ranges import FragmentRange
 
 __all__ = ["rank_shares", "take_shards"]
 

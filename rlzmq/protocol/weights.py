@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlzmq.protocol.codec import WIRE_VERSION, Buffer, pack_header, unpack_header
-from rlzmq.protocol.errors import (
+from rlzmq.wire.codec import WIRE_VERSION, Buffer, pack_header, unpack_header
+from rlzmq.wire.errors import (
     ArrayMismatchError,
     BoundExceededError,
     MalformedFrameError,
     UnknownVersionError,
     wire_decoder,
 )
-from rlzmq.protocol.messages import Kind
-from rlzmq.protocol.schema import from_header, to_header
+from rlzmq.wire.messages import Kind
+from rlzmq.wire.schema import from_header, to_header
 
 __all__ = [
     "PUBLICATION_PREFIX_BYTES",

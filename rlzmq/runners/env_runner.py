@@ -1,7 +1,7 @@
 """EnvRunner: an environment, a module and two pipelines that turn into episodes.
 
 This base owns what all runners share: the vector env's life, the module, seeds, counters and metrics
-(weights and states: RunnerState). Sub-classes own the sampling loop.
+(weights and states: EnvRunnerState). Sub-classes own the sampling loop.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.runners.env_failures import EnvFailures, WayThere, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics
-from rlzmq.runners.runner_state import RunnerState
+from rlzmq.runners.runner_state import EnvRunnerState
 
 __all__ = ["EnvRunner", "sample_limits"]
 
 
-class EnvRunner(RunnerState, abc.ABC):
+class EnvRunner(EnvRunnerState, abc.ABC):
     """Samples episodes with a module in environments.
 
     Args:
@@ -410,7 +410,7 @@ class EnvRunner(RunnerState, abc.ABC):
 
 
 class _Unwatched:
-    """Stands for an `rlzmq.runtime.env_watch.EnvWatch` where there is none."""
+    """Stands for an `rlzmq.roles.runner.env_watchdog.EnvWatch` where there is none."""
 
     def work(self, *, is_reset: bool = False) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""RunnerState: the weights and states of an env runner, and how they come in and go out."""
+"""EnvRunnerState: the weights and states of an env runner, and how they come in and go out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.runners.sampling_state import get_sampling_state, set_sampling_state
 
-__all__ = ["STATE_COMPONENTS", "RunnerState"]
+__all__ = ["STATE_COMPONENTS", "EnvRunnerState"]
 
 STATE_COMPONENTS = (
     "rl_module",
@@ -20,7 +20,7 @@ STATE_COMPONENTS = (
 )
 
 
-class RunnerState(Checkpointable):
+class EnvRunnerState(Checkpointable):
     """Base of EnvRunner: weights by snapshot, connector states by delta, everything by component."""
 
     checkpoint_name = "env_runner"

@@ -1,7 +1,7 @@
 """The state in which an env runner samples: all that it needs to go on exactly as if it had never stopped.
 
-Beside weights and connectors (`RunnerState`) these are its random streams, its counters, where its environments
-are (`rlzmq.envs.positions`), and what its sampler carries from one fragment to the next. Plain values and arrays
+Beside weights and connectors (`EnvRunnerState`) these are its random streams, its counters, where its environments
+are (`rlzmq.envs.env_state`), and what its sampler carries from one fragment to the next. Plain values and arrays
 only. What has no such form, e.g. what a user's piece keeps in ``shared_data``, is left out, and new episodes begin.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlzmq.core.frozen import freeze, freeze_known, thaw
 from rlzmq.core.plain import NotPlainError
+from rlzmq.core.typed_values import freeze, freeze_known, thaw
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
-from rlzmq.envs.random_states import set_space_random_state, space_random_state
+from rlzmq.envs.rng_state import set_space_random_state, space_random_state
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
 
 __all__ = ["get_sampling_state", "set_sampling_state"]
@@ -37,7 +37,7 @@ _COUNTERS = (
 
 
 def get_sampling_state(runner: Any, *, with_episodes: bool = True) -> dict[str, Any]:
-    """See `RunnerState.get_sampling_state`."""
+    """See `EnvRunnerState.get_sampling_state`."""
     sampler = getattr(runner, "_sampler", None)
     sampler_state, shared_data = None, None
     has_episodes = with_episodes and getattr(sampler, "has_episodes", False)
@@ -71,7 +71,7 @@ def get_sampling_state(runner: Any, *, with_episodes: bool = True) -> dict[str, 
 
 
 def set_sampling_state(runner: Any, state: Mapping[str, Any]) -> int:
-    """See `RunnerState.set_sampling_state`."""
+    """See `EnvRunnerState.set_sampling_state`."""
     counters = state["counters"]
     for name, value in counters.items():
         if hasattr(runner, name):

@@ -9,7 +9,7 @@ import pytest
 
 from rlzmq import PPOConfig, RLlibCallback
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.runtime.sent_config import config_for_learners, config_for_runners
+from rlzmq.driver.process_config import config_for_learners, config_for_runners
 
 
 class Writer:

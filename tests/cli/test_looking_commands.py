@@ -14,9 +14,9 @@ from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.cli.main import main
 from rlzmq.cli.top import Rates, lines_of
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
-from rlzmq.protocol.fragments import encode_fragment, fragment_to_bytes
-from rlzmq.protocol.messages import Fragment
-from rlzmq.runtime.runner import make_env_runner
+from rlzmq.roles.runner.runner_role import make_env_runner
+from rlzmq.wire.fragment_message import encode_fragment, fragment_to_bytes
+from rlzmq.wire.messages import Fragment
 
 
 class Broken(gym.Env[np.ndarray, int]):

@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.runtime.outside import listening
+from tests.driver.outside import listening
 
 
 class Terminal:

@@ -20,8 +20,8 @@ from rlzmq.core.addresses import (
 )
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.net.context import Context, raise_file_limit
-from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
+from rlzmq.net.socket_directory import SocketDirectory
 
 
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]", ""])
@@ -74,7 +74,7 @@ def test_parts_of_addresses() -> None:
 
 
 async def test_a_second_bind_on_an_ipc_path_names_the_holder() -> None:
-    with RunDirectory() as directory, Context() as context:
+    with SocketDirectory() as directory, Context() as context:
         address = directory.address("control")
         first = DrainSocket(context, "ROUTER", None)
         first.bind(address)
@@ -89,7 +89,7 @@ def test_a_killed_holder_leaves_the_path_free() -> None:
     script = (
         "import sys, time; from rlzmq.core.addresses import AddressLock; l = AddressLock.take(sys.argv[1]); "
     )
-    with RunDirectory() as directory:
+    with SocketDirectory() as directory:
         address = directory.address("control")
         holder = subprocess.Popen(
             [sys.executable, "-c", script + "print('held', flush=True); time.sleep(60)", address],
@@ -112,7 +112,7 @@ def test_the_run_directory_is_private_and_goes(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
     old_umask = os.umask(0)
     try:
-        with RunDirectory() as directory:
+        with SocketDirectory() as directory:
             assert directory.path.stat().st_mode & 0o777 == 0o700
             assert directory.address("a") == f"ipc://{directory.path}/a"
             for wrong in ("", "..", "a/b"):
@@ -132,21 +132,21 @@ def test_a_long_runtime_directory_gives_way_to_a_short_one(
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    with RunDirectory() as directory:
+    with SocketDirectory() as directory:
         assert long not in directory.path.parents
     with pytest.raises(ConfigurationError, match="too long"):
-        RunDirectory(long)
+        SocketDirectory(long)
 
 
 def test_directories_of_dead_runs_are_removed_and_those_of_live_ones_kept() -> None:
-    with RunDirectory() as base, RunDirectory(base.path) as alive:
-        dead = RunDirectory(base.path)
+    with SocketDirectory() as base, SocketDirectory(base.path) as alive:
+        dead = SocketDirectory(base.path)
         os.close(dead._lock_fd)  # as the system does for a killed process
         fresh = base.path / "rlzmq-fresh"
         fresh.mkdir()
         for directory in (alive.path, dead.path):
             os.utime(directory, (0, 0))
-        with RunDirectory(base.path):
+        with SocketDirectory(base.path):
             assert alive.path.exists()
             assert fresh.exists()
             assert not dead.path.exists()

@@ -21,7 +21,7 @@ from rlzmq.launch.cluster import LOCAL, Cluster
 from rlzmq.launch.hosts import connect
 from rlzmq.launch.launcher import Launcher
 from rlzmq.launch.templates import render
-from tests.runtime.test_standalone_broker import _two_free_ports
+from tests.driver.test_standalone_broker import _two_free_ports
 
 asyncssh = pytest.importorskip("asyncssh")
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,8 @@ from rlzmq.learners.distributed import loopback_interface
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.learner_ranks import COMPARE_EVERY_UPDATES
 from rlzmq.learners.replay_source import EpisodeReplay
-from rlzmq.protocol.values import pack_blob, unpack_blob
 from rlzmq.replay import EpisodeReplayBuffer
+from rlzmq.wire.values import pack_blob, unpack_blob
 from tests.learners.cases import SquareLearner, episode_batch, ppo_config, ppo_learner, rows, square_learner
 from tests.learners.ranks import DiedError, run_ranks
 

@@ -10,8 +10,8 @@ import pytest
 from chaos_proxy import ChaosProxy
 
 from rlzmq.net.context import Context
-from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket
+from rlzmq.net.socket_directory import SocketDirectory
 
 DEADLINE_S = 20
 
@@ -37,7 +37,7 @@ async def received_through(
         else:
             received.append(number)
 
-    with RunDirectory() as directory:
+    with SocketDirectory() as directory:
         pull = DrainSocket(context, "PULL", on_message)
         server = pull.bind(directory.address("server"))
         async with ChaosProxy(server, listen=directory.address("proxy"), seed=seed) as proxy:
@@ -82,7 +82,7 @@ async def test_reordering_loses_nothing(context: Context) -> None:
 
 async def test_a_cut_and_a_half_close_end_connections_and_peers_come_back(context: Context) -> None:
     events: asyncio.Queue[str] = asyncio.Queue()
-    with RunDirectory() as directory:
+    with SocketDirectory() as directory:
         pull = DrainSocket(context, "PULL", lambda frames: None)
         server = pull.bind(directory.address("server"))
         async with ChaosProxy(server, listen=directory.address("proxy")) as proxy:

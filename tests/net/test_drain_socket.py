@@ -17,8 +17,8 @@ from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, Pr
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.options import CHUNKS, CONTROL, SocketOptions, weights_options
-from rlzmq.net.run_directory import RunDirectory
 from rlzmq.net.socket import DrainSocket, SendTicket
+from rlzmq.net.socket_directory import SocketDirectory
 
 pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 20
@@ -31,8 +31,8 @@ def context() -> Iterator[Context]:
 
 
 @pytest.fixture
-def directory() -> Iterator[RunDirectory]:
-    with RunDirectory() as directory:
+def directory() -> Iterator[SocketDirectory]:
+    with SocketDirectory() as directory:
         yield directory
 
 
@@ -92,7 +92,7 @@ def test_twenty_thousand_messages_both_ways_never_stall(
             while num_sent < num and dealer.send([b"%d" % num_sent]):
                 num_sent += 1
 
-        with Context() as context, RunDirectory() as directory:
+        with Context() as context, SocketDirectory() as directory:
             router = DrainSocket(context, "ROUTER", answer, options=options)
             dealer = DrainSocket(
                 context, "DEALER", collect, options=options, routing_id=b"d", on_writable=pump
@@ -108,7 +108,7 @@ def test_twenty_thousand_messages_both_ways_never_stall(
 
 @pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
 async def test_a_handler_that_raises_loses_no_later_message(
-    context: Context, directory: RunDirectory
+    context: Context, directory: SocketDirectory
 ) -> None:
     inbox = Inbox()
     raised = []
@@ -128,7 +128,7 @@ async def test_a_handler_that_raises_loses_no_later_message(
     assert [str(error) for error in raised] == ["refused", "refused"]
 
 
-async def test_a_busy_socket_leaves_turns_to_others(context: Context, directory: RunDirectory) -> None:
+async def test_a_busy_socket_leaves_turns_to_others(context: Context, directory: SocketDirectory) -> None:
     num_between: list[int] = []
     num = 0
     done = asyncio.Event()
@@ -153,7 +153,9 @@ async def test_a_busy_socket_leaves_turns_to_others(context: Context, directory:
     assert max(num_between) <= 16
 
 
-async def test_a_router_refuses_a_peer_that_is_not_there(context: Context, directory: RunDirectory) -> None:
+async def test_a_router_refuses_a_peer_that_is_not_there(
+    context: Context, directory: SocketDirectory
+) -> None:
     router = DrainSocket(context, "ROUTER", lambda frames: None, name="leases")
     router.bind(directory.address("r"))
     with pytest.raises(PeerLostError, match="leases: no peer b'nobody'"):
@@ -161,7 +163,7 @@ async def test_a_router_refuses_a_peer_that_is_not_there(context: Context, direc
 
 
 async def test_a_full_queue_refuses_and_says_when_it_is_empty_again(
-    context: Context, directory: RunDirectory
+    context: Context, directory: SocketDirectory
 ) -> None:
     inbox = Inbox()
     writable = asyncio.Event()
@@ -180,7 +182,7 @@ async def test_a_full_queue_refuses_and_says_when_it_is_empty_again(
 
 
 async def test_bytes_bound_the_queue_but_one_message_always_fits(
-    context: Context, directory: RunDirectory
+    context: Context, directory: SocketDirectory
 ) -> None:
     options = replace(CONTROL, immediate=True, max_queued_bytes=1000)
     dealer = DrainSocket(context, "DEALER", None, options=options)
@@ -190,7 +192,7 @@ async def test_bytes_bound_the_queue_but_one_message_always_fits(
 
 
 async def test_large_frames_arrive_as_views_and_are_forwarded_whole(
-    context: Context, directory: RunDirectory
+    context: Context, directory: SocketDirectory
 ) -> None:
     inbox = Inbox()
     body = bytes(range(256)) * 400
@@ -214,7 +216,7 @@ async def test_large_frames_arrive_as_views_and_are_forwarded_whole(
         assert (header, bytes(received)) == (b"header", body)
 
 
-async def test_a_ticket_tells_when_buffers_are_free(context: Context, directory: RunDirectory) -> None:
+async def test_a_ticket_tells_when_buffers_are_free(context: Context, directory: SocketDirectory) -> None:
     inbox = Inbox()
     options = replace(CHUNKS, immediate=True)
     push = DrainSocket(context, "PUSH", None, options=options)
@@ -234,7 +236,7 @@ async def test_a_ticket_tells_when_buffers_are_free(context: Context, directory:
     await asyncio.wait_for(poll(), DEADLINE_S)
 
 
-async def test_the_sender_checks_the_size(context: Context, directory: RunDirectory) -> None:
+async def test_the_sender_checks_the_size(context: Context, directory: SocketDirectory) -> None:
     push = DrainSocket(context, "PUSH", None, name="control")
     push.connect(directory.address("x"))
     with pytest.raises(ProtocolError, match=r"1048577 bytes .* 1048576 bytes that control carries"):
@@ -242,7 +244,7 @@ async def test_the_sender_checks_the_size(context: Context, directory: RunDirect
 
 
 async def test_an_oversize_peer_is_cut_off_and_others_are_served(
-    context: Context, directory: RunDirectory
+    context: Context, directory: SocketDirectory
 ) -> None:
     inbox = Inbox()
     async with until_event("disconnected") as on_event:
@@ -259,7 +261,7 @@ async def test_an_oversize_peer_is_cut_off_and_others_are_served(
 
 
 async def test_a_new_peer_with_an_old_routing_id_takes_over(
-    context: Context, directory: RunDirectory
+    context: Context, directory: SocketDirectory
 ) -> None:
     inbox, old_inbox, new_inbox = Inbox(), Inbox(), Inbox()
     router = DrainSocket(context, "ROUTER", inbox)
@@ -276,7 +278,7 @@ async def test_a_new_peer_with_an_old_routing_id_takes_over(
     assert await new_inbox.get() == [b"for the new one"]
 
 
-async def test_peers_find_a_restarted_router_again(context: Context, directory: RunDirectory) -> None:
+async def test_peers_find_a_restarted_router_again(context: Context, directory: SocketDirectory) -> None:
     inbox = Inbox()
     events: asyncio.Queue[str] = asyncio.Queue()
 
@@ -311,7 +313,7 @@ async def test_a_silent_client_is_dropped_at_the_handshake_interval(context: Con
     await writer.wait_closed()
 
 
-async def test_a_black_hole_is_noticed_by_heartbeats(context: Context, directory: RunDirectory) -> None:
+async def test_a_black_hole_is_noticed_by_heartbeats(context: Context, directory: SocketDirectory) -> None:
     inbox = Inbox()
     options = replace(CONTROL, heartbeat_interval_ms=100, heartbeat_timeout_ms=300)
     connected, disconnected = asyncio.Event(), asyncio.Event()
@@ -331,7 +333,7 @@ async def test_a_black_hole_is_noticed_by_heartbeats(context: Context, directory
 
 
 async def test_closing_inside_the_handler_ends_the_delivery(
-    context: Context, directory: RunDirectory
+    context: Context, directory: SocketDirectory
 ) -> None:
     received = []
     closed = asyncio.Event()
@@ -354,7 +356,7 @@ async def test_closing_inside_the_handler_ends_the_delivery(
         pull.send([b"x"])
 
 
-async def test_another_thread_is_turned_away(context: Context, directory: RunDirectory) -> None:
+async def test_another_thread_is_turned_away(context: Context, directory: SocketDirectory) -> None:
     push = DrainSocket(context, "PUSH", None)
     push.connect(directory.address("p"))
     caught: list[BaseException] = []
@@ -377,7 +379,7 @@ async def test_unknown_socket_types_are_named(context: Context) -> None:
     assert context.num_open_sockets == 0
 
 
-async def test_subscribers_get_their_topics(context: Context, directory: RunDirectory) -> None:
+async def test_subscribers_get_their_topics(context: Context, directory: SocketDirectory) -> None:
     inbox = Inbox()
     subscribed = Inbox()
     xpub = DrainSocket(context, "XPUB", subscribed, options=weights_options(100))
@@ -390,7 +392,7 @@ async def test_subscribers_get_their_topics(context: Context, directory: RunDire
     assert await inbox.get() == [b"w", b"3"]
 
 
-async def test_a_context_closes_what_was_left_open(directory: RunDirectory) -> None:
+async def test_a_context_closes_what_was_left_open(directory: SocketDirectory) -> None:
     context = Context()
     router = DrainSocket(context, "ROUTER", lambda frames: None)
     router.bind(directory.address("r"))

@@ -6,8 +6,10 @@ from typing import Any, TypeVar
 
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.events import Instruction, Received, Send
-from rlzmq.protocol.fragments import encode_fragment
-from rlzmq.protocol.messages import (
+from rlzmq.protocol.peer_core import PeerCore, PeerTimers
+from rlzmq.protocol.weights import new_publication_buffer, seal_publication
+from rlzmq.wire.fragment_message import encode_fragment
+from rlzmq.wire.messages import (
     Fragment,
     Hello,
     Lease,
@@ -19,9 +21,7 @@ from rlzmq.protocol.messages import (
     Weights,
     Welcome,
 )
-from rlzmq.protocol.peer_core import PeerCore, PeerTimers
-from rlzmq.protocol.ranges import pack_ranges
-from rlzmq.protocol.weights import new_publication_buffer, seal_publication
+from rlzmq.wire.ranges import pack_ranges
 
 M = TypeVar("M")
 

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlzmq.protocol.ranges import FragmentRange
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
 
 
 class Step(NamedTuple):

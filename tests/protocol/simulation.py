@@ -22,11 +22,11 @@ from rlzmq.protocol import events as E
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
-from rlzmq.protocol.messages import Fragment, Notice, OpenUpdate, Weights, Welcome, decode_message
-from rlzmq.protocol.ranges import FragmentRange
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.sharding import rank_shares
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
+from rlzmq.wire.messages import Fragment, Notice, OpenUpdate, Weights, Welcome, decode_message
+from rlzmq.wire.ranges import FragmentRange
 
 RUN = "run"
 

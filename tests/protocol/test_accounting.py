@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rlzmq.protocol.accounting import Accounting
+from rlzmq.protocol.accounting import StepAccount
 
 
-def _account() -> Accounting:
-    account = Accounting()
+def _account() -> StepAccount:
+    account = StepAccount()
     account.accept(10)
     account.train(4)
     account.drop(3, "stale")
@@ -40,7 +40,7 @@ def test_each_step_is_in_one_place() -> None:
         lambda account: account.add_base(0, {"surplus": -1}),
     ],
 )
-def test_what_cannot_be_is_noticed_by_the_change_that_makes_it(change: Callable[[Accounting], None]) -> None:
+def test_what_cannot_be_is_noticed_by_the_change_that_makes_it(change: Callable[[StepAccount], None]) -> None:
     account = _account()
     with pytest.raises(AssertionError):
         change(account)

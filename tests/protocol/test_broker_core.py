@@ -6,7 +6,8 @@ import pytest
 from core_fakes import Bench, publication
 
 from rlzmq.protocol.events import Publish, Received, Tick
-from rlzmq.protocol.messages import (
+from rlzmq.protocol.weights import open_publication
+from rlzmq.wire.messages import (
     ConnectorState,
     Goodbye,
     Lease,
@@ -21,8 +22,7 @@ from rlzmq.protocol.messages import (
     StatusRequest,
     Weights,
 )
-from rlzmq.protocol.values import unpack_blob
-from rlzmq.protocol.weights import open_publication
+from rlzmq.wire.values import unpack_blob
 
 # ------------------------------------------------------------------ weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_fakes import Bench
 
-from rlzmq.protocol.messages import LearnerState, Shard, ShardPlan, ShardReady, Train, UpdateReport
+from rlzmq.wire.messages import LearnerState, Shard, ShardPlan, ShardReady, Train, UpdateReport
 
 RECEIVING, READY, TRAINING = 0, 1, 2
 

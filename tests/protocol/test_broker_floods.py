@@ -7,7 +7,7 @@ from core_fakes import Bench
 
 from rlzmq.protocol.broker import newcomers
 from rlzmq.protocol.events import Overrun, PeerLost, Received, Tick
-from rlzmq.protocol.messages import Hello, Notice, Refused, Rejected, Welcome
+from rlzmq.wire.messages import Hello, Notice, Refused, Rejected, Welcome
 
 ORIGIN = "runner at 10.0.0.9"
 

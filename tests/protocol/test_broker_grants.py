@@ -6,7 +6,7 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Malformed, Tick
-from rlzmq.protocol.messages import (
+from rlzmq.wire.messages import (
     Accepted,
     ConnectorState,
     DriverState,

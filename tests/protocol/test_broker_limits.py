@@ -7,7 +7,7 @@ from core_fakes import Bench
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import Malformed, PeerLost, Stop, Tick
-from rlzmq.protocol.messages import (
+from rlzmq.wire.messages import (
     Accepted,
     LearnerState,
     Notice,
@@ -25,8 +25,8 @@ from rlzmq.protocol.messages import (
     UpdateReport,
     Welcome,
 )
-from rlzmq.protocol.ranges import FragmentRange, pack_ranges
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.ranges import FragmentRange, pack_ranges
+from rlzmq.wire.schema import FragmentId
 
 
 def _running(**options) -> Bench:

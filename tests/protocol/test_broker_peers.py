@@ -6,7 +6,7 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Malformed, PeerLost, Tick
-from rlzmq.protocol.messages import (
+from rlzmq.wire.messages import (
     DriverState,
     Goodbye,
     LearnerState,
@@ -16,7 +16,7 @@ from rlzmq.protocol.messages import (
     UpdateCommitted,
     Welcome,
 )
-from rlzmq.protocol.ranges import pack_ranges, unpack_ranges
+from rlzmq.wire.ranges import pack_ranges, unpack_ranges
 
 
 def _is_known(bench: Bench, connection: str) -> bool:

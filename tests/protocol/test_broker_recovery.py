@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Tick
-from rlzmq.protocol.messages import (
+from rlzmq.wire.messages import (
     DriverState,
     Goodbye,
     Notice,
@@ -14,8 +14,8 @@ from rlzmq.protocol.messages import (
     Train,
     UpdateReport,
 )
-from rlzmq.protocol.ranges import FragmentRange, pack_ranges
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.ranges import FragmentRange, pack_ranges
+from rlzmq.wire.schema import FragmentId
 
 
 def test_a_new_broker_does_not_train_again_what_learners_report():
@@ -60,7 +60,7 @@ def test_a_new_broker_waits_a_moment_for_the_data_of_a_trained_update():
     bench.learner(next_update=1)
     done = Train(1, 0, 77, 1, 20)
     ranges = pack_ranges([FragmentRange(FragmentId("uuid-runner", 1, 0), 0, 20)])
-    from rlzmq.protocol.messages import UpdateDone
+    from rlzmq.wire.messages import UpdateDone
 
     bench.send("learner-0", UpdateDone(0, done.attempt, 1, 0, 1, True, 1), (b"r", *ranges))
     assert bench.sent("driver", UpdateReport) == []

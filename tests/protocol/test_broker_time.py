@@ -6,7 +6,7 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.events import PeerLost, Stop, Tick
-from rlzmq.protocol.messages import BrokerBeat, Goodbye, Progress, Refused
+from rlzmq.wire.messages import BrokerBeat, Goodbye, Progress, Refused
 
 
 def _ticks(bench: Bench, until: float, every: float = 0.5) -> list[float]:

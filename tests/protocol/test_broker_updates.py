@@ -7,7 +7,7 @@ from core_fakes import Bench
 
 from rlzmq.protocol.driver_core import parse_report
 from rlzmq.protocol.events import Quarantine, Tick
-from rlzmq.protocol.messages import (
+from rlzmq.wire.messages import (
     Accepted,
     BrokerBeat,
     Committed,
@@ -27,9 +27,9 @@ from rlzmq.protocol.messages import (
     UpdateReport,
     Welcome,
 )
-from rlzmq.protocol.ranges import pack_ranges
-from rlzmq.protocol.schema import FragmentId
-from rlzmq.protocol.values import unpack_blob
+from rlzmq.wire.ranges import pack_ranges
+from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.values import unpack_blob
 
 
 def test_ranks_get_exactly_their_steps_and_the_frames_untouched():

@@ -8,11 +8,11 @@ import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, receive, welcome
 
 from rlzmq.protocol import events as E
-from rlzmq.protocol import messages as m
 from rlzmq.protocol.driver_core import DriverCore, parse_report
-from rlzmq.protocol.errors import WireError
-from rlzmq.protocol.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire import messages as m
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
+from rlzmq.wire.schema import FragmentId
 
 
 def _driver(*, is_welcome: bool = True, **options) -> DriverCore:

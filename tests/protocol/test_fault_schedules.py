@@ -8,8 +8,8 @@ import pytest
 from history import History, HistoryError, Step
 from simulation import Plan, Simulation, run_schedule
 
-from rlzmq.protocol.ranges import FragmentRange
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
 
 # More: python scripts/simulate_faults.py --schedules 100000
 _NUM_SCHEDULES = 1500

@@ -16,11 +16,11 @@ from rlzmq.protocol.events import (
     JournalRemove,
     JournalSynced,
 )
-from rlzmq.protocol.fragments import encode_fragment
 from rlzmq.protocol.journal import Journal, plan_recall
-from rlzmq.protocol.messages import Accepted, Fragment, Lease, Notice, Reset
-from rlzmq.protocol.ranges import FragmentRange
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.fragment_message import encode_fragment
+from rlzmq.wire.messages import Accepted, Fragment, Lease, Notice, Reset
+from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
 
 
 def fragment(seq: int, *, version: int = 3, steps: int = 10, runner: str = "r") -> Fragment:

@@ -6,9 +6,9 @@ import pytest
 
 from rlzmq.protocol import learner_memory
 from rlzmq.protocol.learner_memory import Done, LearnerMemory
-from rlzmq.protocol.messages import UpdateDone
-from rlzmq.protocol.ranges import FragmentRange, pack_ranges
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.messages import UpdateDone
+from rlzmq.wire.ranges import FragmentRange, pack_ranges
+from rlzmq.wire.schema import FragmentId
 
 
 def _frames(*ranges: tuple[str, int, int, int]) -> tuple:

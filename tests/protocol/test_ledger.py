@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlzmq.protocol.accounting import DROP_REASONS, Accounting
+from rlzmq.protocol.accounting import DROP_REASONS, StepAccount
 from rlzmq.protocol.ledger import Ledger, RunnerRecord
-from rlzmq.protocol.ranges import FragmentRange
-from rlzmq.protocol.schema import FragmentId
 from rlzmq.protocol.sharding import rank_shares, take_shards
+from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
 
 
 def _id(seq: int, runner: str = "r", incarnation: int = 1) -> FragmentId:
@@ -126,18 +126,18 @@ def test_shares_are_as_equal_as_integers_allow(steps, ranks, shares):
 
 
 def test_accounting_refuses_to_lose_steps():
-    accounting = Accounting()
+    accounting = StepAccount()
     accounting.accept(5)
     with pytest.raises(AssertionError):
         accounting.train(6)
-    accounting = Accounting()
+    accounting = StepAccount()
     accounting.sampled += 1
     with pytest.raises(AssertionError, match="sampled 1"):
         accounting.check()
 
 
 def test_a_base_is_added_on_both_sides():
-    accounting = Accounting()
+    accounting = StepAccount()
     accounting.add_base(100, {"stale": 3})
     assert accounting.sampled == 103
 

@@ -8,11 +8,11 @@ import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, publication, receive, welcome
 
 from rlzmq.protocol import events as E
-from rlzmq.protocol import messages as m
 from rlzmq.protocol.driver_core import DriverCore
 from rlzmq.protocol.learner_core import LearnerCore
-from rlzmq.protocol.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
 from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.wire import messages as m
+from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges, unpack_ranges
 
 # ------------------------------------------------------------------ registration
 

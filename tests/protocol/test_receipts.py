@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlzmq.protocol.broker.receipts import Receipts
-from rlzmq.protocol.ranges import to_spans
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.ranges import to_spans
+from rlzmq.wire.schema import FragmentId
 
 
 def test_each_acceptance_is_told_once():

@@ -8,8 +8,8 @@ import pytest
 from core_fakes import TIMERS, instructions_in, messages_in, publication, receive, welcome
 
 from rlzmq.protocol import events as E
-from rlzmq.protocol import messages as m
 from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.wire import messages as m
 
 
 def _runner(*, is_welcome: bool = True, **options) -> RunnerCore:

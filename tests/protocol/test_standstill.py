@@ -5,8 +5,8 @@ from __future__ import annotations
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Tick
-from rlzmq.protocol.messages import Lease, Progress, RunnerState
 from rlzmq.protocol.standstill import StandstillWatch
+from rlzmq.wire.messages import Lease, Progress, RunnerState
 
 
 def still_after(

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzmq.protocol import errors
 from rlzmq.protocol.weights import (
     PUBLICATION_PREFIX_BYTES,
     PUBLICATION_TOPIC,
@@ -17,6 +16,7 @@ from rlzmq.protocol.weights import (
     open_publication,
     seal_publication,
 )
+from rlzmq.wire import errors
 
 
 def _publication(

@@ -17,8 +17,8 @@ from rlzmq.core.errors import EnvironmentError_
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner
-from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 
 class Spoils(gym.Env[Any, Any]):

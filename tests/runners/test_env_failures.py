@@ -15,7 +15,7 @@ from sampling_cases import make_config
 
 from rlzmq.core.errors import EnvironmentError_, StepFailedRecreateEnvError
 from rlzmq.envs.examples import RandomEnv
-from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 
 class FailsAt(RandomEnv):

@@ -12,7 +12,7 @@ from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.core.callbacks import Callback
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.envs.examples import RandomEnv
-from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 
 def weights_of(runner: Any) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.rl_module import TorchRLModule
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.episode_sampler import EpisodeSampler
-from rlzmq.runners.fused_sampler import FusedSampler
-from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.single.episode_sampler import EpisodeSampler
+from rlzmq.runners.single.fused_sampler import FusedSampler
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 
 class NoOp(ConnectorV2):

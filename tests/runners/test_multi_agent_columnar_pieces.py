@@ -26,9 +26,9 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner
-from rlzmq.runners.multi_agent_fused import FusedMultiAgentSampler
-from rlzmq.runners.multi_agent_sampler import MultiAgentSampler
+from rlzmq.runners.multi.episode_sampler import MultiAgentSampler
+from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
+from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
 from tests.learners.test_train_batch import assert_identical, built
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule
 from tests.runners.test_multi_agent_env_runner import assert_equal, make_runner

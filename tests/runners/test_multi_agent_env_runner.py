@@ -17,9 +17,9 @@ from rlzmq.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi_agent_env_runner import MultiAgentEnvRunner
-from rlzmq.runners.multi_agent_fused import FusedMultiAgentSampler
-from rlzmq.runners.multi_agent_sampler import MultiAgentSampler
+from rlzmq.runners.multi.episode_sampler import MultiAgentSampler
+from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
+from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
 from tests.runners.multi_agent_envs import AGENTS, RestlessAgentsEnv, SteadyModule, TracingModule
 
 

@@ -11,9 +11,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq.envs import agents_way
+from rlzmq.envs import multi_agent_replay as agents_way
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
-from rlzmq.envs.random_states import get_random_states, set_random_states
+from rlzmq.envs.rng_state import get_random_states, set_random_states
 from tests.runners.multi_agent_envs import RestlessAgentsEnv
 from tests.runners.test_multi_agent_columnar_pieces import PIECES, make_config
 from tests.runners.test_multi_agent_env_runner import (

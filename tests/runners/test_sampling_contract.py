@@ -13,8 +13,8 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import ClosedError
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
-from rlzmq.runtime.fragments import take_fragment
+from rlzmq.roles.fragment_data import take_fragment
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 
 class FixedLength(RandomEnv):

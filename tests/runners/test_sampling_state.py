@@ -14,11 +14,11 @@ from sampling_cases import facts, make_config, random_env_config
 from test_fused_equals_generic import PIECES, AddsObservations, NoOp
 
 from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
-from rlzmq.core.frozen import freeze, thaw
-from rlzmq.envs import positions
+from rlzmq.core.typed_values import freeze, thaw
+from rlzmq.envs import env_state as positions
 from rlzmq.envs.examples import RandomEnv, StatelessCartPole
-from rlzmq.protocol.values import pack_blob, unpack_blob
-from rlzmq.runners.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.wire.values import pack_blob, unpack_blob
 
 KINDS = ("fused", "hybrid", "default tail", "all pieces")
 

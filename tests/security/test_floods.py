@@ -12,14 +12,14 @@ import pytest
 import zmq
 
 from rlzmq.net.join_file import JoinFile
-from rlzmq.protocol.messages import (
+from rlzmq.wire.messages import (
     ConfigRequest,
     Hello,
     SnapshotRequest,
     StatusRequest,
     encode_message,
 )
-from tests.runtime.outside import assert_accounted, listening
+from tests.driver.outside import assert_accounted, listening
 from tests.security.test_strangers import status_of
 
 _FLOOD_S = 1.5

@@ -6,7 +6,7 @@ import ast
 import textwrap
 from pathlib import Path
 
-from tests.runtime.outside import Command
+from tests.driver.outside import Command
 
 PACKAGE = Path(__file__).parents[2] / "rlzmq"
 
@@ -104,7 +104,7 @@ with open(os.environ["RLZMQ_TRAP"] + ".armed", "a") as log:
 
 DRIVER = """
 import time
-from tests.runtime.outside import listening
+from tests.driver.outside import listening
 from pathlib import Path
 
 config = listening(Path.cwd(), num_env_runners=1, batch=120, num_remote_learners=2).learners(num_learners=2)

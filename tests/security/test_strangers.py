@@ -13,7 +13,8 @@ import pytest
 from rlzmq.core.addresses import split_tcp
 from rlzmq.net.join_file import JoinFile
 from rlzmq.net.keys import KeyPair
-from rlzmq.protocol.messages import (
+from rlzmq.roles.remote_peer import Conversation, Observer
+from rlzmq.wire.messages import (
     ConnectorState,
     Hello,
     OpenUpdate,
@@ -27,8 +28,7 @@ from rlzmq.protocol.messages import (
     WireMessage,
     encode_message,
 )
-from rlzmq.runtime.remote_peer import Conversation, Observer
-from tests.runtime.outside import assert_accounted, listening
+from tests.driver.outside import assert_accounted, listening
 from tests.security.strangers import KINDS, knock, wrong_keys
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlzmq.protocol.broker.door import Door
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.recovery import Recovery
+from rlzmq.protocol.broker.registration import Door
 from rlzmq.protocol.broker.requests import Requests
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.codec import Buffer
-from rlzmq.protocol.errors import SchemaError, WireError
 from rlzmq.protocol.events import Malformed, Overrun, Received
-from rlzmq.protocol.messages import (
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.errors import SchemaError, WireError
+from rlzmq.wire.messages import (
     Config,
     ConfigRequest,
     ConnectorState,
@@ -41,7 +41,7 @@ from rlzmq.protocol.messages import (
     Weights,
     WireMessage,
 )
-from rlzmq.protocol.ranges import FragmentRange, unpack_ranges
+from rlzmq.wire.ranges import FragmentRange, unpack_ranges
 
 __all__ = ["Admission"]
 

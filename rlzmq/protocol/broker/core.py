@@ -22,20 +22,19 @@ from typing import Any, TypeAlias
 
 from rlzmq.protocol.broker.admission import Admission
 from rlzmq.protocol.broker.delivery import Delivery
-from rlzmq.protocol.broker.door import Door
 from rlzmq.protocol.broker.grants import Grants
+from rlzmq.protocol.broker.hang_detection import Watch
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.journal import on_journal
 from rlzmq.protocol.broker.options import BrokerOptions
+from rlzmq.protocol.broker.published_state import Store
 from rlzmq.protocol.broker.recovery import Recovery
+from rlzmq.protocol.broker.registration import Door
 from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.requests import Requests
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.broker.status import progress_of, status_of
-from rlzmq.protocol.broker.store import Store
 from rlzmq.protocol.broker.updates import Updates
-from rlzmq.protocol.broker.watch import Watch
-from rlzmq.protocol.errors import WireError
 from rlzmq.protocol.events import (
     Instruction,
     JournalFailed,
@@ -48,7 +47,8 @@ from rlzmq.protocol.events import (
     Stop,
     Tick,
 )
-from rlzmq.protocol.messages import (
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.messages import (
     BrokerBeat,
     Config,
     ConnectorState,
@@ -71,7 +71,7 @@ from rlzmq.protocol.messages import (
     Weights,
     WireMessage,
 )
-from rlzmq.protocol.values import pack_blob
+from rlzmq.wire.values import pack_blob
 
 __all__ = ["BrokerCore", "BrokerEvent", "BrokerOptions"]
 

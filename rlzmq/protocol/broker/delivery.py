@@ -10,8 +10,8 @@ Whatever a rank lacks by its own heartbeat is sent again.
 from __future__ import annotations
 
 from rlzmq.protocol.broker.state import BrokerState, Peer, Run
-from rlzmq.protocol.messages import LearnerState, Shard, ShardPlan, ShardReady, Train
-from rlzmq.protocol.ranges import pack_ranges
+from rlzmq.wire.messages import LearnerState, Shard, ShardPlan, ShardReady, Train
+from rlzmq.wire.ranges import pack_ranges
 
 __all__ = ["Delivery"]
 

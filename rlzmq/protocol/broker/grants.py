@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from rlzmq.protocol.broker.published_state import Store
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.broker.store import Store
 from rlzmq.protocol.leases import GrantedLease, plan_lease, small_lease, step_allowance
-from rlzmq.protocol.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
+from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 
 __all__ = ["Grants"]
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.errors import SchemaError
 from rlzmq.protocol.events import Received
 from rlzmq.protocol.leases import GrantedLease
 from rlzmq.protocol.ledger import RunnerRecord
-from rlzmq.protocol.messages import Accepted, Committed, Fragment, Rejected, RunnerState
-from rlzmq.protocol.ranges import to_spans
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.errors import SchemaError
+from rlzmq.wire.messages import Accepted, Committed, Fragment, Rejected, RunnerState
+from rlzmq.wire.ranges import to_spans
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Intake"]
 

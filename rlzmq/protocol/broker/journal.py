@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlzmq.protocol.broker.state import BrokerState
 from rlzmq.protocol.events import JournalFailed, JournalRecalled, JournalSynced
 from rlzmq.protocol.journal import Recalled
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["on_journal"]
 

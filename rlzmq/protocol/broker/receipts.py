@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlzmq.protocol.ledger import RunnerRecord
-from rlzmq.protocol.messages import Spans
-from rlzmq.protocol.ranges import to_spans
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.messages import Spans
+from rlzmq.wire.ranges import to_spans
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Receipts"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rlzmq.protocol.broker.state import BrokerState, Peer, Run
 from rlzmq.protocol.events import Quarantine
 from rlzmq.protocol.ledger import Entry
-from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.wire.ranges import FragmentRange
 
 __all__ = ["Recovery"]
 

@@ -7,9 +7,9 @@ Once it has a report, runners may forget the fragments in it, and learners the u
 from __future__ import annotations
 
 from rlzmq.protocol.broker.state import BrokerState, KeptReport, OpenedUpdate, Peer, Run
-from rlzmq.protocol.messages import UpdateCommitted, UpdateReport
-from rlzmq.protocol.ranges import FragmentRange, pack_blobs, pack_ranges
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.wire.messages import UpdateCommitted, UpdateReport
+from rlzmq.wire.ranges import FragmentRange, pack_blobs, pack_ranges
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Reports"]
 

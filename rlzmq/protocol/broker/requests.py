@@ -6,8 +6,8 @@ from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer
 from rlzmq.protocol.events import Received
-from rlzmq.protocol.messages import Config, DriverState, Hello, OpenUpdate, Pause, Reset, Resume
-from rlzmq.protocol.ranges import FragmentRange
+from rlzmq.wire.messages import Config, DriverState, Hello, OpenUpdate, Pause, Reset, Resume
+from rlzmq.wire.ranges import FragmentRange
 
 __all__ = ["Requests"]
 

@@ -10,16 +10,16 @@ from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.newcomers import Newcomer, Newcomers
 from rlzmq.protocol.broker.options import BrokerOptions
 from rlzmq.protocol.broker.receipts import Receipts
-from rlzmq.protocol.codec import Buffer
 from rlzmq.protocol.events import Instruction, Send
 from rlzmq.protocol.journal import Journal
 from rlzmq.protocol.leases import LeaseBook, Pace
 from rlzmq.protocol.ledger import Entry, Ledger
-from rlzmq.protocol.messages import Config, Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
-from rlzmq.protocol.progress_watch import ProgressWatch, SilenceWatch
-from rlzmq.protocol.ranges import FragmentRange
-from rlzmq.protocol.schema import FragmentId
+from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
 from rlzmq.protocol.weights import Publication
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.messages import Config, Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
+from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 

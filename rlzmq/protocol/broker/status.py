@@ -6,7 +6,7 @@ from typing import Any
 
 from rlzmq.protocol.broker.state import BrokerState
 from rlzmq.protocol.broker.waits import waits_of
-from rlzmq.protocol.messages import Progress
+from rlzmq.wire.messages import Progress
 
 __all__ = ["progress_of", "status_of"]
 

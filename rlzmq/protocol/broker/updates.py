@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.delivery import Delivery
+from rlzmq.protocol.broker.published_state import Store
 from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer, Run
-from rlzmq.protocol.broker.store import Store
 from rlzmq.protocol.events import Received
-from rlzmq.protocol.messages import ShardRefused, UpdateDone
-from rlzmq.protocol.ranges import unpack_ranges
 from rlzmq.protocol.sharding import rank_shares, take_shards
+from rlzmq.wire.messages import ShardRefused, UpdateDone
+from rlzmq.wire.ranges import unpack_ranges
 
 __all__ = ["Updates"]
 

@@ -1,0 +1,1 @@
+"""The driver's side of a run: groups of processes, their supervision, pipelines, results."""

@@ -1,0 +1,357 @@
+"""AsyncEnvRunnerGroup: all runners of a run (or of its evaluation) as one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlzmq.core.errors import ConfigurationError, PeerLostError
+from rlzmq.driver.process_config import config_for_runners
+from rlzmq.driver.runner_calls import RunnerCalls
+from rlzmq.driver.runner_supervision import RunnerSupervisor
+from rlzmq.driver.runner_sync import RunnerSync
+from rlzmq.driver.starting import attended, spawn_within
+from rlzmq.roles.fragment_data import sample_with_metrics
+from rlzmq.roles.runner.runner_role import EnvRunnerRole, make_env_runner
+from rlzmq.wire.values import pack_blob, unpack_blob
+
+__all__ = ["AsyncEnvRunnerGroup", "flatten_episodes"]
+
+_log = logging.getLogger("rlzmq.driver")
+
+# Between two updates a runner is idle and answers at once; one that samples ahead ends its lease first.
+_STATE_WITHIN_S = 5.0
+
+
+class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
+    """Samples with one local runner, or with several in processes of their own.
+
+    Args:
+        config: Says how many runners, envs and which.
+        system: The ActorSystem that spawns them. Without one there is a single local runner, and no
+            coroutine of the group ever waits.
+        is_evaluation: Whether the group evaluates: its random streams differ from training's.
+
+    Attributes:
+        handles: The runners' actor handles; empty for a local group.
+        supervisor: Replaces runners that die; None for a local group.
+        local_env_runner: The runner in this process, or None.
+        synced_module_ids: The modules whose weights the learners bring; None: all.
+        reports_samples: Whether somebody takes what `sample` calls measured (`take_sampled_metas`). Else what
+            callbacks logged is left for `get_metrics`.
+    """
+
+    def __init__(self, config: Any, *, system: Any = None, is_evaluation: bool = False) -> None:
+        RunnerCalls.__init__(self)
+        RunnerSync.__init__(self)
+        self.config = config
+        self._system = system
+        self._is_evaluation = is_evaluation
+        self.handles: list[Any] = []
+        self.local_env_runner: Any = None
+        self.supervisor: RunnerSupervisor | None = None
+        self._weights: tuple[Any, int, int] | None = None
+        self._connector_state: Mapping[str, Any] | None = None
+        self.synced_module_ids: list[str] | None = None
+        self.reports_samples = not is_evaluation
+        self._metas: list[list[dict[str, Any]]] = []
+
+    @property
+    def num_env_runners(self) -> int:
+        """Runners that sample: the remote ones, or the one local one."""
+        return len(self.handles) or 1
+
+    async def start(self) -> None:
+        """Make the runners; all remote ones at the same time."""
+        num = self.config.num_env_runners
+        if num == 0 and (self._system is None or self._is_evaluation):
+            self.local_env_runner = make_env_runner(self.config, self._worker_index(0))
+            if self.synced_module_ids is not None:
+                self.local_env_runner.change_modules(self.config, self.synced_module_ids)
+            return
+        # Where runners join by themselves and none is asked for here, nobody samples here.
+        is_open = self.config.listen or self.config.broker
+        least = 0 if is_open and not self._is_evaluation else 1
+        what = "evaluation env runner" if self._is_evaluation else "env runner"
+        self.supervisor = RunnerSupervisor(self.config, self.spawn_runner, self.handles, what=what)
+        await self.supervisor.start(max(num, least))
+        self.supervisor.prepare.append(self._bring_up_to_date)
+
+    async def spawn_runner(self, index: int, incarnation: int = 0) -> Any:
+        """Start the runner of the place `index` (0-based); its handle, ready to sample."""
+        local = self.config.num_env_runners == 0
+        name = f"{'eval-' if self._is_evaluation else ''}runner-{index}"
+        # An environment's constructor may take as long as a reset; the runner itself sees to that.
+        start_s, reset_s = self.config.process_start_timeout_s, self.config.env_reset_timeout_s
+        timeout_s = start_s + reset_s if start_s and reset_s else 0.0
+        spawn = self._system.spawn(
+            EnvRunnerRole,
+            self._sent_config(),
+            self._worker_index(0 if local else index + 1),
+            incarnation,
+            is_local=local,
+            place=name,
+            name=name,
+            in_process=local,
+            deadline_s=timeout_s,
+        )
+        handle = await spawn_within(timeout_s, "process_start_timeout_s or env_reset_timeout_s", spawn)
+        if self.synced_module_ids is not None:
+            await attended(handle, self._change_modules_of(handle))
+        return handle
+
+    async def _bring_up_to_date(self, index: int, handle: Any, incarnation: int) -> None:
+        """A replacement gets what `set_weights`, `set_connector_state` and `foreach_env_runner` gave to all."""
+        await self._give_env_config(index, handle)
+        if self._weights is not None:
+            await handle.set_weights(*self._weights)
+        if self._connector_state is not None:
+            await handle.set_connector_state(self._connector_state)
+
+    @property
+    def num_restarts(self) -> int:
+        """How many runner processes were replaced."""
+        return self.supervisor.num_restarts if self.supervisor is not None else 0
+
+    def _worker_index(self, index: int) -> int:
+        return index + (1_000_000 if self._is_evaluation else 0)
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    async def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[Any]:
+        """Episodes from all runners at once, as one flat list.
+
+        Args:
+            num_timesteps: At least so many env steps over all runners.
+            num_episodes: Exactly so many whole episodes over all runners. With neither, each
+                runner returns one fragment (see EnvRunner.sample).
+            explore, random_actions, force_reset: As of EnvRunner.sample.
+
+        Returns:
+            Episodes in runner order, each runner's in its own order.
+        """
+        batches = await self.sample_batches(
+            num_timesteps=num_timesteps,
+            num_episodes=num_episodes,
+            explore=explore,
+            random_actions=random_actions,
+            force_reset=force_reset,
+            with_metrics=self.reports_samples,
+        )
+        if self.reports_samples:
+            self._metas.append([batch.meta for batch in batches])
+        return flatten_episodes(batches)
+
+    async def sample_batches(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        with_metrics: bool = True,
+        **options: Any,
+    ) -> list[Any]:
+        """As `sample`, one EpisodeBatch per runner.
+
+        Args:
+            num_timesteps, num_episodes, options: As of `sample`.
+            with_metrics: Whether the batches' metas hold what callbacks logged; it is forgotten at the runners.
+        """
+        calls = self.share_out(num_timesteps=num_timesteps, num_episodes=num_episodes, **options)
+        if self.local_env_runner is not None:
+            runner = self.local_env_runner
+            return [
+                sample_with_metrics(runner, options) if with_metrics else runner.sample(**options)
+                for _, options in calls
+            ]
+        if not self.handles:
+            raise ConfigurationError(
+                "sample(): the only runners are those that join from outside, and they sample under the "
+                "broker's leases. Set num_env_runners to 1 or more to call sample() yourself."
+            )
+        assert self.supervisor is not None
+        supervisor = self.supervisor
+        batches = await asyncio.gather(
+            *(supervisor.call(index, _sampling(options, with_metrics)) for index, options in calls)
+        )
+        return [batch for batch in batches if batch is not None]
+
+    def share_out(
+        self, *, num_timesteps: int | None = None, num_episodes: int | None = None, **options: Any
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """What `sample` asks of each runner: (0-based index, options), of those that have anything to do."""
+        num = self.num_env_runners
+        calls = []
+        for index in range(num):
+            shares = {
+                name: _share(total, num, index)
+                for name, total in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes))
+                if total is not None
+            }
+            if all(share for share in shares.values()):
+                calls.append((index, {**options, **shares}))
+        return calls
+
+    def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
+        """What `sample` calls reported since the last take (for the result's metrics)."""
+        taken, self._metas = self._metas, []
+        return taken
+
+    # -- weights and state ----------------------------------------------------------------------
+
+    async def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> None:
+        """Load one snapshot (``WeightsLayout.snapshot``) into every runner.
+
+        Args:
+            snapshot, version: As `AsyncLearnerGroup.get_inference_weights` gives them.
+            generation: Weights of lower generations, which may still be on their way, are refused then.
+        """
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_weights(snapshot, version=version, generation=generation)
+        self._weights = (snapshot, version, generation)
+        await self._on_all(lambda handle: handle.set_weights(snapshot, version, generation))
+
+    async def set_connector_state(self, state: Mapping[str, Any]) -> None:
+        """Put merged connector states into every runner's pipelines."""
+        if not state:
+            return
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_connector_state(state)
+        self._connector_state = state
+        await self._on_all(lambda handle: handle.set_connector_state(state))
+
+    async def get_connector_deltas(self) -> list[Any]:
+        """What every runner's connector pieces learned since the last call."""
+        if self.local_env_runner is not None:
+            return [self.local_env_runner.get_connector_delta()]
+        return await self._on_all(lambda handle: handle.get_connector_delta())
+
+    async def get_sampling_states(self) -> dict[str, Any]:
+        """``{"runner-0": its state, …}``: what every runner needs to go on just as it would.
+
+        A runner that does not answer at once, e.g. since its env hangs, is left out.
+        """
+        if self.local_env_runner is not None:
+            return {"runner-0": self.local_env_runner.get_sampling_state()}
+        supervisor = self.supervisor
+        if supervisor is None:
+            return {}
+
+        async def state_of(index: int) -> Any:
+            try:
+                async with asyncio.timeout(_STATE_WITHIN_S):
+                    return await supervisor.call(index, lambda handle: handle.get_sampling_state())
+            except TimeoutError:
+                _log.warning("runner-%d did not tell its state within %g s", index, _STATE_WITHIN_S)
+            except PeerLostError as error:
+                _log.warning("runner-%d cannot tell its state: %s", index, error)
+            return None
+
+        states = await asyncio.gather(*(state_of(index) for index in range(len(self.handles))))
+        return {f"runner-{i}": unpack_blob(state) for i, state in enumerate(states) if state is not None}
+
+    async def set_sampling_states(self, states: Mapping[str, Any]) -> None:
+        """Every runner goes on from what `get_sampling_states` gave, each from its own.
+
+        Those that were left out then, and all if there are more or fewer runners now, begin new episodes.
+        """
+        num_here = 1 if self.local_env_runner is not None else len(self.handles)
+        numbers = {int(name.rpartition("-")[2]): state for name, state in states.items()}
+        if not numbers or not num_here:
+            return
+        if max(numbers) + 1 != num_here:
+            _log.warning(
+                "The checkpoint is that of a run with %d env runners, this one has %d: its unfinished episodes are not "
+                "gone on with, all env runners begin new ones.",
+                max(numbers) + 1,
+                num_here,
+            )
+            return
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_sampling_state(numbers[0])
+            return
+        assert self.supervisor is not None
+        supervisor = self.supervisor
+
+        async def give(index: int, state: Any) -> None:
+            packed = pack_blob(state)
+            await supervisor.call(index, lambda handle: handle.set_sampling_state(packed))
+
+        await asyncio.gather(*(give(index, state) for index, state in numbers.items()))
+
+    async def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> None:
+        """Every runner takes over another set of modules (see EnvRunner.change_modules)."""
+        self.config, self.synced_module_ids = config, synced_module_ids
+        if self.local_env_runner is not None:
+            self.local_env_runner.change_modules(config, synced_module_ids)
+        self._weights = None  # of another layout
+        await self._on_all(self._change_modules_of)
+
+    async def _change_modules_of(self, handle: Any) -> None:
+        def change(role: Any, config: Any, synced_module_ids: list[str] | None) -> str:
+            return str(role.change_modules(config, synced_module_ids))
+
+        await handle.expect_layout(await handle.apply(change, self._sent_config(), self.synced_module_ids))
+
+    def _sent_config(self) -> Any:
+        return config_for_runners(self.config) if self.config.num_env_runners else self.config
+
+    async def get_metrics(self) -> list[dict[str, Any]]:
+        """Each runner's metrics since the last call.
+
+        What callbacks logged while a run sampled is in the run's results instead.
+        """
+        if self.local_env_runner is not None:
+            return [self.local_env_runner.get_metrics()]
+        return await self._on_all(lambda handle: handle.get_metrics())
+
+    async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
+        """``call(handle)`` of all remote runners at once; does not wait where there are none."""
+        if self.supervisor is None:
+            return []
+        calls = (self.supervisor.call(index, call) for index in range(len(self.handles)))
+        return list(await asyncio.gather(*calls))
+
+    async def stop(self) -> None:
+        """End the runners."""
+        await self.cancel_calls()
+        if self.supervisor is not None:
+            await self.supervisor.stop()
+        if self.local_env_runner is not None:
+            self.local_env_runner.stop()
+            self.local_env_runner = None
+        handles, self.handles = self.handles, []
+        await asyncio_gather(handles, lambda handle: handle.stop())
+
+
+def flatten_episodes(batches: Sequence[Any]) -> list[Any]:
+    """All episodes of several batches (or lists) in one list."""
+    return [episode for batch in batches for episode in batch]
+
+
+async def asyncio_gather(handles: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
+    """``call(handle)`` of all handles at once; does not wait where there are none."""
+    if not handles:
+        return []
+    return list(await asyncio.gather(*(call(handle) for handle in handles)))
+
+
+def _sampling(options: Mapping[str, Any], with_metrics: bool) -> Callable[[Any], Any]:
+    if with_metrics:
+        return lambda handle: handle.sample_with_metrics(options)
+    return lambda handle: handle.sample(**options)
+
+
+def _share(total: int, num: int, index: int) -> int:
+    if total < 0:
+        raise ConfigurationError(f"sample(): expected a number of steps or episodes ≥ 0, got {total}.")
+    return total // num + (1 if index < total % num else 0)

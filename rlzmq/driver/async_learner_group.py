@@ -1,0 +1,457 @@
+"""AsyncLearnerGroup: one local learner, or several ranks in processes of their own, as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core.checkpointable import read_part, write_part
+from rlzmq.core.errors import PeerLostError
+from rlzmq.driver.async_env_runner_group import asyncio_gather
+from rlzmq.driver.episode_sharding import shard_batch, shard_episodes
+from rlzmq.driver.learner_modules import one_less, one_more, weights_to_load
+from rlzmq.driver.learner_supervision import LearnerSupervisor
+from rlzmq.driver.process_config import config_for_learners
+from rlzmq.driver.starting import attended, spawn_within
+from rlzmq.learners.learner_base import LearnerBase
+from rlzmq.learners.rank_modules import RANK_MODULES
+from rlzmq.modules.saving import read_module_states
+from rlzmq.roles.learner.formation import form_group
+from rlzmq.roles.learner.learner_role import LearnerRole, make_learner
+
+__all__ = ["AsyncLearnerGroup"]
+
+_JOIN_SPARE_S = 15.0  # beyond a collective that must fail first
+
+
+class AsyncLearnerGroup:
+    """Trains one module on equal shards of each batch.
+
+    Args:
+        config: Says how many learners, of which class.
+        module_spec: The MultiRLModuleSpec with its spaces.
+        system: The ActorSystem that spawns them; without one there is a single local learner, and
+            no coroutine of the group ever waits.
+        door: Where learners from other machines come in, if any are asked for.
+
+    Attributes:
+        handles: The ranks' actor handles in rank order; empty for a local group.
+        local_learner: The Learner in this process, or None.
+        generation: +1 whenever the process group is formed anew.
+        supervisor: Keeps the ranks training; None for a local learner.
+        num_changes: How many calls may have changed the weights.
+        synced_module_ids: The modules whose weights runners need; None: all.
+        algorithm: The AsyncAlgorithm whose learners these are; None where the group stands alone.
+    """
+
+    def __init__(self, config: Any, module_spec: Any, *, system: Any = None, door: Any = None) -> None:
+        self.config = config
+        self.module_spec = module_spec
+        self._system = system
+        self._door = door
+        self.handles: list[Any] = []
+        self.local_learner: Any = None
+        self.generation = 0
+        self.num_changes = 0
+        self.synced_module_ids: list[str] | None = None
+        self.algorithm: Any = None
+        self.supervisor: LearnerSupervisor | None = None
+        self._results: list[tuple[list[dict[str, Any]], int]] = []
+
+    @property
+    def num_learners(self) -> int:
+        """Ranks: remote ones, or the one local one."""
+        return len(self.handles) or 1
+
+    def _note_change(self) -> None:
+        self.num_changes += 1
+        if self.supervisor is not None:
+            self.supervisor.is_untouched = False
+
+    async def start(self) -> None:
+        """Make the learners and form their process group."""
+        num = self.config.num_learners
+        if self._system is None:
+            self.local_learner = make_learner(self.config, self.module_spec)
+            return
+        if num > 1 and self._door is None:
+            self._system.preload(RANK_MODULES)
+        self.supervisor = LearnerSupervisor(self.config, self.handles, self._spawn, self._form)
+        await self.supervisor.begin(max(num, 1))
+
+    async def _spawn(self, rank: int, incarnation: int = 0) -> Any:
+        if self._door is not None:
+            return await self._door.take(self.config, rank, replaces=incarnation > 0)
+        local = self.config.num_learners == 0
+        timeout_s = self.config.process_start_timeout_s
+        spawn = self._system.spawn(
+            LearnerRole,
+            self.config if local else config_for_learners(self.config),
+            self.module_spec,
+            rank,
+            max(self.config.num_learners, 1),
+            incarnation,
+            name=f"learner-{rank}",
+            in_process=local,
+            deadline_s=timeout_s,
+        )
+        handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
+        if self.synced_module_ids is not None:
+            ids = self.synced_module_ids
+            change = handle.apply(lambda role: role.change_modules(lambda learner: None, ids))
+            await attended(handle, change)
+        return handle
+
+    async def _form(self, handles: Sequence[Any]) -> None:
+        """Bring these ranks together as the next generation, all with the newest state among them.
+
+        The store that they meet in is the driver's, a file or a server: it outlives every rank.
+
+        Raises:
+            PeerLostError: One of them died meanwhile; the others can be formed again.
+        """
+        self.generation += 1
+        if self._door is not None:
+            store = self._door.store_address
+        else:
+            store = str(self._system.run_directory.path / f"learners-{self.generation}")
+        assert self.supervisor is not None
+        await form_group(
+            handles,
+            store,
+            self.generation,
+            end_if_hanging=self.supervisor.end_if_hanging,
+            deadline_s=self.config.learner_timeout_s + _JOIN_SPARE_S,
+        )
+
+    # -- updates --------------------------------------------------------------------------------
+
+    async def update(
+        self,
+        *,
+        batch: Mapping[str, Any] | None = None,
+        episodes: Sequence[Any] | None = None,
+        timesteps: Mapping[str, int] | None = None,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """One update on these episodes, or this train batch, shared equally by all ranks.
+
+        Args:
+            batch: A ready train batch (see `Learner.update`); every rank trains the same number of its rows.
+            episodes: Episodes, or an EpisodeBatch; they are cut so that every rank trains the same
+                number of env steps (at most num_learners - 1 steps are left out, and counted).
+            timesteps: Lifetime counters that drive schedules.
+            options: ``num_epochs``, ``minibatch_size``, ``shuffle_batch_per_epoch``.
+
+        Returns:
+            ``{module id: {metric: value}}`` of each rank.
+
+        Raises:
+            ValueError: Not exactly one source was given, or there are fewer env steps than ranks.
+        """
+        if (batch is None) == (episodes is None):
+            raise ValueError(
+                "LearnerGroup.update: expected either batch or episodes, got "
+                f"{'none' if batch is None else 'both'}."
+            )
+        self._note_change()
+        options["timesteps"] = dict(timesteps) if timesteps else None
+        if self.local_learner is not None:
+            results = [self.local_learner.update(batch=batch, episodes=episodes, **options)]
+            num_steps = _num_steps_of(batch=batch, episodes=episodes)
+        else:
+            results, num_steps = await self._update_ranks(batch, episodes, options)
+        self._results.append((results, num_steps))
+        return results
+
+    async def _update_ranks(
+        self, batch: Any, episodes: Any, options: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """An update of all ranks; if one dies, the others go on, each with a larger share."""
+        assert self.supervisor is not None
+        await self.supervisor.admit()
+        start: list[int] = []
+
+        async def attempt(handles: Sequence[Any]) -> tuple[list[dict[str, Any]], int]:
+            version = await handles[0].ping()
+            start.append(version)
+            name, shards, num_steps = _shards(batch, episodes, len(handles))
+            if version > start[0]:
+                return [], num_steps  # committed before a rank died, which has its results
+            results = await asyncio.gather(
+                *(
+                    handle.update(**{name: shard}, **options)
+                    for handle, shard in zip(handles, shards, strict=True)
+                ),
+                return_exceptions=True,
+            )
+            failures = [result for result in results if isinstance(result, BaseException)]
+            for failure in sorted(failures, key=lambda failure: isinstance(failure, PeerLostError)):
+                raise failure  # an error of the user's code before its consequences
+            return list(results), num_steps  # type: ignore[arg-type]
+
+        return await self.supervisor.call(attempt)  # type: ignore[no-any-return]
+
+    def take_results(self) -> list[tuple[list[dict[str, Any]], int]]:
+        """(results, env steps) of `update` calls since the last take."""
+        taken, self._results = self._results, []
+        return taken
+
+    def fault_tolerance(self) -> dict[str, int]:
+        """How many ranks live, how many were replaced, and how often the group was formed anew."""
+        if self.supervisor is None:
+            return {}
+        return {
+            "num_healthy_learners": len(self.handles) if self.config.num_learners else 0,
+            "num_learner_restarts": self.supervisor.num_restarts,
+            "num_learner_group_reforms": self.supervisor.num_reforms,
+            "num_learner_rollbacks": self.supervisor.num_rollbacks,
+        }
+
+    # -- state ----------------------------------------------------------------------------------
+
+    async def get_state(self) -> dict[str, Any]:
+        """Rank 0's learner state (all ranks hold the same)."""
+        if self.local_learner is not None:
+            return self.local_learner.get_state()  # type: ignore[no-any-return]
+        state: dict[str, Any] = await self._on_rank_0(lambda handle: handle.get_state())
+        self._remember(state)
+        return state
+
+    def _remember(self, state: Mapping[str, Any]) -> None:
+        """Keep a whole state for the day when no rank is left."""
+        if self.supervisor is not None and "weights_seq_no" in state:
+            self.supervisor.last_resort = dict(state)
+
+    async def set_state(self, state: Mapping[str, Any]) -> None:
+        """Every rank takes over this state."""
+        self._note_change()
+        self._remember(state)
+        if self.local_learner is not None:
+            self.local_learner.set_state(state)
+        await self._on_all(lambda handle: handle.set_state(dict(state)))
+
+    async def save_to_path(self, path: str | Path | None = None) -> str:
+        """Write rank 0's state as a checkpoint (see Checkpointable.save_to_path)."""
+        return write_part(path, LearnerBase.checkpoint_name, await self.get_state(), type(self))
+
+    async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Every rank takes over the state of a checkpoint.
+
+        Args:
+            path: What `save_to_path` or a Learner's wrote, an algorithm's checkpoint, or a path into one.
+            component: What is at `path` is this part only: ``"learner/rl_module/p0"`` also takes a module's own
+                checkpoint.
+
+        Raises:
+            CheckpointError: Nothing of that kind is there, or it is torn or altered.
+        """
+        part = (component or "").strip("/").removeprefix("learner").strip("/")
+        name, _, module_id = part.partition("/")
+        if name == "rl_module":
+            states = read_module_states(path, module_id or None)
+            await self.set_weights({module_id: states} if module_id else states)
+        else:
+            await self.set_state(read_part(path, LearnerBase.checkpoint_name, part))
+
+    async def get_weights(self) -> dict[str, Any]:
+        """``{module id: {name: array}}`` of rank 0."""
+        state = await self.get_state()
+        return state["rl_module"]  # type: ignore[no-any-return]
+
+    async def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Every rank takes over these weights; optimisers stay as they are."""
+        await self.set_state({"rl_module": dict(weights)})
+
+    async def load_module_state(
+        self,
+        *,
+        multi_rl_module_ckpt_dir: str | Path | None = None,
+        modules_to_load: Collection[str] | None = None,
+        rl_module_ckpt_dirs: Mapping[str, str | Path] | None = None,
+    ) -> None:
+        """Every rank takes over weights from checkpoints; optimisers stay as they are.
+
+        Args:
+            multi_rl_module_ckpt_dir: An algorithm's checkpoint, or a MultiRLModule's.
+            modules_to_load: Of these only the modules with these ids; None: all that the learners have.
+            rl_module_ckpt_dirs: Module id → checkpoint of a module, or path to it in an algorithm's; these win.
+
+        Raises:
+            CheckpointError: A module is not there.
+            KeyError: The learners do not have it.
+        """
+        weights = weights_to_load(
+            self.module_spec,
+            multi_rl_module_ckpt_dir=multi_rl_module_ckpt_dir,
+            modules_to_load=modules_to_load,
+            rl_module_ckpt_dirs=rl_module_ckpt_dirs,
+        )
+        await self.set_weights(weights)
+
+    async def add_module(
+        self,
+        *,
+        module_id: str,
+        module_spec: Any,
+        config_overrides: Mapping[str, Any] | None = None,
+        new_should_module_be_updated: Any = None,
+    ) -> Any:
+        """Add a module to the learners alone, between two updates; a run's own: see `Algorithm.add_module`.
+
+        Args:
+            module_id: Its id.
+            module_spec: Its RLModuleSpec.
+            config_overrides: Settings for this module alone.
+            new_should_module_be_updated: New `policies_to_train`.
+
+        Returns:
+            The specs of the learners' modules.
+
+        Raises:
+            ValueError: There is a module of this id.
+        """
+        options = {
+            "config_overrides": config_overrides,
+            "new_should_module_be_updated": new_should_module_be_updated,
+        }
+        if self.algorithm is not None:
+            return await self.algorithm.add_module(
+                module_id, module_spec, add_to_env_runners=False, add_to_eval_env_runners=False, **options
+            )
+        changed = one_more(self.config, self.module_spec, module_id, module_spec, **options)
+        await self.change_modules(*changed, self.synced_module_ids)
+        return self.module_spec
+
+    async def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> Any:
+        """Remove a module from the learners alone, between two updates.
+
+        Args:
+            module_id: Its id.
+            new_should_module_be_updated: New `policies_to_train`.
+
+        Returns:
+            The specs of the learners' modules.
+
+        Raises:
+            KeyError: There is no such module.
+        """
+        options = {"new_should_module_be_updated": new_should_module_be_updated}
+        if self.algorithm is not None:
+            return await self.algorithm.remove_module(
+                module_id, remove_from_env_runners=False, remove_from_eval_env_runners=False, **options
+            )
+        changed = one_less(self.config, self.module_spec, module_id, **options)
+        await self.change_modules(*changed, self.synced_module_ids)
+        return self.module_spec
+
+    async def change_modules(
+        self,
+        config: Any,
+        module_spec: Any,
+        change: Callable[[Any], Any],
+        synced_module_ids: list[str] | None,
+    ) -> None:
+        """Add or remove modules on every rank, between two updates.
+
+        Args:
+            config, module_spec: As they are from now on.
+            change: ``change(learner)`` does it.
+            synced_module_ids: Of which modules runners need the weights; None: all.
+        """
+        self._note_change()
+        self.config, self.module_spec, self.synced_module_ids = config, module_spec, synced_module_ids
+        if self.supervisor is not None:
+            self.supervisor.last_resort = None  # of other modules
+        if self.local_learner is not None:
+            change(self.local_learner)
+
+        def on_role(role: Any, change: Callable[[Any], Any], synced_module_ids: list[str] | None) -> None:
+            role.change_modules(change, synced_module_ids)
+
+        await self._on_all(lambda handle: handle.apply(on_role, change, synced_module_ids))
+
+    async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
+        """(snapshot of what runners need, version).
+
+        Args:
+            module_ids: Only of these modules; None: all that training runners have.
+        """
+        module_ids = self.synced_module_ids if module_ids is None else module_ids
+        if self.local_learner is not None:
+            from rlzmq.modules.weights import WeightsLayout
+
+            learner = self.local_learner
+            layout = WeightsLayout.of(learner.module, inference_only=True, module_ids=module_ids)
+            return layout.snapshot(learner.module), learner.weights_seq_no
+        snapshot, version = await self._on_rank_0(lambda handle: handle.get_inference_weights(module_ids))
+        return snapshot, version
+
+    async def _on_rank_0(self, call: Callable[[Any], Any]) -> Any:
+        """``call(handle)`` of rank 0, whoever that is; again if it dies meanwhile."""
+        assert self.supervisor is not None
+        return await self.supervisor.call(lambda handles: call(handles[0]))
+
+    async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
+        """``call(handle)`` of every rank at once; again if one dies meanwhile. Nobody: no waiting."""
+        if self.supervisor is None:
+            return []
+
+        async def call_all(handles: Sequence[Any]) -> list[Any]:
+            return list(await asyncio.gather(*(call(handle) for handle in handles)))
+
+        return await self.supervisor.call(call_all)  # type: ignore[no-any-return]
+
+    async def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
+        """``func(learner)`` on every rank; the results in rank order.
+
+        After changing weights with it, call `sync_weights`.
+        """
+        if self.local_learner is not None:
+            return [func(self.local_learner)]
+
+        def on_role(role: Any) -> Any:
+            return func(role.learner)
+
+        return await self._on_all(lambda handle: handle.apply(on_role))
+
+    async def shutdown(self) -> None:
+        """End the learners."""
+        self.local_learner = None
+        if self.supervisor is not None:
+            await self.supervisor.stop()
+        handles, self.handles = self.handles, []
+        await asyncio_gather(handles, lambda handle: handle.stop())
+
+
+def _shards(batch: Any, episodes: Any, num_ranks: int) -> tuple[str, list[Any], int]:
+    """(Which argument of `Learner.update` they are, a shard per rank, steps over all of them)."""
+    if batch is None:
+        of_episodes, num_steps = shard_episodes(episodes, num_ranks)
+        return "episodes", of_episodes, num_steps
+    shards = shard_batch(batch, num_ranks)
+    return "batch", shards, sum(_num_steps_of(batch=shard) for shard in shards)
+
+
+def _num_steps_of(*, batch: Any = None, episodes: Any = None) -> int:
+    if batch is not None:
+        return max((_num_rows(value) for value in batch.values()), default=0)
+    return _num_env_steps(episodes)
+
+
+def _num_rows(value: Any) -> int:
+    while isinstance(value, Mapping):
+        value = next(iter(value.values()), ())
+    return len(value)
+
+
+def _num_env_steps(episodes: Any) -> int:
+    counted = getattr(episodes, "num_env_steps", None)
+    if counted is not None:
+        return int(counted)
+    return sum(
+        int(item.num_env_steps) if hasattr(item, "num_env_steps") else int(item.env_steps())
+        for item in episodes
+    )

@@ -1,0 +1,526 @@
+"""Updates through the broker: any number of runner and learner processes.
+
+    driver ──OPEN_UPDATE──► broker ──leases──► runners ──fragments──► broker ──shards──► learners
+    driver ◄──REPORT─────── broker ◄──────────────── UPDATE_DONE, weights ──────────────┘
+
+| the driver consumes | produces        | waits for                     | unblocked by              |
+|---------------------|-----------------|-------------------------------|---------------------------|
+| reports             | OPEN_UPDATE     | the update's commit           | its REPORT                |
+| connector deltas    | merged state    | –                             | –                         |
+| failures of roles   | restarts, errors | –                            | a role's exit or exception |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core import faults
+from rlzmq.core.errors import ConfigurationError, PeerLostError
+from rlzmq.driver.broker_supervision import BrokerKeeper
+from rlzmq.driver.connector_sync import ConnectorSync
+from rlzmq.driver.driver_link import DriverLink
+from rlzmq.driver.fragment_metadata import MetaCheck
+from rlzmq.driver.join_files import JoinKeys, pack_config
+from rlzmq.driver.report_reader import ReportReader
+from rlzmq.driver.run_journal import RunJournal
+from rlzmq.driver.standalone_broker import FoundBroker
+from rlzmq.driver.update_results import Accounting, UpdateResult
+from rlzmq.driver.watchdog import Watchdog
+from rlzmq.protocol.events import Report
+from rlzmq.roles.compatibility import spaces_digest
+from rlzmq.roles.fragment_data import num_left_out
+from rlzmq.roles.peer_link import new_peer_id
+from rlzmq.wire.messages import Notice, OpenUpdate
+
+__all__ = ["BrokerPipeline"]
+
+_log = logging.getLogger("rlzmq.driver")
+
+_GOODBYE_S = 3.0
+_MISSED = frozenset({"hung", "silent", "lost"})
+
+
+class BrokerPipeline:
+    """Runs updates with runners and learners that talk through a broker process.
+
+    Args:
+        config: The run's config.
+        system: The ActorSystem.
+        env_runner_group, learner_group: Started before `start` is called.
+        connectors: Merges the runners' connector states.
+        join_keys: Of peers from outside; None where there are none.
+        control_address: Where learners from outside come in; None where there are none.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        system: Any,
+        env_runner_group: Any,
+        learner_group: Any,
+        connectors: ConnectorSync,
+        join_keys: JoinKeys | None = None,
+        control_address: str | None = None,
+    ) -> None:
+        self._config = config
+        self._join_keys = join_keys
+        self._control_address = control_address
+        self._system = system
+        self._runners = env_runner_group
+        self._learners = learner_group
+        self._connectors = connectors
+        self._run_id = uuid.uuid4().hex
+        self._broker: BrokerKeeper | FoundBroker | None = None
+        self._driver: DriverLink | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._place_of: dict[str, int] = {}
+        self._index_of: dict[str, int] = {}
+        self._ranks: list[str] = []
+        self._peer_of: dict[int, str] = {}
+        self._connector_version = -1
+        self._journal: RunJournal | None = None
+        self._watchdog = Watchdog(
+            progress=lambda: self._driver.progress if self._driver is not None else None,
+            patience_s=self._patience_s,
+            status=self._status,
+            handles=lambda: [*self._runners.handles, *self._learners.handles, *self._own_broker()],
+            form_anew=self._form_anew,
+            give_up=self._break,
+        )
+        self._reader = ReportReader(
+            MetaCheck(config, connectors.spaces),
+            self._place_of.get,
+            lambda index, why: self._runners.supervisor.blame(index, why),
+        )
+        self.accounting = Accounting()
+
+    async def start_broker(self) -> None:
+        """Start the broker's process, or find the one that runs."""
+        if self._config.broker is not None:
+            self._broker = FoundBroker(self._config.broker)
+            self._run_id = self._broker.run_id
+            await self._broker.start()
+            return
+        self._broker = BrokerKeeper(
+            self._system, self._run_id, self._config, self._join_keys, self._control_address
+        )
+        await self._broker.start()
+        if self._config.durability == "journal":
+            self._journal = RunJournal(self._broker)
+
+    async def start(self) -> None:
+        """Connect driver, learners and runners to the broker."""
+        assert self._broker is not None
+        version = await self._learner_version()
+        is_open = self._config.listen is not None or self._config.broker is not None
+        self._driver = DriverLink(
+            self._run_id,
+            self._broker.addresses["data"],
+            next_update=version,
+            incarnation=self._broker.epoch,
+            on_notice=self._on_notice,
+            on_new_broker=self._on_new_broker,
+            packed_config=pack_config(self._config) if is_open else b"",
+            spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
+            **self._keys_of("driver"),
+        )
+        await self._driver.start()
+        learners = self._learners
+        takes_over = self._broker.epoch > 0
+        if takes_over:
+            await self._take_over(self._broker.epoch)
+        if self._connectors.is_needed:
+            self._send_connector_state(self._connectors.get_state())
+        learners.supervisor.prepare = self._connect_learner
+        learners.supervisor.on_group = self._expect_learners
+        await asyncio.gather(
+            self._register_learners(begins_lineage=takes_over),
+            self._runners.supervisor.prepare_all(self._connect_runner),
+        )
+        learners.supervisor.begin_lineage = self._begin_lineage
+        learners.supervisor.watch_failures()
+
+    async def _take_over(self, epoch: int) -> None:
+        """A broker of somebody else's may have served drivers before this one: it drops what is theirs, and
+        this one's learners, connector states and drops count from above theirs."""
+        assert self._driver is not None
+        driver, learners = self._driver, self._learners
+        await asyncio.wait((driver.welcome, driver.ended), return_when=asyncio.FIRST_COMPLETED)
+        if not driver.welcome.done():
+            reason, detail = driver.ended.result()
+            raise PeerLostError(f"the broker did not take this driver: {reason} {detail}")
+        welcome = driver.welcome.result()
+        # Runners may hold what the broker, restarted, knows nothing of; but time goes on.
+        learners.generation = max(learners.generation, welcome.generation, epoch)
+        if self._connectors.is_needed:
+            self._connector_version = max(welcome.connector_version, epoch)
+        self._reader.begin_after(welcome.dropped)
+
+    async def _connect_runner(self, index: int, handle: Any, incarnation: int) -> None:
+        assert self._broker is not None
+        assert self._driver is not None
+        peer_id, name = new_peer_id(), self._runner_name(index)
+        await handle.connect(
+            self._link(
+                name,
+                weights_address=self._broker.addresses["weights"],
+                incarnation=incarnation + 1,  # 0 would leave it to the broker, and 1 is what it would choose
+                peer_id=peer_id,
+                replaces=self._peer_of.get(index, ""),
+                **self._keys_of("runner"),
+            )
+        )
+        self._place_of[peer_id] = self._index_of[name] = index
+        self._peer_of[index] = peer_id
+        self._driver.expect("runner", name)
+        self._run_task(self._watch(handle, name))
+
+    async def _connect_learner(self, handle: Any) -> None:
+        await handle.connect(
+            self._link(
+                handle.name,
+                num_env_steps_before=self.accounting.num_consumed,
+                observation_space=self._connectors.stored_observation_space(),
+                **self._keys_of("learner"),
+            )
+        )
+
+    def _expect_learners(self, handles: list[Any]) -> None:
+        """These ranks are the group's now; whoever else was one is not awaited any more."""
+        assert self._driver is not None
+        for name in self._ranks:
+            self._driver.excuse("learner", name)
+        self._ranks = [handle.name for handle in handles]
+        for name in self._ranks:
+            self._driver.expect("learner", name)
+
+    async def _register_learners(self, *, begins_lineage: bool) -> None:
+        """Connect the ranks and have them register; again if one dies meanwhile."""
+        supervisor, is_done = self._learners.supervisor, False
+        while not is_done:
+            async with supervisor.steady() as handles:
+                is_done = await self._form(handles, begins_lineage=begins_lineage)
+
+    def _link(self, name: str, **more: Any) -> dict[str, Any]:
+        assert self._broker is not None
+        return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
+
+    def _keys_of(self, role: str) -> dict[str, Any]:
+        """What a local peer needs beyond addresses: keys, where the broker is somebody else's."""
+        return {"curve": self._broker.keys(role)} if isinstance(self._broker, FoundBroker) else {}
+
+    def _runner_name(self, index: int) -> str:
+        # A broker of somebody else's takes every runner for one from outside.
+        at = f"@{socket.gethostname()[:60]}-{os.getpid()}" if isinstance(self._broker, FoundBroker) else ""
+        return f"runner-{index}{at}"
+
+    async def _learner_version(self) -> int:
+        _, version = await self._learners.get_inference_weights()
+        return int(version)
+
+    def _run_task(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self, handle: Any, name: str) -> None:
+        """What a runner's code raises ends the run; that its process ends is its supervisor's business."""
+        try:
+            ended = await handle.call("run_until_failure")
+        except ActorLostError:
+            assert self._driver is not None
+            self._driver.excuse("runner", name)
+            return
+        except Exception as error:
+            self._break(error)
+            return
+        _log.warning("%s left the broker (%s): it is restarted.", handle.name, ended)
+        handle.kill()
+
+    def _break(self, error: BaseException) -> None:
+        """The run ends: whoever waits for an update raises this."""
+        if not self._broken.done():
+            self._broken.set_exception(error)
+            self._broken.exception()  # those who wait raise it; nobody needs to
+
+    # -- for the watchdog -----------------------------------------------------------------------
+
+    def _own_broker(self) -> list[Any]:
+        return [self._broker.handle] if isinstance(self._broker, BrokerKeeper) else []
+
+    async def _status(self) -> dict[str, Any]:
+        """What the broker knows, and what it cannot know."""
+        waits = [f"driver: {line}" for line in self._learners.supervisor.waits()]
+        for handle in self._own_broker():
+            status = await handle.status()
+            return {**status, "waits": [*waits, *status["waits"]]}
+        return {"waits": [*waits, "the broker is somebody else's: see `rlzmq top`"]}
+
+    def _patience_s(self) -> float:
+        """Processes that are being started take their time."""
+        runners = self._runners.supervisor
+        is_starting = not runners.num_healthy and not runners.failed.done()
+        return self._config.env_runner_restore_timeout_s if is_starting else 0.0
+
+    def _form_anew(self) -> None:
+        self._learners.supervisor.notice()
+        if self._config.restart_failed_broker:
+            for handle in self._own_broker():
+                handle.kill()
+
+    def _on_notice(self, notice: Notice) -> None:
+        """The broker misses someone, or got unusable data."""
+        event, detail = notice.event, notice.detail
+        if self._journal is not None:
+            self._journal.num_failures += event == "journal_failed"
+        if notice.role == "learner" and event in _MISSED:
+            self._run_task(self._learners.supervisor.suspect(notice.name, event, detail))
+            return
+        index = self._index_of.get(notice.name)
+        if notice.role != "runner" or index is None:
+            return  # one from outside is not ours to restart
+        runners = self._runners.supervisor
+        if event in _MISSED:
+            self._run_task(runners.suspect(index, event, detail))
+        elif event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
+            runners.blame(index, detail)  # else it is of the process before this one
+
+    def _on_new_broker(self) -> None:
+        """Who was stopped meanwhile is not waited for: where brokers die in a row, none gets to miss it."""
+        why = "a new broker came"
+        for index in range(len(self._runners.handles)):
+            self._run_task(self._runners.supervisor.suspect(index, "lost", why))
+        for name in self._ranks:
+            self._run_task(self._learners.supervisor.suspect(name, "lost", why))
+
+    def _send_connector_state(self, state: Any) -> None:
+        assert self._driver is not None
+        self._connector_version += 1
+        self._driver.set_connector_state(self._connector_version, state)
+
+    async def run_update(self) -> UpdateResult:
+        """One update; returns once it is committed and the new weights are with the broker.
+
+        Raises:
+            PeerLostError: A process that the update needs died and is not replaced.
+            ConfigurationError: Another driver has taken over the run at its broker.
+            Exception: What the user's code raised in a runner or learner.
+        """
+        start = time.perf_counter()
+        if self._journal is not None and self._journal.is_due:
+            # Nothing was restored: what another run's journal holds is of other weights.
+            await self._journal.read(-1)
+            await self._journal.recall(-1)
+        report = None
+        async with self._watchdog.update():
+            while report is None:  # again where all learners died and went back to an earlier state
+                await self._open_updates()
+                report = await self._next_report()
+        return self._take(report, time.perf_counter() - start)
+
+    def _take(self, report: Report, waited_s: float) -> UpdateResult:
+        """Account for a committed update, and merge what its fragments taught the connectors."""
+        update_id = report.report.update_id
+        fragments = self._reader.take_new(report)
+        metas = [self._reader.open_meta(fragment, meta) for fragment, _, meta in fragments]
+        state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
+        if state is not None:
+            self._send_connector_state(state)
+        self._reader.account(report, sum(num_steps for _, num_steps, _ in fragments), self.accounting)
+        num_unusable = sum(map(num_left_out, metas))
+        self.accounting.add(sampled=num_unusable, dropped={"not_finite": num_unusable})
+        self._note_work(report)
+        if faults.is_recording:
+            faults.record(
+                "report",
+                update=update_id,
+                generation=report.report.generation,
+                steps=report.report.num_env_steps,
+                fragments=[[str(fragment), num_steps] for fragment, num_steps, _ in fragments],
+                accounting=self.accounting.to_dict(),
+            )
+        return UpdateResult(
+            update_id=update_id,
+            weights_version=update_id + 1,
+            learner_results=self._reader.open_results(report.results),
+            fragments=metas,
+            num_env_steps_trained=report.report.num_trained_steps,
+            timers={
+                "update": waited_s,
+                "sample": report.report.sampling_s,
+                "learn": report.report.training_s,
+            },
+            policy_lag=(update_id - report.report.newest_version, update_id - report.report.oldest_version),
+        )
+
+    async def _open_updates(self) -> None:
+        """Keep as many updates open as the plan says."""
+        assert self._driver is not None
+        await self._unless_broken(self._learners.supervisor.admit())
+        plan, driver = self._config.update_plan(), self._driver
+        while len(driver.open_reports) < plan.open_updates:
+            driver.open_update(
+                OpenUpdate(
+                    update_id=driver.core.next_update,
+                    steps_per_rank=plan.env_steps_per_rank,
+                    num_ranks=plan.num_ranks,
+                    weights_version=driver.core.next_update,
+                    staleness=plan.staleness,
+                    max_policy_lag=plan.max_policy_lag,
+                    connector_version=self._connector_version,
+                    fragment_length=plan.fragment_length,
+                    lease_timeout_s=max(self._config.sample_timeout_s or 60.0, 1.0),
+                )
+            )
+
+    async def _next_report(self) -> Report | None:
+        """The report of the first open update; None if the learners went back meanwhile."""
+        assert self._driver is not None
+        update_id, future = next(iter(self._driver.open_reports.items()))
+        report = await self._first_of(future)
+        if report is not None:
+            del self._driver.open_reports[update_id]
+        return report
+
+    async def settle(self) -> list[UpdateResult]:
+        """Wait until no update is open; the reports of those that were."""
+        assert self._driver is not None
+        reports = []
+        while self._driver.open_reports:
+            start = time.perf_counter()
+            async with self._watchdog.update():
+                report = await self._next_report()
+            if report is not None:
+                reports.append(self._take(report, time.perf_counter() - start))
+        return reports
+
+    async def _unless_broken(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._broken), return_when=asyncio.FIRST_COMPLETED)
+            (task if task.done() else self._broken).result()
+        finally:
+            task.cancel()
+
+    async def _first_of(self, future: asyncio.Future[Report]) -> Report | None:
+        assert self._driver is not None
+        assert self._broker is not None
+        failures = [
+            self._broken,
+            self._runners.supervisor.failed,
+            self._learners.supervisor.failed,
+            self._broker.failed,
+        ]
+        waited: list[asyncio.Future[Any]] = [future, self._driver.ended, *failures]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if future.done():
+            return None if future.cancelled() else future.result()
+        self._driver.give_up_reports()  # the run ends: a last checkpoint waits for none of them
+        for failure in failures:
+            if failure.done():
+                failure.result()
+        reason, detail = self._driver.ended.result()
+        if reason == "fenced":
+            raise ConfigurationError(
+                "another driver has taken over this run at its broker: this one ends. A broker serves one driver; "
+                "start the second one with a broker of its own."
+            )
+        raise PeerLostError(f"the broker does not serve this driver any more: {reason}, {detail}")
+
+    def _note_work(self, report: Report) -> None:
+        """Whoever contributed to a committed update has no failures in a row."""
+        assert self._broker is not None
+        self._broker.worked()
+        self._learners.supervisor.worked()
+        for fragment, _, _ in report.fragments:
+            if (index := self._place_of.get(fragment.runner)) is not None:
+                self._runners.supervisor.worked(index)
+
+    async def read_journal(self, next_update: int) -> list[str]:
+        """See `RunJournal.read`; without a journal nobody has anything to come back."""
+        return [] if self._journal is None else await self._journal.read(next_update)
+
+    async def note_checkpoint(self, next_update: int) -> None:
+        """A checkpoint that a run would go on from holds all updates below this one."""
+        if self._journal is not None:
+            await self._journal.note_checkpoint(next_update)
+
+    def fault_tolerance(self) -> dict[str, int]:
+        """How often the broker was replaced, and env steps whose fragments' reports went with one."""
+        counts = {
+            "num_broker_restarts": self._broker.num_restarts if self._broker is not None else 0,
+            "num_env_steps_without_report": self._reader.num_env_steps_without_report,
+        }
+        return (
+            counts if self._journal is None else counts | {"num_journal_failures": self._journal.num_failures}
+        )
+
+    async def pause(self) -> None:
+        """No more leases: the learners' state is about to be replaced."""
+        assert self._driver is not None
+        self._driver.do(self._driver.core.pause())
+
+    async def restart(self) -> None:
+        """Go on from the state that the learners were given."""
+        assert self._driver is not None
+        await self._register_learners(begins_lineage=True)
+        if self._journal is not None and self._journal.is_due:
+            await self._journal.recall(self._learners.generation)
+        self._driver.do(self._driver.core.resume())
+
+    async def _begin_lineage(self, handles: list[Any]) -> bool:
+        """Everyone forgets what was under way; False if a rank died meanwhile."""
+        return await self._form(handles, begins_lineage=True)
+
+    async def _form(self, handles: list[Any], *, begins_lineage: bool) -> bool:
+        """The ranks of a group that stands register under the next generation; False if one died meanwhile."""
+        assert self._driver is not None
+        learners, num_ranks = self._learners, len(handles)
+        supervisor = learners.supervisor
+        try:
+            await supervisor.prepare_all(handles)
+            version = await supervisor.attended(handles, handles[0].ping())
+            generation = learners.generation = learners.generation + 1
+            self._expect_learners([])
+            if begins_lineage:
+                self._driver.reset(generation, version)
+                if self._connectors.is_needed:
+                    self._send_connector_state(self._connectors.get_state())
+            forming = (
+                handle.form(rank, num_ranks, generation, self.accounting.num_consumed, begins_lineage)
+                for rank, handle in enumerate(handles)
+            )
+            await supervisor.attended(handles, asyncio.gather(*forming))
+            self._expect_learners(handles)
+        except PeerLostError:
+            supervisor.notice()
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Disconnect everyone; what is pending then is dropped ("stopped")."""
+        for supervisor in (self._runners.supervisor, self._learners.supervisor):
+            if supervisor is not None:
+                await supervisor.stop()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._driver is not None:  # first: that roles leave now is no news any more
+            await self._driver.stop()
+        handles = [*self._runners.handles, *self._learners.handles]
+        # Of a process that was stopped meanwhile no answer comes: it is killed when its actor is ended.
+        goodbyes = (handle.call("disconnect", deadline_s=_GOODBYE_S) for handle in handles)
+        await asyncio.gather(*goodbyes, return_exceptions=True)
+        if self._broker is not None:
+            await self._broker.stop()
+        self.accounting.drop_pending("stopped")

@@ -1,0 +1,203 @@
+"""Keeps the run's broker alive: one that dies or hangs is started again on the same addresses.
+
+Peers reconnect by themselves, notice another incarnation and tell the new broker what they hold, so
+nothing that was accepted is lost (`rlzmq.protocol.broker.core`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
+from rlzmq.driver.join_files import JoinKeys, at_host, listen_addresses, write_join_files
+from rlzmq.driver.process_health import first_line, lost_error
+from rlzmq.driver.starting import attended, spawn_within, start_first
+from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
+from rlzmq.roles.broker.broker_role import BrokerRole
+
+__all__ = ["BrokerKeeper"]
+
+_log = logging.getLogger("rlzmq.driver")
+
+_POLICY = RestartPolicy(max_restarts=5, window_s=60.0)
+_PING_PERIOD_S = 1.0
+_PING_DEADLINE_S = 3.0
+
+
+class BrokerKeeper:
+    """Starts the broker's process, and starts it again.
+
+    Args:
+        system: The ActorSystem; its private directory has the addresses.
+        run_id: Of the run.
+        config: Whose fault-tolerance settings count.
+        keys: Of peers from outside; None where there are none.
+        control_address: Where learners from outside come in; None where there are none.
+
+    Attributes:
+        addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
+        remote_addresses: The same for peers from outside, once it listens for them; else {}.
+        join_files: Role → the file that lets it in; {} where nobody may.
+        failed: Has an exception once there will be no broker any more.
+        epoch: 0: no driver came before this one (see `FoundBroker`).
+        num_restarts: So far.
+    """
+
+    def __init__(
+        self,
+        system: Any,
+        run_id: str,
+        config: Any,
+        keys: JoinKeys | None = None,
+        control_address: str | None = None,
+    ) -> None:
+        self._system = system
+        self._run_id = run_id
+        self._config = config
+        self._machine = Supervision(_POLICY)
+        self._handle: Any = None
+        self._incarnation = 0
+        self._task: asyncio.Task[None] | None = None
+        directory = system.run_directory
+        self.addresses = {name: directory.address(name) for name in ("data", "weights")}
+        self._keys = keys
+        self._control_address = control_address
+        self._listen = listen_addresses(config.listen) if keys is not None else None
+        self.remote_addresses: dict[str, str] = {}
+        self.join_files: dict[str, Path] = {}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_restarts = 0
+        self.epoch = 0
+
+    @property
+    def handle(self) -> Any:
+        """The broker's actor handle."""
+        return self._handle
+
+    async def start(self) -> None:
+        """Start the broker and its supervision.
+
+        Raises:
+            ConfigurationError: `config.listen` cannot be listened on, or the join file not be written.
+        """
+        await start_first(
+            lambda incarnation: self._spawn(),
+            self._machine,
+            "the broker",
+            is_replaced=self._config.restart_failed_broker,
+        )
+        self.num_restarts = self._machine.num_restarts
+        if self._keys is not None:
+            self._write_join_files(self._keys)
+        self._task = asyncio.create_task(self._supervise(), name="supervise the broker")
+
+    def worked(self) -> None:
+        """An update went through it: its failures so far are over."""
+        self._machine.worked()
+
+    async def stop(self) -> None:
+        """End the supervision, then the broker."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._handle is not None:
+            await asyncio.gather(self._handle.stop(), return_exceptions=True)
+        if not self.failed.done():
+            self.failed.set_exception(ClosedError("the run was stopped"))
+        self.failed.exception()  # seen
+        for file in self.join_files.values():
+            file.unlink(missing_ok=True)  # its keys open nothing any more
+
+    def _write_join_files(self, keys: JoinKeys) -> None:
+        config = self._config
+        path = config.join_file or self._system.run_directory.path / "join.toml"
+        addresses = {
+            name: at_host(address, config.advertise) for name, address in self.remote_addresses.items()
+        }
+        if self._control_address is not None:
+            addresses["control"] = self._control_address
+        self.join_files = write_join_files(keys, path, self._run_id, addresses)
+        print(f"env runners may join:  rlzmq runner --join {self.join_files['runner']}", file=sys.stderr)
+        if self._control_address is not None:
+            print(
+                f"waiting for learners:  rlzmq learner --join {self.join_files['learner']}", file=sys.stderr
+            )
+
+    async def _spawn(self) -> None:
+        # Peers tell brokers apart by a number that rises, also when the wall clock is set back.
+        self._incarnation = max(self._incarnation + 1, int(time.time() * 1000))
+        timeout_s = self._config.process_start_timeout_s
+        spawn = self._system.spawn(
+            BrokerRole,
+            self._run_id,
+            _options(self._config),
+            addresses=self.addresses,
+            incarnation=self._incarnation,
+            quarantine_dir=self._config.quarantine_dir,
+            journal_dir=self._config.journal_dir if self._config.durability == "journal" else None,
+            listen=self._listen,
+            curve=self._keys.curve if self._keys is not None else None,
+            roles=self._keys.roles if self._keys is not None else None,
+            name="broker",
+            deadline_s=timeout_s,
+        )
+        handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
+        try:
+            addresses = await attended(handle, handle.start())
+            if self._listen is not None:  # the ports that it got are those of every later broker too
+                self._listen = {name: addresses[f"remote_{name}"] for name in ("data", "weights")}
+                self.remote_addresses = self._listen
+        except BaseException:
+            handle.kill()
+            raise
+        self._handle = handle
+        self._machine.started(time.monotonic())
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._wait_for_end(self._handle)
+            error: BaseException = lost_error(self._handle)
+            while True:
+                decision = self._machine.failed(time.monotonic())
+                if not self._config.restart_failed_broker or isinstance(decision, GiveUp):
+                    self.failed.set_exception(error)
+                    self.failed.exception()  # those who wait raise it; nobody needs to
+                    return
+                _log.warning("%s Restarted in %g s.", first_line(error), decision.delay_s)
+                await asyncio.sleep(decision.delay_s)
+                try:
+                    await self._spawn()
+                except Exception as failure:
+                    error = failure
+                    continue
+                self.num_restarts += 1
+                break
+
+    async def _wait_for_end(self, handle: Any) -> None:
+        """Its death; a broker that does not answer is killed."""
+        while not handle.exited.done():
+            try:
+                await handle.call("ping", deadline_s=_PING_DEADLINE_S)
+                async with asyncio.timeout(_PING_PERIOD_S):
+                    await handle.exited
+            except DeadlineError:
+                _log.warning("The broker (pid %d) does not answer: it is killed.", handle.pid)
+                await handle.kill_hanging()
+            except TimeoutError:
+                continue
+            except (ActorLostError, PeerLostError):
+                await handle.exited
+            except Exception:
+                handle.kill()  # it has failed, and has said why
+                await handle.exited
+
+
+def _options(config: Any) -> dict[str, Any]:
+    """When a rank counts as hung."""
+    return {"rank_first_hung_after_s": float(config.learner_timeout_s)}

@@ -1,0 +1,100 @@
+"""The driver's side of connector state: all runners' deltas in, one merged state out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.plans import flat_pieces
+from rlzmq.core.plain import NotPlainError
+from rlzmq.core.space_plain import space_to_plain
+
+__all__ = ["ConnectorSync"]
+
+_log = logging.getLogger("rlzmq.driver")
+
+_NAMES = ("env_to_module_connector", "module_to_env_connector")
+
+
+class ConnectorSync:
+    """Merges what runners' connector pieces learned from samples (running means, …).
+
+    Args:
+        config: Whose connectors the runners use.
+        spaces: ``{"__env_single__": (obs, act), …}``.
+
+    Attributes:
+        is_needed: Whether any piece has such state; without one nothing is merged or sent.
+    """
+
+    def __init__(self, config: Any, spaces: Mapping[str, Any]) -> None:
+        self.spaces = spaces
+        env_to_module = config.build_env_to_module_connector(env=None, spaces=spaces)
+        module_to_env = config.build_module_to_env_connector(env=None, spaces=spaces)
+        self._pipelines = dict(zip(_NAMES, (env_to_module, module_to_env), strict=True))
+        self._lets_envs_stray = config.disable_env_checking
+        self._merges = config.merge_env_runner_states is not False
+        pieces = [piece for p in self._pipelines.values() for piece in flat_pieces(p.connectors)]
+        self.is_needed = self._merges and any(_has_state(piece) for piece in pieces)
+
+    def stored_observation_space(self) -> Any:
+        """The space of the observations in runners' episodes, as plain data; None where it cannot be told, or where
+        the config lets envs break their spaces."""
+        plan = self._pipelines["env_to_module_connector"].columnar_plan()
+        if plan is None or self._lets_envs_stray:
+            return None
+        try:
+            return space_to_plain(plan.stored_observation_space)
+        except NotPlainError:  # a space of the user's own kind
+            return None
+
+    def merge(self, deltas: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+        """Fold in what runners' `get_connector_delta` returned.
+
+        Returns:
+            The merged state for every runner's `set_connector_state`, or None if no piece has any.
+        """
+        if not self.is_needed:
+            return None
+        listed = []
+        for delta in deltas:
+            if delta and not _is_finite(delta):
+                _log.warning("a runner's connector state holds NaN or infinity: it is left out")
+            elif delta:
+                listed.append(delta)
+        for name, pipeline in self._pipelines.items():
+            mine = [delta[name] for delta in listed if delta.get(name)]
+            if mine:
+                pipeline.merge_deltas(mine)
+        return self.get_state()
+
+    def get_state(self) -> dict[str, Any]:
+        """The merged state by pipeline."""
+        return {name: state for name, p in self._pipelines.items() if (state := p.get_state())}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Become what `get_state` returned, e.g. out of a checkpoint."""
+        for name, pipeline in self._pipelines.items():
+            pipeline.reset_state()
+            if state.get(name):
+                pipeline.set_state(state[name])
+
+
+def _is_finite(delta: Any) -> bool:
+    if isinstance(delta, Mapping):
+        return all(map(_is_finite, delta.values()))
+    if isinstance(delta, (list, tuple)):
+        return all(map(_is_finite, delta))
+    if isinstance(delta, float) or (isinstance(delta, np.ndarray) and delta.dtype.kind == "f"):
+        return bool(np.isfinite(delta).all())
+    return True
+
+
+def _has_state(piece: ConnectorV2) -> bool:
+    """Whether the piece keeps a state at all; before the first sample it may still be empty."""
+    names = ("get_state", "get_delta")
+    return any(getattr(type(piece), name) is not getattr(ConnectorV2, name) for name in names)

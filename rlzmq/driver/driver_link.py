@@ -1,0 +1,134 @@
+"""The driver's connection to the broker: updates opened, reports awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rlzmq.protocol.driver_core import DriverCore
+from rlzmq.protocol.events import Instruction, Report, Tell
+from rlzmq.roles.compatibility import digest_of, package_version
+from rlzmq.roles.peer_link import Curve, PeerLink, new_peer_id
+from rlzmq.wire.messages import Notice, OpenUpdate, Progress, Welcome
+from rlzmq.wire.values import pack_blob
+
+__all__ = ["DriverLink"]
+
+_log = logging.getLogger("rlzmq.driver")
+_QUIET_EVENTS = ("joined", "left")
+
+
+class DriverLink(PeerLink):
+    """Opens updates and hands out their reports, each exactly once and in order.
+
+    Args:
+        run_id: Of the run.
+        data_address: The broker's.
+        next_update: The first update: the weights version that the learners start from.
+        incarnation: See `DriverCore`.
+        on_notice: Called with what the broker tells a supervisor.
+        on_new_broker: Called when another broker than the first one has come.
+        trained, dropped: Env steps accounted for before.
+        packed_config: The config as one frame, for runners that join by themselves.
+        spaces_digest: Of the env's spaces: runners that join must have the same.
+        curve: Keys, for a broker that is reached by TCP.
+
+    Attributes:
+        welcome: Resolved with the first broker's WELCOME.
+        open_reports: Update id → future of its report, in order, of the updates that were opened; cancelled when
+            the learners go back. Whoever takes a report takes its entry out.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        data_address: str,
+        *,
+        next_update: int,
+        incarnation: int = 0,
+        on_notice: Callable[[Notice], None] | None = None,
+        on_new_broker: Callable[[], None] | None = None,
+        trained: int = 0,
+        dropped: dict[str, int] | None = None,
+        packed_config: bytes = b"",
+        spaces_digest: str = "",
+        curve: Curve = None,
+    ) -> None:
+        core = DriverCore(
+            run_id,
+            "driver",
+            new_peer_id(),
+            incarnation=incarnation,
+            next_update=next_update,
+            trained=trained,
+            dropped=dropped,
+            config=packed_config,
+            config_digest=digest_of(packed_config) if packed_config else "",
+            spaces_digest=spaces_digest,
+            package_version=package_version(),
+        )
+        super().__init__(core, data_address, curve)
+        self._on_notice = on_notice
+        self._on_new_broker = on_new_broker
+        self.open_reports: dict[int, asyncio.Future[Report]] = {}
+        self.progress: Progress | None = None
+        self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
+
+    def open_update(self, update: OpenUpdate) -> None:
+        """Open the next update; `open_reports` has its report once it is committed."""
+        self.open_reports[update.update_id] = self._loop.create_future()
+        self.do(self.core.open_update(update))
+
+    def set_connector_state(self, version: int, state: Any) -> None:
+        """Give all runners a merged connector state, before leases that ask for it."""
+        self.do(self.core.set_connector_state(version, pack_blob(state)))
+
+    def reset(self, generation: int, next_update: int) -> None:
+        """The learners hold another state now: open updates are void."""
+        self.give_up_reports()
+        self.do(self.core.reset(generation, next_update))
+
+    def expect(self, role: str, name: str) -> None:
+        """A process is connected: where it does not register, `on_notice` hears of it."""
+        self.core.expected.add((role, name))
+
+    def excuse(self, role: str, name: str) -> None:
+        """It is gone, or is about to register anew."""
+        self.core.expected.discard((role, name))
+
+    def act(self, instruction: Instruction) -> None:
+        """Reports resolve their update's future; notices go to the supervisor and the log."""
+        if isinstance(instruction, Report):
+            future = self.open_reports.get(instruction.report.update_id)
+            if future is not None and not future.done():
+                future.set_result(instruction)
+        elif isinstance(instruction, Tell):
+            message = instruction.message
+            if isinstance(message, Progress):
+                self.progress = message
+                return
+            if isinstance(message, Welcome):
+                if not self.welcome.done():
+                    self.welcome.set_result(message)
+                elif self._on_new_broker is not None:
+                    self._on_new_broker()
+                return
+            if message.event not in _QUIET_EVENTS:
+                _log.warning(
+                    "broker: %s %s %s: %s", message.role, message.name, message.event, message.detail
+                )
+            if self._on_notice is not None:
+                self._on_notice(message)
+
+    def give_up_reports(self) -> None:
+        """Nobody waits for the open updates any more: `open_reports` is empty."""
+        for future in self.open_reports.values():
+            future.cancel()
+        self.open_reports.clear()
+
+    async def stop(self) -> None:
+        """Say goodbye and close; open updates are cancelled."""
+        self.give_up_reports()
+        await self.close()

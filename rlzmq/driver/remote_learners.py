@@ -1,0 +1,267 @@
+"""Where learners from other machines come in: the driver's side of ``rlzmq learner --join FILE``.
+
+    learner ──HELLO──► door: waits in line ──take()──► build(config, spaces), then an actor like any other
+
+A learner that came is called like one in a process of the driver's own (`ActorHandle`), over CURVE and
+without pickle: only the methods that `remote_learner` lists. More learners than ranks wait as spares and
+replace ranks that die. A broken connection counts as the process's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from rlzmq.actors.exit_status import ActorLostError, ExitStatus
+from rlzmq.actors.handle import ActorHandle
+from rlzmq.actors.links import ProcessLink
+from rlzmq.actors.messages import NO_CALL_ID, Cancel, Shutdown, encode_message
+from rlzmq.actors.messages import decode_message as decode_answer
+from rlzmq.core.addresses import split_tcp
+from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
+from rlzmq.core.space_plain import space_to_plain
+from rlzmq.driver.join_files import JoinKeys, at_host, pack_config
+from rlzmq.net.authenticator import Authenticator
+from rlzmq.net.context import Context
+from rlzmq.net.events import SocketEvent
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.socket import DrainSocket
+from rlzmq.roles.compatibility import package_version
+from rlzmq.roles.learner.learner_role import LearnerRole
+from rlzmq.roles.learner.rendezvous import StoreServer
+from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES
+from rlzmq.wire.codec import kind_of
+from rlzmq.wire.errors import UnknownVersionError, WireError
+from rlzmq.wire.messages import Goodbye, Hello, Refused, decode_message
+from rlzmq.wire.messages import encode_message as encode_reply
+
+__all__ = ["LearnerDoor"]
+
+_log = logging.getLogger("rlzmq.driver")
+
+_PROBE_AGAIN_S = 0.2
+
+
+class _BrokenConnection(ExitStatus):
+    def __str__(self) -> str:
+        return "broke its connection to the driver"
+
+
+class _RemoteProcess:
+    """Stands for a forked child: ends by its connection, is killed by a message."""
+
+    pid = -1  # of another machine: not to be looked up here
+
+    def __init__(self, door: LearnerDoor, routing: bytes) -> None:
+        self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
+        self.is_stopping = False
+        self._door = door
+        self._routing = routing
+
+    def lost(self) -> None:
+        if not self.exited.done():
+            self.exited.set_result(_BrokenConnection(None))
+
+    def kill(self) -> None:
+        if not self.exited.done():
+            self._door.send(self._routing, encode_message(Shutdown(NO_CALL_ID)))
+            self.lost()
+
+    def close(self) -> None:
+        self._door.forget(self._routing)
+
+    def signal(self, number: int) -> None:
+        """Its own machine's business."""
+
+
+class _RemoteLink(ProcessLink):
+    async def stop(self, timeout_s: float) -> ExitStatus:
+        child: Any = self._child
+        child.is_stopping = True
+        return await super().stop(timeout_s)
+
+    async def apply(self, function: Any, args: Any, kwargs: Any) -> Any:
+        raise ConfigurationError(
+            f"{getattr(function, '__name__', 'a function')} cannot run in {self.role}: functions do not travel to "
+            "other machines. Put it into the Learner class, or use learners of this machine."
+        )
+
+
+class LearnerDoor:
+    """Listens for learners and hands them out as actors.
+
+    Args:
+        config: Whose `listen` and `advertise` count: control on its port + 2, the store on its port + 3.
+        keys: The run's.
+        spaces: (observation space, action space) of one env.
+
+    Attributes:
+        control_address, store_address: As the learners reach them.
+    """
+
+    def __init__(self, config: Any, keys: JoinKeys, spaces: tuple[Any, Any]) -> None:
+        self._config = config
+        self._keys = keys
+        self._spaces = [space_to_plain(space) for space in spaces]
+        self._context: Context | None = None
+        self._authenticator: Authenticator | None = None
+        self._store: StoreServer | None = None
+        self._waiting: dict[bytes, Hello] = {}
+        self._came = asyncio.Event()
+        self._links: dict[bytes, _RemoteLink] = {}
+        self.control_address = self.store_address = ""
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigurationError: An address is taken.
+        """
+        host, port = split_tcp(self._config.listen)
+        self._context = Context()
+        self._authenticator = Authenticator(self._context, {self._keys.clients["learner"].public: "learner"})
+        self._socket = DrainSocket(
+            self._context,
+            "ROUTER",
+            self._on_message,
+            options=SocketOptions(max_message_bytes=MAX_MESSAGE_BYTES, linger_ms=500),
+            curve=self._keys.curve,
+            on_event=self._on_event,
+            name="learner door",
+        )
+        control = self._socket.bind(f"tcp://{host}:{port + 2 if port else 0}")
+        self._store = StoreServer(host, port + 3 if port else 0)
+        self.control_address = at_host(control, self._config.advertise)
+        self.store_address = at_host(f"tcp://{host}:{self._store.port}", self._config.advertise)
+
+    async def take(self, config: Any, rank: int, *, replaces: bool = False) -> Any:
+        """The next learner that has come, built for a rank; waits until there is one.
+
+        Args:
+            config: The run's.
+            rank: Of the learner.
+            replaces: One of this rank has died: the log says so where no spare waits.
+
+        Returns:
+            An ActorHandle of a `LearnerRole`.
+
+        Raises:
+            DeadlineError: Building its Learner took longer than `process_start_timeout_s`.
+            Exception: What building its Learner raised there.
+        """
+        if replaces and not self._waiting:
+            _log.warning("learner-%d is replaced by the next learner that joins; no spare waits now.", rank)
+        while True:
+            try:
+                return await self._take_next(config, rank)
+            except ActorLostError as error:  # nothing of it was used yet: any other will do
+                _log.warning("learner-%d left while it was being built: %s", rank, error)
+
+    async def _take_next(self, config: Any, rank: int) -> Any:
+        while not self._waiting:
+            self._came.clear()
+            await self._came.wait()
+        # By the rank that a scheduler gave it, then in order of arrival.
+        routing = min(self._waiting, key=lambda waiting: abs(self._waiting[waiting].rank - rank))
+        hello = self._waiting.pop(routing)
+        process: Any = _RemoteProcess(self, routing)
+        link = _RemoteLink(
+            process,
+            f"learner-{rank}",
+            "LearnerRole",
+            "",
+            lambda frames: self.send(routing, frames, must=True),
+        )
+        self._links[routing] = link
+        handle = ActorHandle(link, LearnerRole, None)
+        _log.info("%s is %s", handle.name, hello.name)
+        num_ranks = max(config.num_learners, 1)
+        timeout_s = config.process_start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s or None) as scope:
+                await link.call("build", (pack_config(config), self._spaces, rank, num_ranks), {})
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            handle.kill()
+            raise DeadlineError(
+                f"{handle.name} ({hello.name}) was not built within {timeout_s:g} s. If it really takes longer, raise "
+                "process_start_timeout_s (config.fault_tolerance)."
+            ) from error
+        return handle
+
+    def send(self, routing: bytes, frames: list[Any], *, must: bool = False) -> None:
+        """To one learner; with `must` an unreachable one raises PeerLostError."""
+        try:
+            self._socket.send([routing, *frames])
+        except PeerLostError:
+            self._lost(routing)
+            if must:
+                raise
+
+    def forget(self, routing: bytes) -> None:
+        """What it still says is dropped."""
+        self._links.pop(routing, None)
+
+    async def close(self) -> None:
+        """Stop listening, and let learners go that nobody has ended: spares, and who was being built. Idempotent."""
+        if self._context is None:
+            return
+        for routing in [*self._waiting, *self._links]:
+            self.send(routing, encode_reply(Goodbye("the run has ended")))
+        context, self._context = self._context, None
+        self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
+        await asyncio.to_thread(context.close)
+        if self._store is not None:
+            self._store.close()
+
+    def _on_message(self, frames: list[Any]) -> None:
+        routing = bytes(frames[0])
+        link = self._links.get(routing)
+        try:
+            if link is not None:
+                if kind_of(frames[1:]) < 128:
+                    return  # a HELLO that crossed our first call
+                link.on_message(*decode_answer(frames[1:]))
+                return
+            message, _ = decode_message(frames[1:])
+        except (WireError, ProtocolError) as error:
+            _log.warning("the learner door refused a message: %s", error)
+            if isinstance(error, UnknownVersionError):  # it reads at least the version of this
+                self.send(routing, encode_reply(Refused("version", str(error)[:1000])))
+            self._lost(routing)  # whoever waits for what it said would wait for ever
+            return
+        if isinstance(message, Hello) and message.role == "learner":
+            ours = package_version()
+            if message.package_version != ours:
+                detail = f"the run is of rlzmq {ours}, the learner of rlzmq {message.package_version[:60]}"
+                _log.warning("%s was refused: %s", message.name[:200], detail)
+                self.send(routing, encode_reply(Refused("package_version", detail)))
+                return
+            self._waiting[routing] = message
+            self._came.set()
+
+    def _on_event(self, event: SocketEvent) -> None:
+        if event.kind == "disconnected":
+            self._probe()
+            # The event may be ahead of the socket's own knowledge.
+            asyncio.get_running_loop().call_later(_PROBE_AGAIN_S, self._probe)
+
+    def _probe(self) -> None:
+        """Find out who is not connected any more."""
+        if self._context is None:
+            return
+        for routing in [*self._links, *self._waiting]:
+            self.send(routing, encode_message(Cancel(NO_CALL_ID)))
+
+    def _lost(self, routing: bytes) -> None:
+        self._waiting.pop(routing, None)
+        link = self._links.get(routing)
+        if link is not None:
+            child: Any = link._child
+            if not child.exited.done() and not child.is_stopping:
+                _log.warning("%s is lost: its connection broke", link.role)
+            child.lost()

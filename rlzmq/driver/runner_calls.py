@@ -1,0 +1,236 @@
+"""RunnerCalls: functions called with every env runner of a group, at once or in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from rlzmq.wire.values import pack_blob
+
+__all__ = ["RunnerCalls", "RunnerFunction"]
+
+_log = logging.getLogger("rlzmq.driver")
+
+RunnerFunction = Callable[..., Any] | str
+"""``fn(env_runner, **kwargs)``, or the name of one of its methods."""
+
+
+class RunnerCalls:
+    """The part of AsyncEnvRunnerGroup that calls functions; runners are numbered from 1, as in RLlib."""
+
+    handles: list[Any]
+    local_env_runner: Any
+    supervisor: Any
+
+    def __init__(self) -> None:
+        self._in_background: dict[tuple[str | None, int], asyncio.Task[Any]] = {}
+        self._env_configs: dict[int, dict[str, Any]] = {}  # by place, where a function changed it
+
+    # -- how many there are ---------------------------------------------------------------------
+
+    def num_remote_env_runners(self) -> int:
+        """Runners in processes of their own."""
+        return len(self.handles)
+
+    def num_healthy_remote_env_runners(self) -> int:
+        """Those of them whose processes live."""
+        return self.supervisor.num_healthy if self.supervisor is not None else 0
+
+    num_remote_workers = num_remote_env_runners
+    num_healthy_remote_workers = num_healthy_remote_env_runners
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    async def foreach_env_runner(
+        self,
+        func: RunnerFunction | Sequence[RunnerFunction],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        local_env_runner: bool = True,
+        remote_worker_ids: Collection[int] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Any]:
+        """``func(env_runner)`` in every runner's process; the results in runner order.
+
+        A runner that dies meanwhile is replaced, and its replacement called.
+
+        Args:
+            func: Travels by value to local processes; its result must be plain values, arrays or episodes. Or a
+                method's name, or a list with one of either for each runner.
+            kwargs: Further arguments.
+            local_env_runner: Whether the runner in this process, where there is one, is called, too.
+            remote_worker_ids: Only these runner processes, numbered from 1; None: all.
+            timeout_seconds: Whose result has not come by then is left out, with a warning; None: all are waited for.
+                0: none is; the calls are made all the same.
+
+        Raises:
+            Exception: What `func` raised.
+        """
+        options = dict(kwargs or {})
+        if self.local_env_runner is not None:
+            (function,) = _one_for_each(func, 1)
+            return [_call(self.local_env_runner, function, options)] if local_env_runner else []
+        numbers = self._chosen(remote_worker_ids)
+        functions = _one_for_each(func, len(numbers))
+        tasks = [
+            asyncio.ensure_future(self._call_one(number, function, options))
+            for number, function in zip(numbers, functions, strict=True)
+        ]
+        if not tasks:
+            return []
+        if timeout_seconds is not None:
+            return await self._within(timeout_seconds, numbers, tasks)
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _within(
+        self, timeout_s: float, numbers: Sequence[int], tasks: Sequence[asyncio.Task[Any]]
+    ) -> list[Any]:
+        await asyncio.wait(tasks, timeout=timeout_s)
+        late = [number for number, task in zip(numbers, tasks, strict=True) if not task.done()]
+        if late and timeout_s:
+            _log.warning("foreach_env_runner: no result of runner(s) %s within %g s", late, timeout_s)
+        for number, task in zip(numbers, tasks, strict=True):
+            if not task.done():
+                self._in_background[f"late-{id(task)}", number] = task
+                task.add_done_callback(self._forget)
+        return [task.result() for task in tasks if task.done()]
+
+    def _forget(self, done: asyncio.Task[Any]) -> None:
+        """A call whose result nobody waits for has ended."""
+        self._in_background = {key: task for key, task in self._in_background.items() if task is not done}
+        if not done.cancelled() and done.exception() is not None:
+            _log.warning("foreach_env_runner: a late call failed: %s", done.exception())
+
+    async def foreach_env_runner_async(
+        self,
+        func: RunnerFunction | Sequence[RunnerFunction],
+        tag: str | None = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        remote_worker_ids: Collection[int] | None = None,
+    ) -> int:
+        """Begin to call ``func(env_runner)`` in every runner process; `fetch_ready_async_reqs` gets the results.
+
+        Args:
+            func, kwargs, remote_worker_ids: As of `foreach_env_runner`.
+            tag: A name for these calls. Each runner has one call of a tag under way at most.
+
+        Returns:
+            How many calls were begun: one for each runner whose last result of this tag has been fetched.
+        """
+        numbers = self._chosen(remote_worker_ids)
+        begun = 0
+        for number, function in zip(numbers, _one_for_each(func, len(numbers)), strict=True):
+            if (tag, number) in self._in_background:
+                continue
+            call = self._call_one(number, function, dict(kwargs or {}))
+            self._in_background[tag, number] = asyncio.ensure_future(call)
+            begun += 1
+        return begun
+
+    async def fetch_ready_async_reqs(
+        self,
+        *,
+        tags: str | Collection[str | None] | None = None,
+        timeout_seconds: float | None = 0.0,
+    ) -> list[tuple[int, Any]]:
+        """Results of calls that `foreach_env_runner_async` began: (runner's number, result).
+
+        Args:
+            tags: Only those of this tag, or of these; None: all.
+            timeout_seconds: How long to wait for the first where none is ready; None: as long as it takes.
+
+        Raises:
+            Exception: What a function raised.
+        """
+        wanted = [tags] if isinstance(tags, str) else tags
+        mine = {
+            key: task
+            for key, task in self._in_background.items()
+            if (wanted is None or key[0] in wanted) and not str(key[0]).startswith("late-")
+        }
+        if not mine:
+            return []
+        await asyncio.wait(mine.values(), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        ready = [key for key, task in mine.items() if task.done()]
+        for key in ready:
+            del self._in_background[key]
+        return [(number, mine[tag, number].result()) for tag, number in ready]
+
+    async def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
+        """``func(env)`` for every env of every runner; a list per runner."""
+        return await self.foreach_env_runner(lambda env_runner: env_runner.foreach_env(func))
+
+    async def cancel_calls(self) -> None:
+        """Give up the calls in the background."""
+        tasks, self._in_background = list(self._in_background.values()), {}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _chosen(self, numbers: Collection[int] | None) -> list[int]:
+        known = range(1, len(self.handles) + 1)
+        unknown = [number for number in numbers or () if number not in known]
+        if unknown:
+            raise ValueError(
+                f"remote_worker_ids: expected numbers from 1 to {len(self.handles)}, got {unknown[0]!r}."
+            )
+        return [number for number in known if numbers is None or number in numbers]
+
+    async def _call_one(self, number: int, function: RunnerFunction, kwargs: dict[str, Any]) -> Any:
+        def on_role(role: Any) -> Any:
+            return _call_and_compare(role.env_runner, function, kwargs)
+
+        result, env_config = await self.supervisor.call(number - 1, lambda handle: handle.apply(on_role))
+        if env_config is not None:
+            self._env_configs[number - 1] = env_config
+        return result
+
+    async def _give_env_config(self, index: int, handle: Any) -> None:
+        """A replacement makes its envs as the runner before it did last, whatever a function changed (a curriculum)."""
+
+        def make_again(role: Any, env_config: dict[str, Any]) -> None:
+            role.env_runner.config.environment(env_config=env_config)
+            role.env_runner.make_env()
+
+        if index in self._env_configs:
+            await handle.apply(make_again, self._env_configs[index])
+
+
+def _call(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
+    if isinstance(function, str):
+        return getattr(env_runner, function)(**kwargs)
+    return function(env_runner, **kwargs)
+
+
+def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
+    """(the function's result, the runner's env config if the function changed that, else None)."""
+    before = dict(getattr(env_runner.config, "env_config", None) or {})
+    result = _call(env_runner, function, kwargs)
+    after = dict(getattr(env_runner.config, "env_config", None) or {})
+    if before.keys() == after.keys() and all(before[key] is after[key] for key in after):
+        return result, None
+    try:
+        pack_blob(after)
+    except (TypeError, ValueError) as error:
+        _log.warning("A runner that replaces this one will have the run's own env_config: %s", error)
+        return result, None
+    return result, after
+
+
+def _one_for_each(func: RunnerFunction | Sequence[RunnerFunction], num: int) -> list[RunnerFunction]:
+    if isinstance(func, str) or callable(func):
+        return [func] * num
+    functions = list(func)
+    if len(functions) != num:
+        raise ValueError(
+            f"foreach_env_runner: expected {num} functions, one for each runner, got {len(functions)}."
+        )
+    return functions

@@ -1,0 +1,355 @@
+"""Keeps a group's runner processes alive: who died is replaced, with back-off, until the budget is spent.
+
+| consumes                    | produces                 | waits for          | unblocked by            |
+|-----------------------------|--------------------------|--------------------|-------------------------|
+| a process's end (pidfd)     | a new one, one incarnation later | the back-off | time                 |
+| the broker's "hung", "silent", "lost"; a call without an answer | stacks on stderr, SIGKILL | a beat | its deadline |
+
+A runner whose environments hang ends by itself (see `roles.runner.env_watchdog`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.process_state import is_stopped
+from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
+from rlzmq.driver.process_health import first_line, lost_error
+from rlzmq.driver.starting import BEAT_DEADLINE_S, all_started, attended, start_first
+from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
+
+__all__ = ["RunnerSupervisor"]
+
+_log = logging.getLogger("rlzmq.driver")
+
+_MAX_DELAY_S = 30.0
+_MAX_BAD_FRAGMENTS = 3
+# After so long without an answer to a call, and again, its process is looked at.
+_LOOK_S = 2.0
+# For an answer that came while this event loop was busy with something else.
+_TURN_S = 0.2
+# A runner that never did anything is not worth the whole budget: its machine or its env is broken.
+_MAX_FAILURES_BEFORE_ANY_WORK = 5
+
+
+@dataclass(slots=True)
+class _Place:
+    """One runner of the group, through all its incarnations."""
+
+    index: int
+    handle: Any
+    machine: Supervision
+    patience: Patience = field(default_factory=Patience)
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    has_worked: bool = False
+    num_bad: int = 0
+    killed_for: BaseException | None = None
+    is_given_up: bool = False
+    first_failure: BaseException | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class RunnerSupervisor:
+    """Replaces runner processes that end, whatever ended them.
+
+    Args:
+        config: Whose fault-tolerance settings count.
+        spawn: ``await spawn(index, incarnation)`` starts a runner; its handle.
+        handles: An empty list, for the runners that live now; replaced in it, place by place.
+
+    Attributes:
+        prepare: ``await prepare(index, handle, incarnation)`` before a new runner is used, e.g. to give it
+            weights; all are awaited, in order.
+        failed: Has an exception once a runner died that is not to be replaced: the run is over.
+        num_restarts: Over all places.
+        recreated: Indices of places replaced since the last `take_recreated`.
+        downtimes_s: Per replacement, from the death's notice to the new runner's readiness.
+    """
+
+    def __init__(
+        self, config: Any, spawn: Callable[[int, int], Awaitable[Any]], handles: list[Any], *, what: str = ""
+    ) -> None:
+        self._config = config
+        self._spawn = spawn
+        self._handles = handles
+        self._what = what or "env runner"
+        self._policy = RestartPolicy(
+            max_restarts=config.num_consecutive_env_runner_failures_tolerance,
+            window_s=math.inf,
+            first_delay_s=max(config.delay_between_env_runner_restarts_s, 1e-3),
+            max_delay_s=max(_MAX_DELAY_S, config.delay_between_env_runner_restarts_s),
+        )
+        self._places: list[_Place] = []
+        self.prepare: list[Callable[[int, Any, int], Awaitable[None]]] = []
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_restarts = 0
+        self.recreated: list[int] = []
+        self.downtimes_s: list[float] = []
+
+    async def start(self, num_runners: int) -> None:
+        """Start all runners for the first time, at once, and supervise them from then on.
+
+        Raises:
+            PeerLostError: One of them died in each of several attempts.
+            DeadlineError: One of them did not get ready.
+            Exception: What a constructor of theirs raised.
+        """
+        self._places = places = await all_started(map(self._start_first, range(num_runners)))
+        self._handles[:] = [place.handle for place in places]
+        self.num_restarts = sum(place.machine.num_restarts for place in places)
+        for place in places:
+            place.task = asyncio.create_task(self._supervise(place), name=f"supervise {place.handle}")
+
+    async def _start_first(self, index: int) -> _Place:
+        config, machine = self._config, Supervision(self._policy)
+        handle = await start_first(
+            lambda incarnation: self._spawn(index, incarnation),
+            machine,
+            f"{self._what} {index}",
+            is_replaced=config.restart_failed_env_runners and config.max_num_env_runner_restarts > 0,
+        )
+        machine.started(time.monotonic())
+        place = _Place(index, handle, machine)
+        place.up.set()
+        return place
+
+    async def prepare_all(self, prepare: Callable[[int, Any, int], Awaitable[None]]) -> None:
+        """Prepare the runners that are there, and from now on each new one.
+
+        Raises:
+            Exception: What `prepare` raised, but for a runner's end: its replacement is prepared, too.
+        """
+        self.prepare.append(prepare)
+        await asyncio.gather(*(self._prepare(place, prepare) for place in self._places))
+
+    async def _prepare(self, place: _Place, prepare: Callable[[int, Any, int], Awaitable[None]]) -> None:
+        handle = place.handle
+        if place.up.is_set() and not place.is_given_up:
+            try:
+                await attended(handle, prepare(place.index, handle, place.machine.incarnation))
+            except ActorLostError:
+                await handle.exited
+                if place.handle is handle:
+                    place.up.clear()  # its supervising task may not have run yet
+        await self._wait_up(place)
+
+    # -- facts ----------------------------------------------------------------------------------
+
+    @property
+    def num_healthy(self) -> int:
+        """Runners that are up."""
+        return sum(place.up.is_set() and not place.is_given_up for place in self._places)
+
+    def incarnation(self, index: int) -> int:
+        """How many times this place was restarted."""
+        return self._places[index].machine.incarnation
+
+    def take_recreated(self) -> list[int]:
+        """Places replaced since the last take."""
+        taken, self.recreated = self.recreated, []
+        return taken
+
+    # -- use ------------------------------------------------------------------------------------
+
+    async def call(self, index: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        """``call(handle)`` of a place; again with its replacement if it dies meanwhile.
+
+        Returns:
+            The result; None where the place was given up (``ignore_env_runner_failures``).
+
+        Raises:
+            Exception: What the call raised, or why the place may not be replaced.
+        """
+        place = self._places[index]
+        while True:
+            await self._wait_up(place)
+            if place.is_given_up:
+                return None
+            handle = place.handle
+            try:
+                result = await self._attend(index, handle, call)
+            except ActorLostError:
+                await handle.exited
+                if place.handle is handle:
+                    place.up.clear()  # its supervising task may not have run yet
+                continue
+            self.worked(index)
+            return result
+
+    async def _attend(self, index: int, handle: Any, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        """``call(handle)``; a process that stands still meanwhile is killed, which ends the call."""
+        answer = asyncio.ensure_future(call(handle))
+        try:
+            while not (await asyncio.wait((answer,), timeout=_LOOK_S))[0]:
+                event = "silent" if self._places[index].has_worked else "lost"
+                await self.suspect(index, event, "it does not answer")
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def _wait_up(self, place: _Place) -> None:
+        waiting = asyncio.ensure_future(place.up.wait())
+        try:
+            await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not place.up.is_set() and not place.is_given_up:
+            self.failed.result()
+
+    def worked(self, index: int) -> None:
+        """The runner did something useful: its failures in a row are over."""
+        place = self._places[index]
+        if place.up.is_set() and not place.is_given_up:
+            place.machine.worked()
+            place.patience.worked()
+            place.has_worked = True
+
+    def blame(self, index: int, why: str) -> None:
+        """A fragment of this runner was unusable; after a few it is replaced: its envs are made anew."""
+        place = self._places[index]
+        if place.killed_for is not None:
+            return  # it is on its way out
+        place.num_bad += 1
+        if place.num_bad >= _MAX_BAD_FRAGMENTS and not place.handle.exited.done():
+            place.killed_for = PeerLostError(
+                f"{self._what} {index} was restarted after {place.num_bad} unusable fragments, the last one: {why}."
+            )
+            place.handle.kill()
+
+    async def suspect(self, index: int, event: str, why: str) -> None:
+        """The broker misses this runner: replace it if its process hangs or is stopped.
+
+        Args:
+            index: Of the runner's place.
+            event: "hung": it answers, but never registers; "silent": it was at work and does not answer; "lost":
+                nothing is known of it.
+            why: In words.
+        """
+        place = self._places[index]
+        handle = place.handle
+        if handle.exited.done():
+            return
+        if event != "hung" and not is_stopped(handle.pid):
+            first_s = place.patience.seconds if event == "silent" else BEAT_DEADLINE_S
+            if await _beats(handle, self._config.env_step_timeout_s or first_s):
+                return
+            place.patience.killed()
+            why = "its event loop does not turn (does a step hold the GIL? see env_step_timeout_s)"
+        elif event != "hung":
+            why = f"its process is stopped ({why})"
+        _log.warning("%s %d (pid %d) hangs: %s. It is killed.", self._what, index, handle.pid, why)
+        await handle.kill_hanging()
+
+    async def stop(self) -> None:
+        """End the supervision; the runners live on."""
+        tasks = [place.task for place in self._places if place.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not self.failed.done():
+            self.failed.set_exception(ClosedError("the run was stopped"))
+        self.failed.exception()  # seen
+
+    # -- the loop of one place ------------------------------------------------------------------
+
+    async def _supervise(self, place: _Place) -> None:
+        while True:
+            await place.handle.exited
+            noticed_at = time.monotonic()
+            place.up.clear()
+            error: BaseException = place.killed_for or lost_error(place.handle)
+            place.killed_for = None
+            while True:
+                delay_s = self._decide(place, error)
+                if delay_s is None:
+                    return
+                _log.warning("%s Restarted in %g s.", first_line(error), delay_s)
+                await asyncio.sleep(delay_s)
+                try:
+                    await self._restart(place)
+                except Exception as failure:
+                    error = failure
+                    continue
+                break
+            self.downtimes_s.append(time.monotonic() - noticed_at)
+
+    def _decide(self, place: _Place, error: BaseException) -> float | None:
+        """Seconds until the restart; None: there is none."""
+        config = self._config
+        place.first_failure = place.first_failure or error
+        decision = place.machine.failed(time.monotonic())
+        reason = ""
+        if not config.restart_failed_env_runners:
+            reason = "restart_failed_env_runners is off"
+        elif isinstance(decision, GiveUp):
+            reason = f"{decision.num_failures} failures in a row"
+        elif not place.has_worked and decision.incarnation > _MAX_FAILURES_BEFORE_ANY_WORK:
+            reason = f"{decision.incarnation} failures and no work done"
+        elif self.num_restarts >= config.max_num_env_runner_restarts:
+            reason = f"max_num_env_runner_restarts={config.max_num_env_runner_restarts} is spent"
+        if not reason:
+            assert isinstance(decision, Restart)
+            return decision.delay_s
+        others = [other for other in self._places if other is not place and not other.is_given_up]
+        if config.ignore_env_runner_failures and others:
+            _log.warning("%s The run goes on without it (%s).", first_line(error), reason)
+            place.is_given_up = True
+            place.up.set()  # whoever waits for it learns that it is given up
+            return None
+        first = place.first_failure
+        first.add_note(f"{self._what} {place.index} is not restarted: {reason}.")
+        if not self.failed.done():
+            self.failed.set_exception(first)
+            self.failed.exception()  # those who wait raise it; nobody needs to
+        return None
+
+    async def _restart(self, place: _Place) -> None:
+        self.num_restarts += 1
+        place.num_bad = 0
+        restore_s = self._config.env_runner_restore_timeout_s
+        incarnation = place.machine.incarnation
+        try:
+            async with asyncio.timeout(restore_s or None) as scope:
+                handle = await self._spawn(place.index, incarnation)
+                try:
+                    for prepare in self.prepare:
+                        await attended(handle, prepare(place.index, handle, incarnation))
+                except BaseException:
+                    handle.kill()
+                    raise
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise DeadlineError(
+                f"{self._what} {place.index} was not ready again within {restore_s:g} s "
+                "(env_runner_restore_timeout_s)."
+            ) from error
+        place.handle = self._handles[place.index] = handle
+        place.machine.started(time.monotonic())
+        self.recreated.append(place.index)
+        place.up.set()
+
+
+async def _beats(handle: Any, within_s: float) -> bool:
+    """Whether the process answers in time, or has ended."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    beat = asyncio.ensure_future(handle.call("beat"))
+    try:
+        if not (await asyncio.wait((beat,), timeout=within_s))[0]:
+            late_s = loop.time() - start - within_s
+            await asyncio.wait((beat,), timeout=_TURN_S + late_s)
+        if beat.done():
+            with contextlib.suppress(PeerLostError):  # who waits for its end hears of it
+                beat.result()
+        return bool(beat.done())
+    finally:
+        beat.cancel()

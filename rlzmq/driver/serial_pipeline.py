@@ -1,0 +1,133 @@
+"""Updates in one process: the runner samples, the learner trains, in turn, in the caller's stack.
+
+    runner.sample_lease ──fragments──► exact batch ──► learner.update ──weights v+1──► runner
+
+Leases are planned by the same function as the broker's, fragments are cut by the same rule, and
+connector states are merged at the same point, so a run with one runner and one learner process
+trains on the very same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rlzmq.core.names import ALL_MODULES
+from rlzmq.driver.connector_sync import ConnectorSync
+from rlzmq.driver.update_results import Accounting, UpdateResult
+from rlzmq.protocol.leases import plan_lease
+from rlzmq.roles.fragment_data import num_left_out, take_fragment
+
+__all__ = ["SerialPipeline"]
+
+
+class SerialPipeline:
+    """Runs updates with a runner and a learner that live in this process.
+
+    Args:
+        config: The run's config.
+        runner: An EnvRunner.
+        learner: A built Learner.
+        connectors: Merges the runner's connector state.
+
+    Attributes:
+        accounting: Of every env step so far.
+    """
+
+    def __init__(self, config: Any, runner: Any, learner: Any, connectors: ConnectorSync) -> None:
+        self._config = config
+        self._runner = runner
+        self._learner = learner
+        self._connectors = connectors
+        self.accounting = Accounting()
+
+    async def start(self) -> None:
+        """Bring the learner's weights to the runner."""
+        self.push_weights()
+
+    async def run_update(self) -> UpdateResult:
+        """Sample one batch under the newest weights, train on it, and hand the new weights over."""
+        start = time.perf_counter()
+        update_id = self._learner.weights_seq_no
+        batches, metas = self._sample()
+        sampled = time.perf_counter()
+        num_steps = self._config.update_plan().num_env_steps
+        num_consumed = self.accounting.num_consumed + num_steps
+        results = self._learner.update(
+            episodes=batches,
+            # Without any sampling the learner's own count of trained steps is what schedules follow.
+            timesteps={"num_env_steps_sampled_lifetime": num_consumed} if num_consumed else None,
+        )
+        trained = time.perf_counter()
+        num_kept = num_steps if self._learner.was_trained else 0
+        self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
+        state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
+        self.push_weights()
+        if state is not None:
+            self._runner.set_connector_state(state)
+        return UpdateResult(
+            update_id=update_id,
+            weights_version=self._learner.weights_seq_no,
+            learner_results=[results],
+            fragments=metas,
+            num_env_steps_trained=results.get(ALL_MODULES, {}).get("num_env_steps_trained", 0),
+            timers={
+                "sample": sampled - start,
+                "learn": trained - sampled,
+                "synch_weights": time.perf_counter() - trained,
+            },
+        )
+
+    async def settle(self) -> list[UpdateResult]:
+        """Every update is over when `run_update` returns."""
+        return []
+
+    def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
+        plan, runner = self._config.update_plan(), self._runner
+        remaining = plan.num_env_steps
+        batches: list[Any] = []
+        metas: list[dict[str, Any]] = []
+        while remaining:
+            length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
+            batch = take_fragment(runner, length)
+            metas.append(batch.meta)
+            num_steps = batch.num_env_steps
+            num_unusable = num_left_out(batch.meta)
+            self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})
+            if num_steps > remaining:
+                batch = batch.split(remaining)[0]
+                self.accounting.add(dropped={"surplus": num_steps - remaining})
+                num_steps = remaining
+            if num_steps:
+                batches.append(batch)
+            remaining -= num_steps
+        return batches, metas
+
+    def push_weights(self) -> None:
+        """Give the runner the learner's current weights and version."""
+        snapshot = self._runner.get_weights_layout().snapshot(self._learner.module)
+        self._runner.set_weights(snapshot, version=self._learner.weights_seq_no)
+
+    async def read_journal(self, next_update: int) -> list[str]:
+        """There is none: nothing is sampled ahead of its training."""
+        return []
+
+    async def note_checkpoint(self, next_update: int) -> None:
+        """Nothing is kept for checkpoints."""
+
+    def fault_tolerance(self) -> dict[str, int]:
+        """Nothing can die alone here."""
+        return {}
+
+    async def pause(self) -> None:
+        """Nothing runs between two updates."""
+
+    async def restart(self) -> None:
+        """Go on from the state that the learner was given."""
+        self._runner.weights_seq_no = 0  # what it has may be newer
+        self.push_weights()
+        self._runner.set_connector_state(self._connectors.get_state())
+
+    async def stop(self) -> None:
+        """Count what was sampled and never trained."""
+        self.accounting.drop_pending("stopped")

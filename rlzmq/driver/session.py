@@ -1,0 +1,301 @@
+"""Session: who samples, who learns, and the pipeline between them, for one run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from rlzmq.core.errors import first_error
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.driver.async_learner_group import AsyncLearnerGroup
+from rlzmq.driver.connector_sync import ConnectorSync
+from rlzmq.driver.module_configs import ModuleConfigs
+from rlzmq.driver.run_coroutine import has_broker, needs_processes
+from rlzmq.driver.serial_pipeline import SerialPipeline
+from rlzmq.driver.update_results import Accounting, UpdateResult
+
+__all__ = ["Session"]
+
+_RUNNERS = "env_runners/"
+_LEARNER = "learner_group/learner"
+
+
+class Session:
+    """Starts and stops everything that a run needs; an Algorithm only plans and reports.
+
+    Args:
+        config: Frozen.
+
+    Attributes:
+        system: The ActorSystem; None when everything is in this process.
+        env_runner_group, learner_group: Set by `start`.
+        accounting: Of every env step of the run.
+        spaces: (observation space, action space) of one env.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.system: Any = None
+        self.env_runner_group: Any = None
+        self.learner_group: Any = None
+        self.accounting = Accounting()
+        self.spaces: tuple[Any, Any] = (None, None)
+        self._num_changes = self._num_changes_told = 0
+        self._pipeline: Any = None
+        self._connectors: Any = None
+        self._learner_door: Any = None
+
+    async def start(self) -> None:
+        """Start the processes, form the groups, bring the first weights to the runners."""
+        config = self.config
+        self.spaces = single = config.single_spaces()
+        spaces = {"__env_single__": single, "__env__": single}
+        module_spec = config.get_multi_rl_module_spec(spaces=spaces)
+        self._connectors = ConnectorSync(config, spaces)
+        if needs_processes(config):
+            from rlzmq.actors.system import ActorSystem
+
+            self.system = ActorSystem()
+            await self.system.start()
+        pipeline_system = self.system if has_broker(config) else None
+        self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system)
+        self.env_runner_group.connector_sync = self._connectors
+        self.env_runner_group.sync_with_run = self.sync_weights
+        join_keys = await self._open_door()
+        self.learner_group = AsyncLearnerGroup(
+            config, module_spec, system=pipeline_system, door=self._learner_door
+        )
+        self.env_runner_group.learner_group = self.learner_group
+        if pipeline_system is None:
+            await self.env_runner_group.start()
+            await self.learner_group.start()
+            self._pipeline = SerialPipeline(
+                config,
+                self.env_runner_group.local_env_runner,
+                self.learner_group.local_learner,
+                self._connectors,
+            )
+        else:
+            from rlzmq.driver.broker_pipeline import BrokerPipeline
+
+            self._pipeline = BrokerPipeline(
+                config,
+                self.system,
+                self.env_runner_group,
+                self.learner_group,
+                self._connectors,
+                join_keys,
+                self._learner_door.control_address if self._learner_door is not None else None,
+            )
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self.env_runner_group.start())
+                    tasks.create_task(self.learner_group.start())
+                    tasks.create_task(self._pipeline.start_broker())
+            except BaseExceptionGroup as group:
+                raise first_error(group) from None
+        self._pipeline.accounting = self.accounting
+        await self._pipeline.start()
+
+    async def _open_door(self) -> Any:
+        """Make the keys for peers from outside, and listen for learners among them; None: no peers."""
+        if self.config.listen is None:
+            return None
+        from rlzmq.driver.join_files import JoinKeys
+
+        keys = JoinKeys.generate()
+        if self.config.num_remote_learners:
+            from rlzmq.driver.remote_learners import LearnerDoor
+
+            self._learner_door = LearnerDoor(self.config, keys, self.spaces)
+            await self._learner_door.start()
+        return keys
+
+    async def run_update(self) -> UpdateResult:
+        """One update through the pipeline."""
+        if self._num_changes_told != self.num_weight_changes:
+            await self._pipeline.pause()
+            await self._restart()
+        report = await self._pipeline.run_update()
+        self.accounting.note_sources(report.learner_results)
+        self._num_changes += 1
+        self._num_changes_told = self.num_weight_changes
+        return report  # type: ignore[no-any-return]
+
+    async def settle(self) -> list[UpdateResult]:
+        """Wait until no update is open: the reports of those that ran ahead of `run_update`."""
+        reports: list[UpdateResult] = await self._pipeline.settle()
+        for report in reports:
+            self.accounting.note_sources(report.learner_results)
+        self._num_changes += len(reports)
+        self._num_changes_told = self.num_weight_changes
+        return reports
+
+    async def _restart(self) -> None:
+        """The pipeline goes on from the learners' state, which was changed from outside of it."""
+        await self._pipeline.restart()
+        self._num_changes_told = self.num_weight_changes
+
+    @property
+    def num_weight_changes(self) -> int:
+        """How often weights or connector states may have changed."""
+        return self._num_changes + int(self.learner_group.num_changes)
+
+    async def sync_weights(self) -> None:
+        """Give all runners the learners' weights and the merged connector state."""
+        self._num_changes += 1
+        snapshot, version = await self.get_inference_weights()
+        if self.learner_group.handles:  # what the broker still has under way is older
+            self.learner_group.generation += 1
+        await self.env_runner_group.set_weights(snapshot, version, self.learner_group.generation)
+        await self.env_runner_group.sync_env_runner_states()
+
+    async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
+        """(snapshot of what runners need, version); see AsyncLearnerGroup.get_inference_weights."""
+        return await self.learner_group.get_inference_weights(module_ids)  # type: ignore[no-any-return]
+
+    async def change_modules(
+        self,
+        configs: ModuleConfigs,
+        change: Callable[[Any], Any],
+    ) -> None:
+        """Add or remove modules between two updates; everybody goes on with the learners' weights.
+
+        Args:
+            configs: As they are from now on.
+            change: ``change(learner)`` adds or removes them at a learner.
+        """
+        self.config = configs.run
+        spaces = {"__env_single__": self.spaces}
+        module_spec = configs.learners.get_multi_rl_module_spec(spaces=spaces)
+        synced = configs.synced_module_ids("env_runners")
+        await self._pipeline.pause()
+        await self.env_runner_group.change_modules(configs.env_runners, synced)
+        await self.learner_group.change_modules(configs.learners, module_spec, change, synced)
+        await self._restart()
+
+    def get_connector_state(self) -> dict[str, Any]:
+        """The merged connector state ({} where no piece has any)."""
+        return self._connectors.get_state() if self._connectors.is_needed else {}
+
+    def get_pipeline(self, name: Literal["env_to_module", "module_to_env"]) -> Any:
+        """The connector pipeline of the runner in this process; without one, an equal one with the merged states."""
+        runner = self.env_runner_group.local_env_runner
+        if runner is not None:
+            return getattr(runner, name)
+        spaces = {"__env_single__": self.spaces, "__env__": self.spaces}
+        pipeline = getattr(self.config, f"build_{name}_connector")(env=None, spaces=spaces)
+        if state := self.get_connector_state().get(f"{name}_connector"):
+            pipeline.set_state(state)
+        return pipeline
+
+    async def get_module(self, module_id: str) -> Any:
+        """An RLModule with the current weights, in this process."""
+        if self.learner_group.local_learner is not None:
+            modules = self.learner_group.local_learner.module
+        else:
+            modules = self.learner_group.module_spec.build()
+            weights = await self.learner_group.get_weights()
+            modules.set_state(weights)
+        if module_id not in modules:
+            raise KeyError(f"No module {module_id!r}.{did_you_mean(module_id, list(modules.keys()))}")
+        return modules[module_id]
+
+    def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
+        """What `env_runner_group.sample` reported since the last take; counted as sampled."""
+        taken: list[list[dict[str, Any]]] = self.env_runner_group.take_sampled_metas()
+        for metas in taken:
+            self.accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
+        return taken
+
+    def take_learner_results(self) -> list[tuple[list[dict[str, Any]], int]]:
+        """What `learner_group.update` returned since the last take; counted as trained.
+
+        Steps that were trained before (a replay buffer's) are not counted twice.
+        """
+        taken: list[tuple[list[dict[str, Any]], int]] = self.learner_group.take_results()
+        for _, num_steps in taken:
+            self.accounting.add(trained=min(num_steps, self.accounting.pending))
+        return taken
+
+    def fault_tolerance(self) -> dict[str, Any]:
+        """RLlib's keys of the result's ``fault_tolerance``, and the same for learners and the broker."""
+        group = self.env_runner_group
+        return {
+            "num_healthy_workers": group.num_healthy_remote_env_runners()
+            if self.config.num_env_runners
+            else 0,
+            "num_remote_worker_restarts": group.num_restarts,
+            **self.learner_group.fault_tolerance(),
+            **self._pipeline.fault_tolerance(),
+        }
+
+    def take_recreated_runners(self) -> list[int]:
+        """1-based indices of the runners that were replaced since the last take."""
+        supervisor = self.env_runner_group.supervisor
+        return [index + 1 for index in supervisor.take_recreated()] if supervisor is not None else []
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    async def get_state(self, *, with_runners: bool = True) -> dict[str, Any]:
+        """Components of a checkpoint: learner, connectors, accounting, and each runner's sampling state."""
+        runners = await self.env_runner_group.get_sampling_states() if with_runners else {}
+        return {
+            **{f"{_RUNNERS}{name}": state for name, state in runners.items()},
+            _LEARNER: await self.learner_group.get_state(),
+            "env_runner": self.get_connector_state(),
+            "accounting": self.accounting.get_state(),
+        }
+
+    async def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`'s components; runners get weights and connector states at once.
+
+        Components may be missing, and stay as they are.
+        """
+        learner = state.get(_LEARNER)
+        self._num_changes += 1
+        await self._pipeline.pause()
+        if learner is not None:
+            await self.learner_group.set_state(learner)
+        if "env_runner" in state:
+            # Of a whole run what is not there is empty; one pipeline alone leaves the other as it is.
+            kept = {} if "accounting" in state else self.get_connector_state()
+            self._connectors.set_state({**kept, **state["env_runner"]})
+        recalled: list[str] = []
+        if "accounting" in state:
+            self.accounting.set_state(state["accounting"], with_sources=bool((learner or {}).get("source")))
+            if learner is not None:
+                recalled = await self._pipeline.read_journal(learner["weights_seq_no"])
+        # A runner whose fragments come back would sample them a second time from where it was: it begins anew.
+        left_out = {f"{_RUNNERS}{name}" for name in recalled}
+        await self.env_runner_group.set_sampling_states(
+            {
+                name.removeprefix(_RUNNERS): part
+                for name, part in state.items()
+                if name.startswith(_RUNNERS) and name not in left_out
+            }
+        )
+        await self._restart()
+
+    async def note_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """This state is on disk: a run that is resumed would go on from it."""
+        await self._pipeline.note_checkpoint(int(state[_LEARNER]["weights_seq_no"]))
+
+    async def stop(self) -> None:
+        """End everything, in the order in which nothing is lost. May be called after a failed start."""
+        try:
+            if self._pipeline is not None:
+                await self._pipeline.stop()
+            for end in (
+                self.env_runner_group.stop if self.env_runner_group else None,
+                self.learner_group.shutdown if self.learner_group else None,
+            ):
+                if end is not None:
+                    await end()
+        finally:
+            if self._learner_door is not None:
+                await self._learner_door.close()
+            if self.system is not None:
+                await self.system.stop()

@@ -1,0 +1,140 @@
+"""The private directory of one run: ipc sockets, keys, locks; gone when the run is."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rlzmq.core.addresses import MAX_IPC_PATH_BYTES
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["SocketDirectory"]
+
+_PREFIX = "rlzmq-"
+_LOCK_NAME = "owner.lock"
+_ROOM_BYTES = 40  # kept for the names below the directory when its own path is chosen
+_STALE_AGE_S = 60.0
+
+
+class SocketDirectory:
+    """A directory that only this user may enter (mode 0700), with short paths for ipc sockets.
+
+    It lies under ``XDG_RUNTIME_DIR``, else the system's temporary directory, else ``/tmp`` when the
+    former's path is too long for a Unix socket. Directories that killed runs left behind are removed
+    when the next one is made.
+
+    Args:
+        base: Where to make it; chosen as above if None.
+
+    Raises:
+        ConfigurationError: No base directory is writable and short enough.
+
+    Example:
+        >>> with SocketDirectory() as directory:
+        ...     directory.address("control").startswith("ipc:///")
+        True
+    """
+
+    def __init__(self, base: str | os.PathLike[str] | None = None) -> None:
+        self.path = _make_directory(base)
+        self._pid = os.getpid()
+        self._lock_fd = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+
+    def address(self, name: str) -> str:
+        """The ipc address of the socket ``name`` in this directory.
+
+        Raises:
+            ConfigurationError: The path would be too long, or ``name`` is not one path component.
+        """
+        if "/" in name or name in ("", ".", ".."):
+            raise ConfigurationError(f"{name!r} cannot name a socket: expected one path component")
+        path = self.path / name
+        if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
+            raise ConfigurationError(
+                f"the ipc path {path} is longer than the {MAX_IPC_PATH_BYTES} bytes the system allows: "
+                "use a shorter name or run directory"
+            )
+        return f"ipc://{path}"
+
+    def close(self) -> None:
+        """Removes the directory and all in it. Idempotent; a forked child's call does nothing."""
+        if self._lock_fd < 0 or os.getpid() != self._pid:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+    def __enter__(self) -> SocketDirectory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _make_directory(base: str | os.PathLike[str] | None) -> Path:
+    if base is not None:
+        candidates = [Path(base)]
+    else:
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        candidates = [Path(runtime)] if runtime else []
+        candidates += [Path(tempfile.gettempdir()), Path("/tmp")]
+    reasons = []
+    for candidate in candidates:
+        root = candidate.absolute()
+        path = root / f"{_PREFIX}{secrets.token_hex(4)}"
+        if len(os.fsencode(path)) + _ROOM_BYTES > MAX_IPC_PATH_BYTES:
+            reasons.append(f"{root}: its path is too long for Unix sockets")
+            continue
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            reasons.append(f"{root}: {error.strerror}")
+            continue
+        path.chmod(0o700)  # whatever the umask was
+        _remove_stale(root, keep=path)
+        return path
+    raise ConfigurationError(
+        "no place for the run directory (" + "; ".join(reasons) + "): set XDG_RUNTIME_DIR to a short, "
+        "writable directory"
+    )
+
+
+def _remove_stale(root: Path, keep: Path) -> None:
+    """Removes run directories of this user whose owner is dead (its lock is free)."""
+    with contextlib.suppress(OSError):
+        for path in root.glob(f"{_PREFIX}*"):
+            if path != keep:
+                _remove_if_stale(path)
+
+
+def _remove_if_stale(path: Path) -> None:
+    try:
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            return
+        if time.time() - status.st_mtime < _STALE_AGE_S:  # its owner may be about to take the lock
+            return
+        fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)

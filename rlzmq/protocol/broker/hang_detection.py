@@ -1,0 +1,123 @@
+"""Which peers hang: registered, connected, and yet not doing what they should."""
+
+from __future__ import annotations
+
+from rlzmq.protocol.broker.registration import Door
+from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.expected_peers import RollCall
+from rlzmq.protocol.slow_rank import RankWatch
+from rlzmq.wire.messages import DriverState, LearnerState
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """Tells the driver of runners and ranks whose event loop is silent, of ranks that hold up the others, and of
+    those that the driver expects and that do not register (`RollCall`): a restarted broker knows nobody.
+
+    A silent runner that the driver does not expect came from outside. Nobody can ask it, so it counts as lost: the
+    transport may not notice a host that hears nothing until its farewell arrives. It registers again when it can.
+
+    A runner whose environments hang ends by itself (see `roles.runner.env_watchdog`).
+    """
+
+    def __init__(self, state: BrokerState, door: Door) -> None:
+        self._state = state
+        self._door = door
+        self._generation = -1
+        self._roll_call = RollCall()
+        self._expected: list[tuple[str, str]] = []
+        self._expected_by = ""
+        self._ranks = RankWatch(
+            min_s=state.options.late_after_s, first_s=state.options.rank_first_hung_after_s
+        )
+
+    def learner_reports(self, peer: Peer, message: LearnerState, now: float) -> None:
+        """A rank's heartbeat."""
+        if message.generation != self._state.generation:
+            return
+        if message.generation != self._generation:
+            self._generation = message.generation
+            self._ranks.begin()
+        peer.has_worked |= message.progress > 0
+        is_training = 2 in message.phases
+        self._ranks.heard(peer.uuid, message.progress, message.next_update, now, is_training=is_training)
+        # Alone it has nobody who waits for it: its own pace counts.
+        if is_training:
+            if peer.watch.stamp(message.progress, now):
+                self._state.moved("training", now)
+        else:
+            peer.watch.idle(now)
+
+    def driver_expects(self, peer: Peer, message: DriverState) -> None:
+        """The driver's heartbeat."""
+        self._expected_by = peer.uuid
+        self._expected = [
+            *(("runner", name) for name in message.runners),
+            *(("learner", name) for name in message.learners),
+        ]
+
+    def patience_s(self) -> float:
+        """How long one of those at work on the next update may be silent without being taken for hung."""
+        state = self._state
+        if state.next_commit not in state.runs:
+            at_work = (peer for peer in state.runners.values() if state.leases.of_peer(peer.uuid))
+            return max((peer.watch.hung_after_s() for peer in at_work), default=0.0)
+        if state.num_ranks > 1:
+            return self._ranks.limit_s()
+        return max((peer.watch.hung_after_s() for peer in state.ranks.values()), default=0.0)
+
+    def forgive(self, away_s: float, now: float) -> None:
+        """This broker was stopped for so long."""
+        for peer in self._state.by_routing.values():
+            peer.forgive(away_s, now)
+        self._ranks.forgive(away_s, now)
+        self._roll_call.forgive(away_s, now)
+
+    def tick(self, now: float) -> None:
+        """Looks at everybody."""
+        state = self._state
+        for peer in (*state.runners.values(), *state.ranks.values()):
+            if not peer.is_late and peer.has_worked and peer.silence.is_late(now):
+                peer.is_late = True
+                detail = f"it says nothing for {peer.silence.limit_s():.1f} s"
+                if self._is_from_outside(peer):
+                    self._door.forget(peer, "lost", detail)
+                else:
+                    state.notify("silent", peer.hello.role, peer.hello.name, detail)
+        self._call_the_roll(now)
+        if state.num_ranks == 1:
+            self._watch_alone(now)
+        elif state.group_is_complete and state.generation == self._generation:
+            self._watch_ranks(now)
+
+    def _is_from_outside(self, peer: Peer) -> bool:
+        driver, hello = self._state.driver, peer.hello
+        has_told = driver is not None and driver.uuid == self._expected_by
+        return has_told and hello.role == "runner" and ("runner", hello.name) not in self._expected
+
+    def _call_the_roll(self, now: float) -> None:
+        state = self._state
+        if state.driver is None or state.driver.uuid != self._expected_by:
+            self._expected = []  # the next one says whom it expects
+        here = [("runner", peer.hello.name) for peer in state.runners.values()]
+        here += [("learner", peer.hello.name) for peer in state.ranks.values()]
+        self._roll_call.look(self._expected, here, now)
+        for role, name, absence in self._roll_call.overdue(now):
+            detail = f"it has not registered for {now - absence.since:.1f} s"
+            state.notify(absence.event, role, name, detail)
+
+    def _watch_ranks(self, now: float) -> None:
+        limit_s = self._ranks.limit_s()
+        for uuid in self._ranks.hung(now):
+            for peer in self._state.ranks.values():
+                if peer.uuid == uuid:
+                    detail = f"the other ranks wait for it in a collective since {limit_s:.1f} s"
+                    self._state.notify("hung", "learner", peer.hello.name, detail)
+
+    def _watch_alone(self, now: float) -> None:
+        for peer in self._state.ranks.values():
+            if not peer.is_suspect and peer.watch.health(now) == "hung":
+                peer.is_suspect = True
+                detail = f"no minibatch for {peer.watch.hung_after_s():g} s"
+                self._state.notify("hung", "learner", peer.hello.name, detail)

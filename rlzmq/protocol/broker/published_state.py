@@ -1,0 +1,110 @@
+"""The broker's store: the newest weights and connector state, for whoever lacks them.
+
+```
+ rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to one that joins late or asks
+ driver ── CONNECTOR_STATE ──► store ─► each runner, before its next lease
+```
+"""
+
+from __future__ import annotations
+
+from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.events import Publish, Received
+from rlzmq.protocol.weights import notice_of, open_publication
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.messages import ConnectorState, Snapshot, SnapshotRequest, Weights
+
+__all__ = ["Store"]
+
+
+class Store:
+    """Takes only what is newer than what it has; of the rank 0 of this generation."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._asked_at = float("-inf")
+
+    # ------------------------------------------------------------------ weights
+
+    def put_weights(self, peer: Peer, event: Received, now: float) -> None:
+        """A rank publishes."""
+        state, message = self._state, event.message
+        assert isinstance(message, Weights)
+        if peer.hello.rank != 0 or message.generation != state.generation or not event.payload:
+            state.count_refused("weights")
+            return
+        header, _ = open_publication(event.payload[0])
+        if header.run_id != state.options.run_id or header.order != (message.generation, message.version):
+            state.count_refused("weights")
+            return
+        if state.weights is not None and header.order <= state.weights.order:
+            return
+        state.weights, state.weights_frame = header, event.payload[0]
+        state.out.append(Publish(self._publication()))
+        self.release_published()
+
+    def release_published(self) -> None:
+        """Slots whose weights are out are free again."""
+        state = self._state
+        if state.weights is not None:
+            for update_id in [u for u in state.unpublished if u < state.weights.version]:
+                del state.unpublished[update_id]
+
+    def ask_for_weights(self, now: float) -> None:
+        """Rank 0 has newer weights than the store: its message was lost, or this broker is new."""
+        state = self._state
+        rank_0 = state.ranks.get(0)
+        if rank_0 is None or now - self._asked_at < state.options.resend_s:
+            return
+        have = state.weights.order if state.weights is not None else (-1, -1)
+        if have < (state.generation, rank_0.next_update):
+            self._asked_at = now
+            state.send(rank_0, SnapshotRequest(*have))
+
+    def on_snapshot_request(self, peer: Peer, event: Received, now: float) -> None:
+        """A runner lacks what its lease names."""
+        state, message = self._state, event.message
+        assert isinstance(message, SnapshotRequest)
+        if state.weights is not None and state.weights.order > (message.generation, message.version):
+            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
+        if message.connector_version < state.connector_version:
+            peer.connector_version = -1
+            self.send_connector_state(peer)
+
+    def _publication(self) -> Buffer:
+        """What goes out on PUB: the weights themselves, or a notice if they are large."""
+        state = self._state
+        assert state.weights is not None
+        if state.weights.num_bytes <= state.options.push_weights_below_bytes:
+            return state.weights_frame
+        return notice_of(state.weights)
+
+    # ------------------------------------------------------------------ connector state
+
+    def put_connector_state(self, peer: Peer, event: Received, now: float) -> None:
+        """The driver has merged what the runners said."""
+        state, message = self._state, event.message
+        assert isinstance(message, ConnectorState)
+        if message.version > state.connector_version and event.payload:
+            state.connector_version = message.version
+            state.connector_message = (message, event.payload[0])
+
+    def send_connector_state(self, peer: Peer) -> None:
+        """The newest connector state, if this runner was not sent it yet."""
+        state = self._state
+        if state.connector_message is not None and peer.connector_version < state.connector_version:
+            peer.connector_version = state.connector_version
+            message, blob = state.connector_message
+            state.send(peer, message, (blob,))
+
+    # ------------------------------------------------------------------ both
+
+    def greet(self, peer: Peer) -> None:
+        """A joining runner gets the newest connector state and weights without asking."""
+        state = self._state
+        if state.connector_message is not None:
+            message, blob = state.connector_message
+            peer.connector_version = state.connector_version
+            state.send(peer, message, (blob,))
+        if state.weights is not None and not peer.hello.next_seq:
+            state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))

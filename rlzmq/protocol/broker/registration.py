@@ -1,0 +1,250 @@
+"""The broker's door: who is registered, under which incarnation, in which learner generation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlzmq.protocol.broker.newcomers import Newcomer
+from rlzmq.protocol.broker.published_state import Store
+from rlzmq.protocol.broker.state import BrokerState, Peer
+from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
+from rlzmq.wire.messages import Hello, Refused, Welcome
+
+__all__ = ["Door"]
+
+_MAX_NAME = 200
+_MAX_ENVS = 2**20
+_MAX_RANKS = 2**16
+_ROLES = frozenset({"runner", "learner", "driver", "observer"})
+
+
+class Door:
+    """Registers, fences and forgets peers.
+
+    One name belongs to one process at a time: a newer one (a higher incarnation, or a new process
+    that asks for one) fences its predecessor, whose later messages are refused and counted. A runner from
+    outside must name the process that it replaces, as long as that one is registered.
+    """
+
+    def __init__(self, state: BrokerState, store: Store) -> None:
+        self._state = state
+        self._store = store
+
+    def hello(self, routing: bytes, hello: Hello, now: float, origin: str = "") -> Peer | None:
+        """Registers a peer; refuses it, or ignores a HELLO that came late or twice, and returns None.
+
+        Args:
+            routing: Where it came from.
+            hello: What it says.
+            now: Seconds.
+            origin: See `Received`.
+        """
+        state = self._state
+        known_hello = state.hello_ids.get(hello.uuid, 0)
+        if hello.hello_id <= known_hello:
+            registered = state.by_routing.get(routing)
+            if registered is not None and registered.hello == hello:
+                self._welcome(registered)
+            return None
+        refusal = self._mismatch(hello) or self._fence_reason(hello)
+        if refusal is not None:
+            state.count_refused(refusal[0])
+            state.send(routing, Refused(*refusal, hello.generation))
+            if refusal[0] != "fenced":
+                state.notify("refused", hello.role, hello.name, refusal[1])
+            return None
+        incarnation = self._incarnation(hello)
+        known = state.names.get((hello.role, hello.name))
+        is_same = known is not None and known[0] == hello.uuid
+        if known is not None and not is_same and hello.role != "learner":
+            self._fence(hello, known[0])
+        if origin and (hello.uuid, incarnation) not in state.ledger.runners:
+            self._make_room(origin, Newcomer(hello.role, hello.name, hello.uuid, incarnation))
+        state.know(hello, incarnation)
+        seated = state.by_routing.get(routing)
+        if seated is not None and (seated.uuid, seated.hello.role) != (hello.uuid, hello.role):
+            self.forget(seated, "left", f"its connection is that of {hello.name} now")
+        previous = self._registered(hello)
+        if previous is not None and previous.routing != routing:
+            state.by_routing.pop(previous.routing, None)
+        peer = Peer(routing, hello, incarnation, now, next_update=hello.next_update)
+        if previous is not None:
+            peer.sampled, peer.num_bad, peer.watch = previous.sampled, previous.num_bad, previous.watch
+            peer.silence, peer.pace = previous.silence, previous.pace
+            peer.is_overdue, peer.shown_envs = previous.is_overdue, previous.shown_envs
+            peer.num_offences, peer.num_unusable = previous.num_offences, previous.num_unusable
+            peer.has_worked = previous.has_worked and hello.role == "runner"  # a rank's new group starts anew
+        else:
+            peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
+        peer.silence.heard(now)
+        state.by_routing[routing] = peer
+        self._welcome(peer)
+        self._seat(peer, is_new=not is_same)
+        return peer
+
+    def forget(self, peer: Peer, event: str, detail: str = "") -> None:
+        """A peer left or was lost: its leases are free, what it delivered stays."""
+        state = self._state
+        state.by_routing.pop(peer.routing, None)
+        role = peer.hello.role
+        if role == "runner" and state.runners.get(peer.uuid) is peer:
+            del state.runners[peer.uuid]
+            state.leases.forget_peer(peer.uuid)
+            state.receipts.forget_peer(peer.uuid)
+            state.note_envs()
+        elif role == "learner" and state.ranks.get(peer.hello.rank) is peer:
+            del state.ranks[peer.hello.rank]
+        elif role == "driver" and state.driver is peer:
+            state.driver = None
+        state.notify(event, role, peer.hello.name, detail)
+
+    def expel(self, peer: Peer, detail: str) -> None:
+        """Its process may not come back; a new one of its name may."""
+        self._state.fence(peer.uuid)
+        self._state.send(peer, Refused("expelled", detail[:1000], peer.hello.generation))
+        self.forget(peer, "expelled", detail)
+
+    # ------------------------------------------------------------------ private
+
+    def _make_room(self, origin: str, newcomer: Newcomer) -> None:
+        """Somebody comes from outside: of too many who have not worked yet one is turned away."""
+        state = self._state
+        connected = {peer.uuid: peer for peer in state.by_routing.values()}
+        leaving = state.newcomers.add(origin, newcomer, lambda other: other.uuid in connected)
+        if leaving is None:
+            return
+        state.count_refused("crowd")
+        peer = connected.get(leaving.uuid)
+        if peer is not None:
+            detail = f"too many processes from {origin} have registered and not worked"
+            state.send(peer, Refused("crowd", detail, peer.hello.generation))
+            self.forget(peer, "refused", detail)
+        state.forget_newcomer(leaving)
+
+    def _welcome(self, peer: Peer) -> None:
+        state, options = self._state, self._state.options
+        message = Welcome(
+            options.run_id, peer.hello.hello_id, options.incarnation, peer.incarnation, options.heartbeat_s
+        )
+        if peer.hello.role == "driver":
+            message = replace(
+                message,
+                generation=max(state.generation, state.min_generation),
+                connector_version=state.connector_version,
+                dropped=dict(state.ledger.accounting.dropped),
+            )
+        state.send(peer, message)
+
+    def _mismatch(self, hello: Hello) -> tuple[str, str] | None:
+        state = self._state
+        if hello.role not in _ROLES:
+            return "role", f"role {hello.role[:60]!r} is not one of {sorted(_ROLES)}"
+        if not (0 < len(hello.name) <= _MAX_NAME and 0 < len(hello.uuid) <= _MAX_NAME) or "\n" in hello.uuid:
+            return (
+                "identity",
+                f"a peer has a name and a uuid, of at most {_MAX_NAME} characters, without newlines",
+            )
+        if hello.run_id and hello.run_id != state.options.run_id:
+            return (
+                "run_id",
+                f"this broker serves run {state.options.run_id!r}, the peer is of {hello.run_id!r}",
+            )
+        if hello.role == "runner" and not 1 <= hello.num_envs <= _MAX_ENVS:
+            return "num_envs", f"a runner has 1 to {_MAX_ENVS} envs, got {hello.num_envs}"
+        if hello.role == "learner" and not 0 <= hello.rank < hello.num_ranks <= _MAX_RANKS:
+            return "rank", f"rank {hello.rank} of {hello.num_ranks} ranks does not exist"
+        for field in ("package_version", "config_digest", "spaces_digest"):
+            theirs, ours = getattr(hello, field), state.references.get(field, "")
+            if hello.role != "driver" and theirs and ours and theirs != ours:
+                return field, f"{field}: the run has {ours!r}, the peer has {theirs[:200]!r}"
+        return None
+
+    def _fence_reason(self, hello: Hello) -> tuple[str, str] | None:
+        state = self._state
+        if hello.uuid in state.fenced:
+            return "fenced", f"{hello.name!r} was superseded by a newer process of that name"
+        if hello.role == "learner":
+            # Generations fence learners: a dead rank's successor is always of a later one.
+            newest = max(state.generation, state.min_generation)
+            if hello.generation < newest:
+                return "fenced", f"the learners are at generation {newest}, this one is of {hello.generation}"
+            seated = state.ranks.get(hello.rank)
+            if hello.generation == state.generation and (
+                (seated is not None and seated.uuid != hello.uuid) or hello.num_ranks != state.num_ranks
+            ):
+                return "fenced", f"rank {hello.rank} of generation {hello.generation} is taken"
+            return None
+        known = state.names.get((hello.role, hello.name))
+        if known is None or known[0] == hello.uuid:
+            return None
+        # Names from outside, name@host, are no secret; the uuid of a name's process is known to who started it.
+        if (
+            hello.role == "runner"
+            and "@" in hello.name
+            and hello.replaces != known[0]
+            and known[0] in state.runners
+        ):
+            return "name", f"{hello.name!r} is the name of another runner, which is registered"
+        if 0 < hello.incarnation <= known[1]:
+            return "fenced", f"{hello.name!r} runs as incarnation {known[1]}, this one is {hello.incarnation}"
+        return None
+
+    def _incarnation(self, hello: Hello) -> int:
+        known = self._state.names.get((hello.role, hello.name))
+        if known is not None and known[0] == hello.uuid:
+            return known[1]
+        return hello.incarnation or (known[1] + 1 if known is not None else 1)
+
+    def _fence(self, hello: Hello, uuid: str) -> None:
+        state = self._state
+        state.fence(uuid)
+        for peer in [peer for peer in state.by_routing.values() if peer.uuid == uuid]:
+            state.send(peer, Refused("fenced", f"{hello.name!r} was superseded by a newer process"))
+            self.forget(peer, "fenced", f"superseded by {hello.uuid}")
+
+    def _registered(self, hello: Hello) -> Peer | None:
+        state = self._state
+        if hello.role == "runner":
+            return state.runners.get(hello.uuid)
+        if hello.role == "learner":
+            return next((peer for peer in state.ranks.values() if peer.uuid == hello.uuid), None)
+        return state.driver if hello.role == "driver" else None
+
+    def _seat(self, peer: Peer, *, is_new: bool) -> None:
+        state, hello = self._state, peer.hello
+        if hello.role == "runner":
+            state.runners[hello.uuid] = peer
+            state.leases.add_peer(hello.uuid)
+            peer.first_unacked = hello.first_unacked
+            state.ledger.runner(hello.uuid, peer.incarnation).commit_below(hello.first_unacked)
+            self._store.greet(peer)
+        elif hello.role == "learner":
+            if hello.generation > state.generation:
+                state.generation = hello.generation
+                state.num_ranks = hello.num_ranks
+                state.ranks.clear()
+            state.ranks[hello.rank] = peer
+            if is_new:
+                peer.watch = ProgressWatch(first_timeout_s=state.options.first_hung_after_s)
+        elif hello.role == "driver":
+            if state.driver is not None and state.driver is not peer and state.driver.uuid != hello.uuid:
+                self.forget(state.driver, "left", "another driver took over")
+            state.driver, state.driver_incarnation = peer, peer.incarnation
+            for field in ("package_version", "config_digest", "spaces_digest"):
+                if getattr(hello, field):
+                    state.references[field] = getattr(hello, field)
+            self._turn_away_strangers()
+            while state.notices:
+                state.send(peer, state.notices.popleft())
+        if is_new:
+            state.notify("joined", hello.role, hello.name, f"incarnation {peer.incarnation}")
+
+    def _turn_away_strangers(self) -> None:
+        """A driver came: whoever registered before it, for another config or version, is refused now."""
+        state = self._state
+        for peer in list(state.by_routing.values()):
+            refusal = None if peer is state.driver else self._mismatch(peer.hello)
+            if refusal is not None:
+                state.count_refused(refusal[0])
+                state.send(peer, Refused(*refusal, peer.hello.generation))
+                self.forget(peer, "refused", refusal[1])

@@ -1,0 +1,1 @@
+"""What runs in each process of a run."""

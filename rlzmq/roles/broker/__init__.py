@@ -1,0 +1,1 @@
+"""The broker role: sockets, files and timers around `rlzmq.protocol.broker`."""

@@ -1,0 +1,396 @@
+"""The broker role: leases out, fragments in, exact shards to learners, weights to everyone.
+
+```
+   runners ──FRAGMENT──►┌────────┐──SHARD, TRAIN──► learners
+   runners ◄──LEASE─────│ ROUTER │◄──UPDATE_DONE, WEIGHTS── learners
+   driver ──OPEN_UPDATE►│  core  │──UPDATE_REPORT─► driver
+                        │  PUB   │──weights───────► runners
+                        └────────┘
+```
+
+| consumes        | produces            | waits for                           | unblocked by                |
+|-----------------|---------------------|-------------------------------------|-----------------------------|
+| FRAGMENT        | shards of a batch   | the batch to be covered             | more fragments              |
+| an open update  | leases              | weights of that version, free slots | WEIGHTS, COMMITTED updates  |
+| UPDATE_DONE     | COMMITTED, a report | all ranks                           | the last rank, a new group  |
+| WEIGHTS         | one publication     | –                                   | –                           |
+
+Back-pressure. The loop never waits: a ROUTER has no high-water mark, and what it may hold is bounded by
+the leases granted (batch, staleness, windows in messages and bytes: `rlzmq.protocol.broker.grants`).
+PUB has a mark of one: a slow subscriber loses versions and asks for a snapshot of the newest.
+
+Every decision is made in `rlzmq.protocol.broker.core`; this loop only decodes headers, forwards payload
+frames untouched, and keeps time. Its sockets are those of `broker_doors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlzmq.core import faults
+from rlzmq.core.errors import PeerLostError, ProtocolError
+from rlzmq.core.files import make_directories, opener, write_text
+from rlzmq.net.keys import CurveServer
+from rlzmq.net.socket_directory import SocketDirectory
+from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
+from rlzmq.protocol.events import (
+    JournalAppend,
+    JournalFailed,
+    JournalRecalled,
+    JournalRemove,
+    JournalSynced,
+    Malformed,
+    Overrun,
+    PeerLost,
+    Publish,
+    Quarantine,
+    Received,
+    Send,
+    Stop,
+    Tick,
+)
+from rlzmq.protocol.journal import Recalled, plan_recall
+from rlzmq.roles.broker.journal_file import JournalFile
+from rlzmq.roles.broker.listeners import BrokerDoors
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.fragment_message import fragment_to_bytes
+from rlzmq.wire.messages import BrokerBeat, Hello, decode_message
+
+__all__ = ["BrokerRole"]
+
+_log = logging.getLogger("rlzmq.broker")
+
+# How often timers are looked at: well below the shortest of them (heartbeats, resends, deadlines).
+_TICK_S = 0.05
+
+
+def _resent_bytes() -> int:
+    """A quarter of this machine's memory: batches up to there survive the broker's death."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1 << 30, memory // 4)
+
+
+class BrokerRole:
+    """Runs a broker on the current event loop; spawn it as an actor, or `start` it by hand.
+
+    Args:
+        run_id: Of the run; peers of another run are refused.
+        options: Fields of `BrokerOptions` other than the run id and incarnation.
+        addresses: ``{"data": …, "weights": …}`` to listen on without keys: ipc ones, e.g. those of the
+            broker that died; a private directory's if None.
+        incarnation: Rises with every start of this run's broker; milliseconds of wall time if 0.
+        listen: The same for peers from outside, by TCP with keys; nowhere if None.
+        curve: The server's keys for `listen`.
+        roles: Public key → role, of everybody who may come in by `listen`.
+        quarantine_dir: Where fragments that killed learners are written; nowhere if None.
+        journal_dir: Where accepted fragments are written before they are acknowledged; nowhere if None.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        options: dict[str, Any] | None = None,
+        *,
+        addresses: dict[str, str] | None = None,
+        incarnation: int = 0,
+        listen: dict[str, str] | None = None,
+        curve: CurveServer | None = None,
+        roles: dict[str, str] | None = None,
+        quarantine_dir: str | None = None,
+        journal_dir: str | None = None,
+    ) -> None:
+        faults.arm("broker")
+        faults.at("broker.start")
+        incarnation = incarnation or int(time.time() * 1000)
+        given = {"journal": journal_dir is not None, "resent_bytes": _resent_bytes(), **(options or {})}
+        self._core = BrokerCore(BrokerOptions(run_id=run_id, incarnation=incarnation, **given))
+        self._journal_dir = journal_dir
+        self._journal: JournalFile | None = None
+        self._recalled: list[Recalled] | None = None
+        self._wanted_addresses = addresses
+        self._core.more_status = self._own_status
+        self._listen = listen
+        self._curve = curve
+        self._roles = dict(roles or {})
+        self._doors: BrokerDoors | None = None
+        self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
+        self._directory: SocketDirectory | None = None
+        self._told: deque[PeerLost | Overrun] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_due = 0.0
+        self._has_failed = False
+        faults.at("broker.started")
+        self._has_told_size = False
+        self._writes: set[asyncio.Task[None]] = set()
+        self.max_loop_lag_s = 0.0
+        self.loop_lag_s = 0.0
+        self.num_messages = 0
+        self.num_unsent = 0
+
+    async def start(self) -> dict[str, str]:
+        """Listens.
+
+        Returns:
+            ``{"data": …, "weights": …}``: the addresses that local peers connect to; with ``listen``
+            also ``"remote_data"`` and ``"remote_weights"``.
+
+        Raises:
+            ConfigurationError: An address is taken, or not allowed without keys.
+        """
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
+        if self._journal_dir is not None:
+            options = self._core.options
+            self._journal = JournalFile(
+                self._journal_dir,
+                options.run_id,
+                options.incarnation,
+                lambda number: self._from_journal(JournalSynced(number)),
+                lambda detail: self._from_journal(JournalFailed(detail)),
+            )
+        wanted = self._wanted_addresses
+        if wanted is None:
+            self._directory = SocketDirectory()
+            wanted = {name: self._directory.address(name) for name in ("data", "weights")}
+        self._doors = BrokerDoors(self._on_message, self._on_broken)
+        addresses = self._doors.open(wanted, self._listen, self._curve, self._roles)
+        self._tick_due = self._loop.time()
+        self._tick()
+        return addresses
+
+    async def stop(self) -> None:
+        """Says goodbye and closes. Idempotent."""
+        if self._doors is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._do(self._core.stop("the broker was stopped"))
+        doors, self._doors = self._doors, None
+        doors.close()
+        if self._writes:
+            await asyncio.gather(*self._writes)
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.close)
+        await doors.wait_closed()
+        if self._directory is not None:
+            self._directory.close()
+        if not self.ended.done():
+            self.ended.set_result(("stopped", ""))
+
+    async def ping(self) -> None:
+        """Answers as soon as the loop turns; raises what this broker failed with."""
+        if self.ended.done() and self.ended.exception() is not None:
+            self.ended.result()
+
+    async def status(self) -> dict[str, Any]:
+        """`BrokerCore.status`, how this loop fares, and who knocked at the door."""
+        return {**self._core.status(), **self._own_status()}
+
+    def _own_status(self) -> dict[str, Any]:
+        return {
+            "loop_lag_s": self.loop_lag_s,
+            "max_loop_lag_s": self.max_loop_lag_s,
+            "num_messages": self.num_messages,
+            "num_unsent": self.num_unsent,
+            "connections": self._doors.counts() if self._doors is not None else {},
+        }
+
+    async def wait_ended(self) -> tuple[str, str]:
+        """Waits until this broker ends, e.g. because its driver is gone: (reason, detail)."""
+        return await self.ended
+
+    # ------------------------------------------------------------------ the journal
+
+    async def read_journal(self, next_update: int, max_lag: int) -> list[str]:
+        """Look at what runs before this one left, for a run that goes on at an update.
+
+        Args:
+            next_update, max_lag: See `journal.plan_recall`.
+
+        Returns:
+            The names of the runners whose fragments `recall` gives back.
+        """
+        self._recalled = []
+        if self._journal is not None:
+            journal = self._journal
+            self._recalled = await asyncio.to_thread(
+                lambda: plan_recall(journal.read_others(), next_update=next_update, max_lag=max_lag)
+            )
+        return sorted({item.runner_name for item in self._recalled if item.reason is None})
+
+    async def recall(self, generation: int, next_update: int, max_lag: int) -> dict[str, int]:
+        """Put into the ledger what `read_journal` found, in a lineage that has begun.
+
+        Args:
+            generation: Of that lineage; -1: the one at hand.
+            next_update, max_lag: As for `read_journal`: this broker may be a new one that did not hear them.
+
+        Returns:
+            Env steps by what became of them: ``"given_back"``, or the reason why they were dropped.
+        """
+        if self._recalled is None:
+            await self.read_journal(next_update, max_lag)
+        recalled, self._recalled = self._recalled or [], None
+        state = self._core.state
+        while state.min_generation < generation:  # noqa: ASYNC110 (the driver's RESET is on its way)
+            await asyncio.sleep(0.005)
+        self._handle(JournalRecalled(state.min_generation, recalled))
+        if self._journal is not None:
+            self._journal.remove_others()
+        counts: Counter[str] = Counter()
+        for item in recalled:
+            counts[item.reason or "given_back"] += item.message.num_env_steps
+        return dict(counts)
+
+    async def checkpoint_covers(self, next_update: int) -> None:
+        """A checkpoint holds the result of all updates below this one."""
+        self._core.state.journal.covered(next_update)
+        self._do(list(self._core.state.journal.take()))
+
+    def _from_journal(self, event: JournalSynced | JournalFailed) -> None:
+        """On the journal's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended: so has everybody who waits for it
+            self._loop.call_soon_threadsafe(self._on_journal, event)
+
+    def _on_journal(self, event: JournalSynced | JournalFailed) -> None:
+        if self._doors is not None:
+            self._handle(event)
+
+    # ------------------------------------------------------------------ the loop
+
+    def _on_broken(self) -> None:
+        """Find out which peers from outside are not connected any more."""
+        if self._doors is None:
+            return
+        core = self._core
+        beat = BrokerBeat(core.options.incarnation)
+        self._do([Send(peer, beat) for peer in core.state.by_routing if self._doors.is_from_outside(peer)])
+        self._tell()
+
+    def _on_message(self, peer: bytes, role: str | None, frames: Sequence[Any]) -> None:
+        self.num_messages += 1
+        event: Received | Malformed
+        try:
+            message, _ = decode_message(frames)
+            event = Received(peer, message, tuple(frames))
+            if type(message) is Hello and role is not None and self._doors is not None:
+                event = _check_key(peer, role, message) or replace(event, origin=self._doors.origin_of(peer))
+        except WireError as error:
+            event = Malformed(peer, error.reason, str(error))
+        self._handle(event)
+
+    def _look_at_size(self) -> None:
+        """Says once that more is at hand than the runners could hand in again."""
+        held, limit = self._core.state.ledger.num_bytes, self._core.options.resent_bytes
+        if held > limit and not self._has_told_size:
+            self._has_told_size = True
+            _log.warning(
+                "%.1f MB of fragments are on their way to the learners, more than the %.1f MB that a broker takes "
+                "back when it is restarted: what does not fit would be dropped then, and sampled anew. A smaller "
+                "train_batch_size_per_learner (or smaller observations) avoids it.",
+                held / 1e6,
+                limit / 1e6,
+            )
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self.loop_lag_s = max(0.0, now - self._tick_due)
+        self.max_loop_lag_s = max(self.max_loop_lag_s, self.loop_lag_s)
+        self._handle(Tick())
+        if self._doors is not None:
+            self._doors.flush()
+        self._look_at_size()
+        self._tick_due = self._loop.time() + _TICK_S
+        self._timer = self._loop.call_at(self._tick_due, self._tick)
+
+    def _handle(self, event: BrokerEvent) -> None:
+        self._decide(event)
+        self._tell()
+
+    def _tell(self) -> None:
+        """What was found out while sending: told to the core afterwards, in order."""
+        while self._told:
+            self._decide(self._told.popleft())
+
+    def _decide(self, event: BrokerEvent) -> None:
+        if self._has_failed:
+            return
+        try:
+            instructions = self._core.handle(event, self._loop.time())
+        except Exception as error:  # what it holds may be half done: another broker learns it from the peers
+            _log.exception("the broker fails")
+            self._has_failed = True
+            if not self.ended.done():
+                self.ended.set_exception(error)
+            return
+        if faults.is_armed and isinstance(event, Received):
+            faults.at(f"broker.{type(event.message).__name__}")  # decided, and not told to anyone
+        self._do(instructions)
+
+    def _do(self, instructions: list[Any]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Send):
+                self._send(instruction)
+            elif isinstance(instruction, Publish):
+                if self._doors is not None:
+                    self._doors.publish(instruction.frame)
+            elif isinstance(instruction, Quarantine):
+                self._quarantine(instruction)
+            elif isinstance(instruction, JournalAppend | JournalRemove):
+                if self._journal is not None:
+                    self._journal.do(instruction)
+            elif isinstance(instruction, Stop) and not self.ended.done():
+                self.ended.set_result((instruction.reason, instruction.detail))
+
+    def _send(self, instruction: Send) -> None:
+        if self._doors is None:
+            return
+        try:
+            if not self._doors.send(instruction.peer, instruction.frames):
+                self._told.append(Overrun(instruction.peer))
+        except PeerLostError:
+            self._told.append(PeerLost(instruction.peer))
+        except ProtocolError as error:
+            # Too large for the wire: sending it again would not help, its sender must be told by a log.
+            self.num_unsent += 1
+            _log.error(
+                "%s to %r was not sent: %s", type(instruction.message).__name__, instruction.peer, error
+            )
+
+    def _quarantine(self, instruction: Quarantine) -> None:
+        _log.warning("fragment %s is quarantined: %s", instruction.fragment, instruction.reason)
+        if self._quarantine_dir is not None:
+            task = self._loop.create_task(asyncio.to_thread(_write, self._quarantine_dir, instruction))
+            self._writes.add(task)
+            task.add_done_callback(self._writes.discard)
+
+
+def _check_key(peer: bytes, role: str, hello: Hello) -> Malformed | None:
+    """A key gives one role, or the right to look on; and no peer from outside takes a local runner's name."""
+    if hello.role not in (role, "observer"):
+        return Malformed(peer, "key", f"a key of role {role!r} said HELLO as {hello.role!r}")
+    if hello.role == "runner" and "@" not in hello.name:
+        return Malformed(peer, "key", f"a runner from outside is called name@host, not {hello.name!r}")
+    return None
+
+
+def _write(directory: Path, item: Quarantine) -> None:
+    """``NAME.fragment`` (the message, see `fragments.fragment_to_bytes`) and ``NAME.json`` (why)."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(item.fragment).replace("/", "-"))
+    try:
+        make_directories(directory, mode=0o700)
+        with open(directory / f"{name}.fragment", "wb", opener=opener) as file:
+            file.write(fragment_to_bytes(item.frames))
+        write_text(directory / f"{name}.json", json.dumps({"id": str(item.fragment), "reason": item.reason}))
+    except OSError as error:
+        _log.error("fragment %s could not be written to %s: %s", item.fragment, directory, error)

@@ -1,0 +1,225 @@
+"""The broker's journal on disk: segments of checksummed records, written and synced by a thread.
+
+A segment, ``INCARNATION-NUMBER.journal``::
+
+    "rlzmq journal 1\\n"   u16 length, the run's id
+    record, record, …      u32 CRC-32 of the rest, u8 kind, u64 length, payload
+
+A record that a kill or a power failure cut short ends its segment: nothing after it was acknowledged. Which records
+there are, and when a segment may go, is decided in `rlzmq.protocol.journal`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+import queue
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from rlzmq.core import faults
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import make_directories
+from rlzmq.protocol.events import JournalAppend, JournalRemove
+from rlzmq.wire.codec import Buffer
+
+__all__ = ["JournalFile"]
+
+_log = logging.getLogger("rlzmq.broker")
+
+_MAGIC = b"rlzmq journal 1\n"
+_HEAD = struct.Struct("<IBQ")
+_MAX_RECORD_BYTES = 1 << 31
+
+
+class JournalFile:
+    """Writes one broker's segments into a directory, which no other run may use meanwhile.
+
+    Appended records are written in order by one thread, as many as wait are synced together.
+
+    Args:
+        directory: Made if it is not there, for this user only.
+        run_id: Of the run.
+        incarnation: Of the broker.
+        on_synced: ``on_synced(number)`` on the thread: all records up to it are on disk.
+        on_failed: ``on_failed(detail)`` on the thread, once: nothing more is written.
+
+    Raises:
+        ConfigurationError: The directory cannot be used, or another run uses it.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        run_id: str,
+        incarnation: int,
+        on_synced: Callable[[int], None],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self._directory = Path(directory)
+        self._run_id = run_id.encode()
+        self._prefix = f"{incarnation:016d}-"
+        self._on_synced = on_synced
+        self._on_failed = on_failed
+        self._queue: queue.SimpleQueue[JournalAppend | JournalRemove | str | None] = queue.SimpleQueue()
+        self._file: BinaryIO | None = None
+        self._segment = -1
+        self._has_failed = False
+        try:
+            make_directories(self._directory, mode=0o700)
+            self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigurationError(
+                f"config.journal_dir={str(directory)!r} cannot be used: {error}."
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigurationError(
+                f"config.journal_dir={str(directory)!r} is in use by another run. Give each run a directory of its own."
+            ) from None
+        self._thread = threading.Thread(target=self._run, name="rlzmq-journal", daemon=True)
+        self._thread.start()
+
+    def do(self, instruction: JournalAppend | JournalRemove) -> None:
+        """Leave it to the thread."""
+        self._queue.put(instruction)
+
+    def remove_others(self) -> None:
+        """Remove what runs before this one left, once everything given so far is on disk."""
+        self._queue.put("others")
+
+    def read_others(self) -> Iterator[tuple[int, memoryview]]:
+        """(kind, payload) of the records that runs before this one left; the payloads are views of the files."""
+        for path, run_id, content, start in self._segments():
+            if run_id != self._run_id:
+                yield from _records(path, content, start)
+
+    def close(self) -> None:
+        """Write what was given, and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+        if self._file is not None:
+            self._file.close()
+        os.close(self._lock)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        while True:
+            items = [self._queue.get()]
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    items.append(self._queue.get_nowait())
+            try:
+                if not self._has_failed:
+                    self._do_all(items)
+            except OSError as error:
+                self._has_failed = True
+                self._on_failed(f"the journal in {self._directory} cannot be written: {error}")
+            if None in items:
+                return
+
+    def _do_all(self, items: list[JournalAppend | JournalRemove | str | None]) -> None:
+        number = -1
+        for item in items:
+            if isinstance(item, JournalAppend):
+                self._write(item)
+                number = item.number
+            elif item is not None:
+                number = self._sync(number)  # before anything goes, what replaces it is on disk
+                self._remove(item)
+        self._sync(number)
+
+    def _write(self, item: JournalAppend) -> None:
+        if item.segment != self._segment or self._file is None:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+                self._file.close()
+            self._file = self._open(item.segment)
+        length = sum(memoryview(part).nbytes for part in item.parts)
+        crc = zlib.crc32(_HEAD.pack(0, item.kind, length)[4:])
+        for part in item.parts:
+            crc = zlib.crc32(part, crc)
+        for part in (_HEAD.pack(crc, item.kind, length), *item.parts):
+            _write_all(self._file, part)
+
+    def _open(self, segment: int) -> BinaryIO:
+        path = self._directory / f"{self._prefix}{segment:08d}.journal"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        file = os.fdopen(descriptor, "wb", buffering=0)
+        file.write(_MAGIC + struct.pack("<H", len(self._run_id)) + self._run_id)
+        self._sync_directory()
+        self._segment = segment
+        return file
+
+    def _sync(self, number: int) -> int:
+        if number >= 0 and self._file is not None:
+            os.fsync(self._file.fileno())
+            faults.at("broker.journal_synced")
+            self._on_synced(number)
+        return -1
+
+    def _remove(self, item: JournalRemove | str) -> None:
+        for path, run_id, _, _ in self._segments():
+            is_own = run_id == self._run_id
+            if item == "others":
+                is_due = not is_own
+            else:
+                assert isinstance(item, JournalRemove)
+                number = int(path.stem.rpartition("-")[2])
+                is_due = is_own and (not path.name.startswith(self._prefix) or number < item.before)
+            if is_due:
+                path.unlink(missing_ok=True)
+        self._sync_directory()
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _segments(self) -> Iterator[tuple[Path, bytes, memoryview, int]]:
+        """Every segment: its path, its run, its content, and where its records begin."""
+        for path in sorted(self._directory.glob("*-*.journal")):
+            with path.open("rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    yield path, b"", memoryview(b""), 0  # killed before its first byte
+                    continue
+                content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            start = len(_MAGIC) + 2
+            if bytes(content[: len(_MAGIC)]) != _MAGIC or len(content) < start:
+                yield path, b"", memoryview(b""), 0
+                continue
+            (length,) = struct.unpack_from("<H", content, len(_MAGIC))
+            yield path, bytes(content[start : start + length]), content, start + length
+
+
+def _records(path: Path, content: memoryview, position: int) -> Iterator[tuple[int, memoryview]]:
+    """The whole records; the first that is not ends the segment."""
+    while position + _HEAD.size <= len(content):
+        crc, kind, length = _HEAD.unpack_from(content, position)
+        end = position + _HEAD.size + length
+        if length > _MAX_RECORD_BYTES or end > len(content):
+            break
+        if zlib.crc32(content[position + 4 : end]) != crc:
+            break
+        yield kind, content[position + _HEAD.size : end]
+        position = end
+    if position < len(content):
+        _log.info("%s ends with a record that was cut short, at byte %d", path, position)
+
+
+def _write_all(file: BinaryIO, part: Buffer) -> None:
+    left = memoryview(part).cast("B")
+    while left:
+        left = left[file.write(left) :]

@@ -1,0 +1,213 @@
+"""The broker's sockets: a door for peers of this machine, and one with keys for those from outside.
+
+Each door is a ROUTER and a PUB. The core knows a peer by a name that says where it came in: ``L`` and its
+routing id, or ``R``, the role that its key gives, ``|`` and its routing id. So with another key's routing id
+nobody becomes that peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rlzmq.net.authenticator import Authenticator
+from rlzmq.net.context import Context, raise_file_limit
+from rlzmq.net.events import SocketEvent
+from rlzmq.net.keys import CurveServer
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.socket import DrainSocket, SendTicket
+from rlzmq.roles.broker.outbox import Outbox
+
+__all__ = ["BrokerDoors"]
+
+_log = logging.getLogger("rlzmq.broker")
+
+# After a connection broke: when it is looked whose it was.
+_PROBES_S = (0.01, 0.1)
+# One frame: a column of a fragment, or a whole model's weights.
+_MAX_MESSAGE_BYTES = 1 << 30
+# Of a peer from outside, before libzmq reads no more from it.
+_MAX_UNREAD_MESSAGES = 64
+# Signs of life go out twice a second: a peer that is cut off is noticed within 1.5 s.
+_UNACKNOWLEDGED_MS = 1000
+# From outside; below the local one, because a stranger may fill it until the handshake's deadline.
+_MAX_REMOTE_MESSAGE_BYTES = 1 << 28
+
+_LOCAL, _REMOTE = b"L", b"R"
+# Learners and the driver are trusted, and sent what the run's own credits bound.
+_BUDGETED = tuple(_REMOTE + role for role in (b"runner", b"observer", b"nobody"))
+
+
+class BrokerDoors:
+    """Open it, send by it, close it; it never waits.
+
+    Args:
+        on_message: Called with a peer's name, the role that its key gives (None: it has none, being local),
+            and the frames of its message.
+        on_broken: Called a moment after a connection from outside broke: whose it was shows by sending.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[bytes, str | None, Sequence[Any]], None],
+        on_broken: Callable[[], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_broken = on_broken
+        self._context = Context()
+        self._routers: dict[bytes, DrainSocket] = {}
+        self._publishers: list[DrainSocket] = []
+        self._authenticator: Authenticator | None = None
+        self._failed_handshakes: Counter[str] = Counter()
+        self._num_connections: Counter[str] = Counter()
+        self._is_probing = False
+        self._outbox = Outbox(self._send_now)
+
+    def open(
+        self,
+        local: dict[str, str],
+        listen: dict[str, str] | None,
+        curve: CurveServer | None,
+        roles: dict[str, str],
+    ) -> dict[str, str]:
+        """Listens; arguments and result as of `BrokerRole` and its `start`."""
+        addresses = self._open(_LOCAL, local, _MAX_MESSAGE_BYTES, None)
+        if listen is not None:
+            self._authenticator = Authenticator(self._context, roles)
+            remote = self._open(_REMOTE, listen, _MAX_REMOTE_MESSAGE_BYTES, curve)
+            addresses |= {f"remote_{name}": address for name, address in remote.items()}
+        return addresses
+
+    def send(self, peer: bytes, frames: Sequence[Any]) -> bool:
+        """Sends to a peer by the door that it came in by.
+
+        Returns:
+            False where the message was dropped: a runner or observer from outside does not read what it is sent.
+
+        Raises:
+            PeerLostError: It is not connected any more.
+            ProtocolError: The message is too large for the wire.
+        """
+        if peer.startswith(_BUDGETED):
+            return self._outbox.send(peer, frames)
+        self._send_now(peer, frames, None)
+        return True
+
+    def flush(self) -> None:
+        """Now and then: what waited for large messages to leave."""
+        self._outbox.flush()
+
+    def publish(self, frame: Any) -> None:
+        """To all who subscribe, at any door."""
+        for publisher in self._publishers:
+            publisher.send([frame])
+
+    def origin_of(self, peer: bytes) -> str:
+        """Within `on_message`: where its sender is, and which role its key gives; "" for this machine."""
+        if not self.is_from_outside(peer):
+            return ""
+        return f"{peer[1:].partition(b'|')[0].decode()} at {self._routers[_REMOTE].sender_address}"
+
+    @staticmethod
+    def is_from_outside(peer: bytes) -> bool:
+        """Whether a peer came in by the door with keys."""
+        return peer[:1] == _REMOTE
+
+    def counts(self) -> dict[str, Any]:
+        """Who knocked at the door for peers from outside; {} where there is none.
+
+        Opened minus let in: turned away, or still within the handshake's two seconds.
+        """
+        if self._authenticator is None:
+            return {}
+        return {
+            "opened": self._num_connections["accepted"],
+            "let_in": self._num_connections["connected"],
+            "refused_keys": self._authenticator.num_refused,
+            "failed_handshakes": dict(self._failed_handshakes),
+            "unread_bytes": self._outbox.num_bytes,
+        }
+
+    def close(self) -> None:
+        """Nobody comes in any more; what was sent is still on its way."""
+        for socket in (*self._routers.values(), *self._publishers):
+            socket.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
+
+    async def wait_closed(self) -> None:
+        """After `close`: until what was sent has left, or has lingered for long enough."""
+        await asyncio.to_thread(self._context.close)
+
+    # ------------------------------------------------------------------ private
+
+    def _send_now(self, peer: bytes, frames: Sequence[Any], ticket: SendTicket | None) -> None:
+        door = peer[:1]
+        routing = peer[1:] if door == _LOCAL else peer.partition(b"|")[2]
+        self._routers[door].send([routing, *frames], ticket)
+
+    def _open(
+        self, door: bytes, wanted: dict[str, str], max_message_bytes: int, curve: CurveServer | None
+    ) -> dict[str, str]:
+        """Local doors take no keys, remote ones nothing else."""
+        data = SocketOptions(max_message_bytes=max_message_bytes, linger_ms=500, receive_high_water_mark=0)
+        weights = SocketOptions(max_message_bytes=max_message_bytes, send_high_water_mark=1)
+        if door == _REMOTE:
+            # Who floods the broker and hangs up would end it by libzmq's abort (see `SocketOptions`). Peers ping it,
+            # so that it has something to answer, which the system of one that is cut off does not acknowledge.
+            data, weights = (
+                replace(options, heartbeat_interval_ms=0, unacknowledged_ms=_UNACKNOWLEDGED_MS)
+                for options in (replace(data, receive_high_water_mark=_MAX_UNREAD_MESSAGES), weights)
+            )
+        sockets = [
+            DrainSocket(
+                self._context,
+                zmq_type,
+                partial(self._on_frames, door) if zmq_type == "ROUTER" else None,
+                options=options,
+                curve=curve,
+                on_event=self._on_connection if door == _REMOTE else None,
+                name=f"broker {name}",
+            )
+            for zmq_type, options, name in (("ROUTER", data, "data"), ("PUB", weights, "weights"))
+        ]
+        self._routers[door] = sockets[0]
+        self._publishers.append(sockets[1])
+        return {
+            name: socket.bind(wanted[name]) for name, socket in zip(("data", "weights"), sockets, strict=True)
+        }
+
+    def _on_frames(self, door: bytes, frames: list[Any]) -> None:
+        routing = bytes(frames[0])
+        if door == _REMOTE:
+            role = self._routers[door].sender_role or "nobody"
+            self._on_message(door + role.encode() + b"|" + routing, role, frames[1:])
+        else:
+            self._on_message(door + routing, None, frames[1:])
+
+    def _on_connection(self, event: SocketEvent) -> None:
+        self._num_connections[event.kind] += 1
+        if event.kind == "accept_failed" and self._num_connections[event.kind] == 1:
+            _log.error(
+                "the broker cannot take another connection: %s. It holds %d; %d files may be open (ulimit -Hn).",
+                os.strerror(event.code),
+                self._num_connections["connected"] - self._num_connections["disconnected"],
+                raise_file_limit(),
+            )
+        if event.kind == "handshake_failed":
+            self._failed_handshakes[event.reason] += 1
+        elif event.kind == "disconnected" and not self._is_probing:
+            # The event may be ahead of the socket's own knowledge.
+            self._is_probing = True
+            for delay_s in _PROBES_S:
+                asyncio.get_running_loop().call_later(delay_s, self._probe, delay_s == _PROBES_S[-1])
+
+    def _probe(self, is_last: bool) -> None:
+        self._is_probing = not is_last
+        self._on_broken()

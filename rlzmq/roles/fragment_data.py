@@ -1,0 +1,89 @@
+"""Episodes out of a runner, and into a learner: the same few steps in the driver's process and in others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.wire.fragment_message import decode_fragment
+
+__all__ = ["num_left_out", "open_fragment", "sample_with_metrics", "take_fragment"]
+
+# Far above any real fragment: a runner from outside may say what it likes.
+_MAX_LEFT_OUT = 2**40
+
+_log = logging.getLogger("rlzmq.runners")
+
+
+def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None) -> Any:
+    """Sample a lease and put what the driver must learn of it into the batch's meta.
+
+    Args:
+        runner: An EnvRunner.
+        num_vector_steps: The lease.
+        max_s: See `EnvRunner.sample_lease`.
+
+    Returns:
+        The runner's EpisodeBatch; its meta holds episode metrics, counts, and the connector delta
+        where a piece has one.
+    """
+    batch = runner.sample_lease(num_vector_steps, **({} if max_s is None else {"max_s": max_s}))
+    batch = _within_lease(runner, batch, num_vector_steps * runner.num_envs)
+    delta = runner.get_connector_delta()
+    if delta:
+        batch.meta["connector_delta"] = delta
+    _take_metrics(runner, batch)
+    return batch
+
+
+def _within_lease(runner: Any, batch: Any, num_env_steps: int) -> Any:
+    """The batch without what `on_sample_end` has put in beyond the lease, which nobody has asked for."""
+    surplus = batch.num_env_steps - num_env_steps
+    if surplus <= 0:
+        return batch
+    _log.warning(
+        "Env runner %d: on_sample_end made %d env steps of a lease of %d; the last %d are left out.",
+        runner.worker_index, batch.num_env_steps, num_env_steps, surplus,
+    )  # fmt: skip
+    batch = batch.split(num_env_steps)[0]
+    batch.meta["num_env_steps"] = num_env_steps
+    return batch
+
+
+def sample_with_metrics(runner: Any, options: Mapping[str, Any]) -> Any:
+    """``runner.sample(**options)``; what callbacks logged since the last fragment is in the batch's meta."""
+    batch = runner.sample(**options)
+    _take_metrics(runner, batch)
+    return batch
+
+
+def _take_metrics(runner: Any, batch: Any) -> None:
+    custom = runner.metrics.reduce(compile=False) if len(runner.metrics) else None
+    if custom:
+        batch.meta["custom_metrics"] = custom
+
+
+def open_fragment(frames: Sequence[Any], check: BatchCheck, *, is_multi_agent: bool) -> Any:
+    """The batch in a runner's FRAGMENT message, of which nothing is believed.
+
+    Raises:
+        ProtocolError: It cannot be decoded.
+        ValueError: It does not pass the check.
+    """
+    header, arrays, _ = decode_fragment(frames)
+    batch_class: Any
+    if is_multi_agent:
+        from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch as batch_class
+    else:
+        from rlzmq.episodes.episode_batch import EpisodeBatch as batch_class
+    batch = batch_class.from_wire(header.batch, arrays)
+    check.check(batch)
+    return batch
+
+
+def num_left_out(meta: Mapping[str, Any]) -> int:
+    """Env steps that a runner sampled and left out of a fragment, since no loss could use them."""
+    num = meta.get("num_env_steps_not_finite", 0)
+    return num if type(num) is int and 0 <= num <= _MAX_LEFT_OUT else 0

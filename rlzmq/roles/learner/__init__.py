@@ -1,0 +1,1 @@
+"""The learner role: one rank of a learner group."""

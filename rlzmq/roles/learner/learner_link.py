@@ -1,0 +1,260 @@
+"""A learner rank's connection to the broker: shards become an exact batch, results become messages.
+
+| consumes     | produces     | waits for                            | unblocked by           |
+|--------------|--------------|--------------------------------------|------------------------|
+| SHARD        | decoded views | –                                   | –                      |
+| TRAIN        | an update    | the update before it                 | its vote               |
+| the vote     | UPDATE_DONE, rank 0: WEIGHTS | –                    | –                      |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rlzmq.core import faults
+from rlzmq.core.errors import PeerLostError, ProtocolError
+from rlzmq.core.memory_limit import end_if_out_of_memory
+from rlzmq.core.space_plain import space_from_plain
+from rlzmq.learners.distributed import DesynchronizedError
+from rlzmq.learners.unusable import find_unusable
+from rlzmq.protocol.events import (
+    DecodeShard,
+    DropShards,
+    GroupFormed,
+    Instruction,
+    Leave,
+    NewWeights,
+    RunUpdate,
+    ShardDecoded,
+    ShardFailed,
+    UpdateTrained,
+)
+from rlzmq.protocol.learner_core import LearnerCore
+from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
+from rlzmq.roles.fragment_data import open_fragment
+from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.roles.peer_link import Curve, PeerLink, new_peer_id
+from rlzmq.wire.values import pack_blob
+
+__all__ = ["LearnerLink"]
+
+_log = logging.getLogger("rlzmq.learners")
+
+
+class LearnerLink(PeerLink):
+    """Trains the broker's shards with a Learner.
+
+    Args:
+        learner: Touched on the learner thread only.
+        run_blocking: ``run_blocking(fn)`` runs `fn` on the learner thread, in order; an awaitable.
+        run_id, name: Who this is.
+        data_address: The broker's.
+        num_env_steps_before: Env steps trained in the run before the learner's current version.
+        is_multi_agent: Whether fragments hold multi-agent episodes.
+        observation_space: Of the observations in them, as plain data; None: they are not held against it.
+        curve: Keys, for a broker that is reached by TCP.
+    """
+
+    def __init__(
+        self,
+        learner: Any,
+        run_blocking: Callable[[Callable[[], Any]], Any],
+        *,
+        run_id: str,
+        name: str,
+        data_address: str,
+        num_env_steps_before: int = 0,
+        is_multi_agent: bool = False,
+        observation_space: Any = None,
+        curve: Curve = None,
+    ) -> None:
+        super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address, curve)
+        self._learner = learner
+        self._run_blocking = run_blocking
+        self._run_id = run_id
+        self._is_multi_agent = is_multi_agent
+        self.num_env_steps_before = num_env_steps_before
+        self._shards: dict[tuple[int, int], dict[int, Any]] = {}
+        self._layout: Any = None
+        self._synced_module_ids: list[str] | None = None
+        self._rank = 0
+        self._generation = -1
+        self._check = BatchCheck()
+        self._observation_space = space_from_plain(observation_space)
+        self.group_lost: asyncio.Future[str] = self._loop.create_future()
+
+    def register(self) -> None:
+        """Nothing before the group stands: see `form`."""
+
+    def begin_forming(self) -> None:
+        """The group is about to be formed anew: no further update is trained under the old one."""
+        self.core.is_forming = True
+
+    def form(
+        self,
+        *,
+        generation: int,
+        rank: int,
+        num_ranks: int,
+        memory: bytes = b"",
+        begins_lineage: bool = False,
+    ) -> None:
+        """The process group stands: register, and (rank 0) publish the current weights.
+
+        Args:
+            generation, rank, num_ranks: This rank's place.
+            memory: `LearnerCore.export_memory` of the rank whose state all adopted.
+            begins_lineage: The ranks were given another state.
+        """
+        self._rank, self._generation = rank, generation
+        if self.group_lost.done():
+            self.group_lost = self._loop.create_future()
+        self._shards.clear()
+        version = self._learner.weights_seq_no
+        faults.record("formed", generation=generation, rank=rank, num_ranks=num_ranks, next_update=version)
+        self.handle(GroupFormed(generation, rank, num_ranks, version, memory, begins_lineage))
+        if rank == 0:
+            self._run_blocking(self._snapshot).add_done_callback(self._publish)
+
+    def _tick(self) -> None:
+        group = self._learner.group
+        self.core.progress = (
+            group.num_entered if group is not None else self._learner.num_gradient_updates_lifetime
+        )
+        super()._tick()
+
+    def act(self, instruction: Instruction) -> None:
+        """Decode shards on the loop (views, no copies); train on the learner thread."""
+        if isinstance(instruction, DecodeShard):
+            self._decode(instruction)
+        elif isinstance(instruction, DropShards):
+            self._shards.pop((instruction.update_id, instruction.attempt), None)
+        elif isinstance(instruction, RunUpdate):
+            self._train(instruction)
+
+    def _decode(self, shard: DecodeShard) -> None:
+        try:
+            batch = open_fragment(shard.frames, self._check, is_multi_agent=self._is_multi_agent)
+            batch = _steps_of(batch, shard)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever it is, whoever sent it: a shard is decoded or refused
+            reason, detail = getattr(error, "reason", "unusable"), str(error)
+            if not isinstance(error, (ProtocolError, ValueError)):
+                _log.error("fragment %s made its check fail:", shard.fragment, exc_info=error)
+                detail = f"{type(error).__name__}: {detail}"
+            self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), detail))
+            return
+        self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch
+        self.handle(ShardDecoded(shard.update_id, shard.attempt, shard.index))
+
+    def _train(self, update: RunUpdate) -> None:
+        if self.core.is_forming:
+            return  # void: GroupFormed is about to say from where on to train
+        shards = self._shards.pop((update.update_id, update.attempt))
+        batches = [shards[index] for index in range(update.num_fragments)]
+        num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
+
+        faults.at("learner.train")
+
+        def job() -> tuple[bytes, Any, int, list[int]]:
+            results = self._learner.update(
+                # Without any sampling the learner's own count of trained steps is what schedules follow.
+                episodes=batches,
+                timesteps={"num_env_steps_sampled_lifetime": num_steps} if num_steps else None,
+            )
+            has_skipped = results["__all_modules__"]["num_nonfinite_gradients_skipped"] > 0
+            unusable = find_unusable(self._learner, batches) if has_skipped else []
+            weights = self._snapshot() if self._rank == 0 else None
+            num_trained = results["__all_modules__"]["num_env_steps_trained"]
+            return pack_blob(results), weights, num_trained, unusable
+
+        def finish(done: Any) -> None:
+            if done.cancelled():
+                return
+            end_if_out_of_memory(done.exception(), self.core.name)
+            if isinstance(done.exception(), (PeerLostError, DesynchronizedError)):
+                if not self.group_lost.done():
+                    self.group_lost.set_result(str(done.exception()))
+                return
+            if done.exception() is not None:
+                self.fail(done.exception())
+                return
+            faults.at("learner.trained")
+            self._check.trained()
+            self.num_env_steps_before = num_steps
+            if faults.is_recording:
+                ranges = [[str(f), first, n] for f, first, n in self.core.training_ranges(update.update_id)]
+                faults.record(
+                    "trained",
+                    update=update.update_id,
+                    attempt=update.attempt,
+                    generation=self._generation,
+                    rank=self._rank,
+                    ranges=ranges,
+                )
+            blob, weights, num_trained, unusable = done.result()
+            was_trained = self._learner.was_trained
+            trained = UpdateTrained(
+                update.update_id, update.attempt, was_trained, num_trained, blob, tuple(unusable)
+            )
+            if weights is not None:
+                self.handle(weights)
+            self.handle(trained)
+
+        self._run_blocking(job).add_done_callback(finish)
+
+    def change_layout(self, synced_module_ids: list[str] | None) -> None:
+        """The learner's modules changed; on the learner thread, between two updates.
+
+        Args:
+            synced_module_ids: Of which modules runners need the weights; None: all.
+        """
+        self._synced_module_ids = synced_module_ids
+        self._layout = None
+        self._check.forget()
+        spaces = {module_id: module.action_space for module_id, module in self._learner.module.items()}
+        self._check.expect(spaces, self._observation_space)
+
+    def _snapshot(self) -> NewWeights:
+        if self._layout is None:
+            from rlzmq.modules.weights import WeightsLayout
+
+            self._layout = WeightsLayout.of(
+                self._learner.module, inference_only=True, module_ids=self._synced_module_ids
+            )
+        buffer = new_publication_buffer(self._layout.num_bytes)
+        self._layout.snapshot(self._learner.module, out=buffer[PUBLICATION_PREFIX_BYTES:])
+        version = self._learner.weights_seq_no
+        seal_publication(
+            buffer,
+            run_id=self._run_id,
+            generation=self._generation,
+            version=version,
+            layout_digest=self._layout.digest,
+        )
+        return NewWeights(self._generation, version, buffer.data)
+
+    def _publish(self, done: Any) -> None:
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self.fail(done.exception())
+        else:
+            self.handle(done.result())
+
+    async def stop(self) -> None:
+        """Say goodbye and close."""
+        if not self.core.is_stopped:
+            self.handle(Leave())
+        await self.close()
+
+
+def _steps_of(batch: Any, shard: DecodeShard) -> Any:
+    last = shard.first + shard.num_steps
+    if last > batch.num_env_steps:
+        raise ValueError(f"steps {shard.first}…{last} are wanted of a fragment of {batch.num_env_steps}")
+    return batch if (shard.first, last) == (0, batch.num_env_steps) else batch.slice_steps(shard.first, last)

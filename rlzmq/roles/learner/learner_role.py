@@ -1,0 +1,251 @@
+"""The learner role: one rank of the learner group in a process of its own.
+
+                 event loop                          learner thread
+broker ──SHARDs──►  LearnerLink ──exact batch──►  learner.update  ◄── collectives ──► other ranks
+broker ◄──DONE────  LearnerLink ◄──results──────
+broker ◄─WEIGHTS──  LearnerLink ◄──snapshot─────  (rank 0)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from rlzmq.core import faults
+from rlzmq.core.errors import PeerLostError
+from rlzmq.core.log_level import apply_log_level
+from rlzmq.core.memory_limit import limit_memory
+from rlzmq.learners.rank_modules import import_for_ranks
+from rlzmq.roles.learner.formation import connecting_timeout_s
+from rlzmq.wire.values import pack_blob, unpack_blob
+
+__all__ = ["LearnerRole", "make_learner"]
+
+
+def make_learner(config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
+    """A built Learner of the class that a config asks for, in this process."""
+    learner = config.learner_class(config=config, module_spec=module_spec, rank=rank, num_ranks=num_ranks)
+    learner.build()
+    return learner
+
+
+class LearnerRole:
+    """What runs in a learner's process.
+
+    Plain methods run on the actor's own thread, which is the only one that touches the learner;
+    `async` ones run on its event loop.
+
+    Args:
+        config: The run's config.
+        module_spec: The MultiRLModuleSpec with its spaces.
+        rank: This learner's rank.
+        num_ranks: Of the whole group.
+        incarnation: How many times this rank's place was restarted.
+    """
+
+    def __init__(
+        self, config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1, incarnation: int = 0
+    ) -> None:
+        import torch
+
+        torch.set_num_threads(config.torch_num_threads)
+        apply_log_level(config)
+        faults.arm(f"learner-{rank}", incarnation)
+        faults.at("learner.start")
+        limit_memory(config.learner_memory_limit_bytes, "learner_memory_limit_bytes")
+        if num_ranks > 1:
+            import_for_ranks()
+        self.config = config
+        self.rank = rank
+        self.learner = make_learner(config, module_spec, rank, num_ranks)
+        self._layouts: dict[Any, Any] = {}
+        self._synced_module_ids: list[str] | None = None
+        self._link: Any = None
+        self._called_off: set[int] = set()
+        self._run_blocking: Any = None
+        faults.at("learner.started")
+
+    # -- on the actor's thread ------------------------------------------------------------------
+
+    def join_group(self, rank: int, num_ranks: int, store_path: str, generation: int) -> None:
+        """Form the process group of a generation with the other ranks.
+
+        Args:
+            rank: This learner's rank.
+            num_ranks: Of the whole group.
+            store_path: A file that all ranks see and that is not there yet; ``tcp://host:port`` of the
+                driver's TCPStore where ranks are on several machines.
+            generation: +1 whenever the group is formed anew.
+        """
+        from rlzmq.roles.learner.rendezvous import guarded_connections, interface_for, open_store
+
+        self.rank = rank
+        with guarded_connections():
+            self.learner.setup_distributed(
+                rank=rank,
+                world_size=num_ranks,
+                store=open_store(store_path, num_ranks),
+                timeout_s=self.config.learner_timeout_s,
+                forming_timeout_s=connecting_timeout_s(self.config),
+                generation=generation,
+                interface=interface_for(store_path),
+                is_called_off=lambda: generation in self._called_off,
+            )
+
+    def _join_and_agree(
+        self, rank: int, num_ranks: int, store_path: str, generation: int, memory: bytes, num_env_steps: int
+    ) -> tuple[bytes, int]:
+        """Form the group; all ranks take over the newest state among them, and what its rank remembers."""
+        self.join_group(rank, num_ranks, store_path, generation)
+        source = self.learner.adopt_newest_state()
+        if self.learner.group is None:
+            return memory, num_env_steps
+        packed = self.learner.group.broadcast_bytes(pack_blob([memory, num_env_steps]), source)
+        memory, num_env_steps = unpack_blob(packed)
+        return memory, num_env_steps
+
+    def ping(self) -> int:
+        """Answers with the weights version, when it is this call's turn on the actor's thread."""
+        return int(self.learner.weights_seq_no)
+
+    def update(self, **kwargs: Any) -> dict[str, Any]:
+        """See Learner.update."""
+        return self.learner.update(**kwargs)  # type: ignore[no-any-return]
+
+    def get_state(self) -> dict[str, Any]:
+        """See Learner.get_state."""
+        return self.learner.get_state()  # type: ignore[no-any-return]
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See Learner.set_state."""
+        self.learner.set_state(state)
+
+    def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
+        """(snapshot of what runners need, version).
+
+        Args:
+            module_ids: Only of these modules; None: all.
+        """
+        key = None if module_ids is None else tuple(module_ids)
+        if key not in self._layouts:
+            from rlzmq.modules.weights import WeightsLayout
+
+            module = self.learner.module
+            self._layouts[key] = WeightsLayout.of(module, inference_only=True, module_ids=module_ids)
+        return self._layouts[key].snapshot(self.learner.module), self.learner.weights_seq_no
+
+    def change_modules(self, change: Callable[[Any], Any], synced_module_ids: list[str] | None) -> None:
+        """``change(learner)`` adds or removes modules; then the weights are published in their new layout.
+
+        Args:
+            change: Called between two updates.
+            synced_module_ids: Of which modules runners need the weights; None: all.
+        """
+        change(self.learner)
+        self._layouts.clear()
+        self._synced_module_ids = synced_module_ids
+        if self._link is not None:
+            self._link.change_layout(synced_module_ids)
+
+    def close(self) -> None:
+        """Leave the process group, if there is one."""
+        self.learner.leave_distributed()
+
+    # -- on the event loop ----------------------------------------------------------------------
+
+    def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
+        """Called by the actor's host: what runs a function on the actor's thread."""
+        self._run_blocking = lambda function: asyncio.ensure_future(run(function))
+
+    async def connect(self, link: Mapping[str, Any]) -> None:
+        """Connect to the broker; nothing is said there before the group stands (`form`, or `rejoin`).
+
+        Args:
+            link: Addresses and identity, as `driver.broker_pipeline` hands them out.
+        """
+        from rlzmq.roles.learner.learner_link import LearnerLink
+
+        faults.at("learner.connect")
+        self._link = LearnerLink(
+            self.learner, self._run_blocking, is_multi_agent=self.config.is_multi_agent, **link
+        )
+        self._link.change_layout(self._synced_module_ids)
+        await self._link.start()
+
+    async def form(
+        self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int, begins_lineage: bool
+    ) -> None:
+        """The group stands, and nothing that was under way counts: register under this generation.
+
+        Args:
+            rank, num_ranks: This rank's place.
+            generation: Above all before it.
+            num_env_steps_before: Env steps trained in the run so far.
+            begins_lineage: The driver has sent a RESET of this generation.
+        """
+        self._link.num_env_steps_before = num_env_steps_before
+        self._link.form(generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=begins_lineage)
+
+    async def rejoin(self, rank: int, num_ranks: int, store_path: str, generation: int) -> int:
+        """Come together with the other ranks as a new generation, all with the newest state among them.
+
+        An update that is being trained ends first, or fails. Where the call is cancelled, this rank stops waiting
+        for the others at once, or when its attempt to connect to them has failed.
+
+        Returns:
+            The weights version that all ranks hold now.
+
+        Raises:
+            PeerLostError: Not all ranks came.
+            Exception: What this rank's own training raised before.
+        """
+        link = self._link
+        memory, num_env_steps = b"", 0
+        if link is not None:
+            link.begin_forming()
+            await self._run_blocking(lambda: None)  # its results are noted when this returns
+            if link.ended.done():
+                await link.ended  # an error of its own
+            memory, num_env_steps = link.core.export_memory(), link.num_env_steps_before
+        faults.at("learner.join")
+        try:
+            memory, num_env_steps = await self._run_blocking(
+                lambda: self._join_and_agree(rank, num_ranks, store_path, generation, memory, num_env_steps)
+            )
+        except asyncio.CancelledError:
+            self._called_off.add(generation)
+            raise
+        if link is not None:
+            link.num_env_steps_before = num_env_steps
+            link.form(generation=generation, rank=rank, num_ranks=num_ranks, memory=memory)
+        return int(self.learner.weights_seq_no)
+
+    async def run_until_failure(self) -> tuple[str, str]:
+        """Return (reason, detail) when the connection to the broker has ended; raise what failed in training.
+
+        Raises:
+            PeerLostError: Another rank was lost; `rejoin` brings the others together.
+            Exception: What training raised.
+        """
+        link = self._link
+        if link is None:
+            return "", ""
+        await asyncio.wait((link.ended, link.group_lost), return_when=asyncio.FIRST_COMPLETED)
+        if not link.ended.done():
+            raise PeerLostError(link.group_lost.result())
+        return await link.ended  # type: ignore[no-any-return]
+
+    async def beat(self) -> None:
+        """Answers as soon as the event loop turns."""
+
+    async def disconnect(self) -> None:
+        """Say goodbye to the broker."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.stop()
+
+    async def stop(self) -> None:
+        """Called when the actor ends: leave the broker, then release what the process holds."""
+        await self.disconnect()
+        await self._run_blocking(self.close)

@@ -1,0 +1,221 @@
+"""A learner that joins a run by itself, from another terminal or machine: the learner's side of the door.
+
+HELLO, until the driver's first call ──► build ──► LearnerRole's methods as the driver calls them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlzmq.actors.host import ActorHost
+from rlzmq.actors.messages import (
+    NO_CALL_ID,
+    Call,
+    Cancel,
+    Failure,
+    Result,
+    Shutdown,
+    decode_message,
+    encode_message,
+    pack,
+)
+from rlzmq.actors.remote_errors import pack_error
+from rlzmq.core.errors import PeerLostError, ProtocolError
+from rlzmq.core.space_plain import space_from_plain
+from rlzmq.net.context import Context
+from rlzmq.net.events import SocketEvent
+from rlzmq.net.join_file import JoinFile
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.socket import DrainSocket
+from rlzmq.roles.compatibility import package_version
+from rlzmq.roles.learner.learner_role import LearnerRole
+from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, new_peer_id
+from rlzmq.wire.codec import kind_of
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.messages import Goodbye, Hello, Refused
+from rlzmq.wire.messages import decode_message as decode_hello
+from rlzmq.wire.messages import encode_message as encode_hello
+
+__all__ = ["RemoteLearner"]
+
+# What the driver may call, and nothing else: what LearnerRole has beyond it takes functions.
+_METHODS = frozenset(
+    {
+        "beat",
+        "connect",
+        "disconnect",
+        "form",
+        "get_inference_weights",
+        "get_state",
+        "join_group",
+        "ping",
+        "rejoin",
+        "run_until_failure",
+        "set_state",
+        "update",
+    }
+)
+_HELLO_S = 1.0
+_LAST_WORDS_S = 0.1  # what the driver said before its connection broke may still wait in the socket
+
+
+class RemoteLearner:
+    """One learner rank, wherever the driver places it.
+
+    Args:
+        join: Addresses and keys.
+        make_config: Makes the run's config of `joining.pack_config`'s frame.
+        preferred_rank: What a scheduler calls this process (RANK, SLURM_PROCID); -1: nothing.
+        timeout_s: So long it waits for a driver to connect to.
+    """
+
+    def __init__(
+        self, join: JoinFile, make_config: Callable[[Any], Any], *, preferred_rank: int, timeout_s: float
+    ) -> None:
+        self._join = join
+        self._make_config = make_config
+        self._rank = preferred_rank
+        self._timeout_s = timeout_s
+        self._host = ActorHost("learner")
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._was_called = False
+        self._is_connected = False
+        self.name = f"learner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
+
+    async def run(self) -> None:
+        """Serve until the run's end.
+
+        Raises:
+            PeerLostError: There is no driver, or it is gone.
+        """
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = loop.create_future()
+        context = Context()
+        self._socket = DrainSocket(
+            context,
+            "DEALER",
+            self._on_message,
+            options=SocketOptions(max_message_bytes=MAX_MESSAGE_BYTES, linger_ms=500),
+            routing_id=f"{self.name}.{new_peer_id()}".encode()[:255],
+            curve=self._join.curve(),
+            on_event=self._on_event,
+            name=self.name,
+        )
+        try:
+            self._socket.connect(self._join.addresses["control"])
+            deadline = loop.time() + self._timeout_s
+            while not self._was_called and not self._over.done():
+                if not self._is_connected and loop.time() > deadline:
+                    address = self._join.addresses["control"]
+                    raise PeerLostError(f"no driver at {address} within {self._timeout_s:g} s")
+                hello = Hello(
+                    "learner", self.name, self.name, rank=self._rank, package_version=package_version()
+                )
+                self._socket.send(encode_hello(hello))
+                await asyncio.wait((self._over,), timeout=_HELLO_S)
+            await self._over
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            self._socket.close()
+            await asyncio.to_thread(context.close)
+            self._host.close()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """`run` returns, or raises `error`."""
+        if not self._over.done():
+            if error is None:
+                self._over.set_result(None)
+            else:
+                self._over.set_exception(error)
+
+    # -- what the driver says -------------------------------------------------------------------
+
+    def _on_event(self, event: SocketEvent) -> None:
+        self._is_connected = event.kind == "connected" or (self._is_connected and event.kind == "retrying")
+        if event.kind == "disconnected" and self._was_called:
+            # The driver has given this rank up by now; as a new process it may come again.
+            error = PeerLostError("the connection to the driver broke")
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.end, error)
+
+    def _on_message(self, frames: list[Any]) -> None:
+        try:
+            if kind_of(frames) < 128:  # not a call: the driver turns this learner away
+                answer, _ = decode_hello(frames)
+                if isinstance(answer, Refused):
+                    self.end(PeerLostError(f"the driver refuses this learner: {answer.detail}"))
+                elif isinstance(answer, Goodbye):
+                    print(f"{self.name}: {answer.reason}", flush=True)
+                    self.end()
+                return
+            message, value = decode_message(frames)
+        except (WireError, ProtocolError) as error:
+            self.end(PeerLostError(f"what the driver says cannot be read: {error}"))
+            return
+        if isinstance(message, Call):
+            self._was_called = True
+            task = asyncio.ensure_future(self._answer(message, *value))
+            self._tasks[message.call_id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(message.call_id, None))
+        elif isinstance(message, Cancel):
+            if (running := self._tasks.get(message.call_id)) is not None:
+                running.cancel()
+        elif isinstance(message, Shutdown):
+            if message.call_id == NO_CALL_ID:
+                print(f"{self.name}: the driver ended this learner", file=sys.stderr, flush=True)
+                os._exit(75)  # a blocked training thread would keep the process
+            self._stopping = asyncio.ensure_future(self._stop(message.call_id))
+
+    async def _answer(self, call: Call, args: Any, kwargs: Any) -> None:
+        try:
+            if call.method == "build":
+                value = None
+                await self._build(*args)
+            elif call.method not in _METHODS:
+                raise ProtocolError(f"a learner from outside has no method {call.method!r}")
+            else:
+                if call.method == "connect":
+                    # The driver's own addresses and (no) keys mean nothing here.
+                    link = {
+                        **args[0],
+                        "data_address": self._join.addresses["data"],
+                        "curve": self._join.curve(),
+                    }
+                    args = (link, *args[1:])
+                value = await self._host.call(call.method, args, kwargs)
+            frames = pack(value, f"{call.method}() result")
+            tree, small, *large = frames  # as a snapshot: training goes on while it is being sent
+            self._send(Result(call.call_id), [tree, small, *(array.copy() for array in large)])
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:
+            self._send(Failure(call.call_id, pack_error(error, self.name)))
+
+    async def _build(self, packed: Any, spaces: Any, rank: int, num_ranks: int) -> None:
+        single = tuple(space_from_plain(space) for space in spaces)
+
+        def make() -> LearnerRole:
+            config = self._make_config(packed)
+            spec = config.get_multi_rl_module_spec(spaces={"__env_single__": single, "__env__": single})
+            return LearnerRole(config, spec, rank, num_ranks)
+
+        await self._host.construct(make)
+        print(f"{self.name} is rank {rank} of {num_ranks}", flush=True)
+
+    async def _stop(self, call_id: int) -> None:
+        try:
+            await self._host.stop()
+            self._send(Result(call_id), pack(None, "stop"))
+        except Exception as error:
+            self._send(Failure(call_id, pack_error(error, self.name)))
+        self.end()
+
+    def _send(self, message: Any, value: Any = ()) -> None:
+        if not self._socket.closed:
+            self._socket.send(encode_message(message, value))

@@ -1,0 +1,168 @@
+"""One peer's connection to the broker: a core that decides, a DEALER that carries, a timer that ticks.
+
+Runners, learners and the driver share it. The core is a pure state machine; what it instructs is
+either a message to send or a job for the role, which subclasses do in `act`.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+import uuid
+from collections import Counter
+from typing import Any, TypeAlias
+
+from rlzmq.core import faults
+from rlzmq.net.context import Context
+from rlzmq.net.keys import CurveClient, KeyPair
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.events import Instruction, Received, Send, Stop, Tick
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.messages import decode_message
+
+__all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "new_peer_id"]
+
+Curve: TypeAlias = CurveClient | tuple[str, str] | list[str] | None
+
+TICK_S = 0.05
+MAX_MESSAGE_BYTES = 1 << 30  # of one frame: a column of a fragment, or a whole model's weights
+
+_log = logging.getLogger("rlzmq")
+
+
+def new_peer_id() -> str:
+    """A fresh id for one process's connection."""
+    return uuid.uuid4().hex
+
+
+class PeerLink(abc.ABC):
+    """Carries one core's messages; used on one event loop.
+
+    Args:
+        core: RunnerCore, LearnerCore or DriverCore.
+        address: The broker's data address.
+        curve: Keys, for a broker that is reached by TCP; as (server's public key, own secret key) where
+            they come through an actor's call.
+
+    Attributes:
+        num_refused: Messages that were refused here, by reason.
+        ended: Resolved when the core stopped, with (reason, detail); an exception where a job failed.
+    """
+
+    def __init__(self, core: Any, address: str, curve: Curve = None) -> None:
+        self.core = core
+        self._address = address
+        if curve is not None and not isinstance(curve, CurveClient):
+            server_public, secret = curve
+            curve = CurveClient(server_public, KeyPair.from_secret(secret))
+        self.curve = curve
+        self._context: Context | None = None
+        self._socket: DrainSocket | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.num_refused: Counter[str] = Counter()
+        self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
+
+    @property
+    def role(self) -> str:
+        """What this peer is: the name without its number."""
+        return str(self.core.name).partition("-")[0]
+
+    @abc.abstractmethod
+    def act(self, instruction: Instruction) -> None:
+        """Do what is not a message to send."""
+
+    def open_sockets(self, context: Context) -> None:  # noqa: B027
+        """Open further sockets; subclasses extend it."""
+
+    async def start(self) -> None:
+        """Connect and register; returns before the broker has answered."""
+        self._context = Context()
+        options = SocketOptions(
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_queued_bytes=MAX_MESSAGE_BYTES,
+            receive_high_water_mark=0,  # credits bound it; see `SocketOptions`
+            linger_ms=500,
+            reconnect_interval_max_ms=500,
+        )
+        self._socket = DrainSocket(
+            self._context,
+            "DEALER",
+            self._on_message,
+            options=options,
+            routing_id=f"{self.core.name}.{self.core.uuid}".encode()[:255],
+            curve=self.curve,
+            name=self.core.name,
+        )
+        self._socket.connect(self._address)
+        self.open_sockets(self._context)
+        self.register()
+        self._tick()
+
+    def register(self) -> None:
+        """Say hello; a learner does so when its group stands."""
+        self.do(self.core.start(self.now()))
+
+    def now(self) -> float:
+        """The loop's monotonic clock, in seconds."""
+        return self._loop.time()
+
+    def handle(self, event: Any) -> None:
+        """Give an event to the core and do what it says; a payload that it cannot read is refused."""
+        try:
+            instructions = self.core.handle(event, self.now())
+        except WireError as error:
+            self._refuse(error)
+            return
+        self.do(instructions)
+
+    def do(self, instructions: list[Instruction]) -> None:
+        """Carry out a core's instructions, in order."""
+        for instruction in instructions:
+            if isinstance(instruction, Send):
+                if self._socket is not None and not self._socket.closed:
+                    self._socket.send(instruction.frames)  # False: full; the core sends again
+            elif isinstance(instruction, Stop):
+                if not self.ended.done():
+                    self.ended.set_result((instruction.reason, instruction.detail))
+            else:
+                self.act(instruction)
+
+    def fail(self, error: BaseException) -> None:
+        """A job of this role failed for good: whoever waits for `ended` gets the error."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _on_message(self, frames: list[Any]) -> None:
+        try:
+            message, _ = decode_message(frames)
+        except WireError as error:
+            self._refuse(error)
+            return
+        if faults.is_armed:
+            faults.at(f"{self.role}.{type(message).__name__}")
+        self.handle(Received(b"", message, tuple(frames)))
+
+    def _refuse(self, error: WireError) -> None:
+        self.num_refused[error.reason] += 1
+        _log.warning("%s refused a message: %s", self.core.name, error)
+
+    def _tick(self) -> None:
+        self.handle(Tick())
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    async def close(self) -> None:
+        """Close the sockets; what was sent is delivered for up to half a second. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._socket is not None:
+            self._socket.close()
+        if self._context is not None:
+            context, self._context = self._context, None
+            await asyncio.to_thread(context.close)
+        if not self.ended.done():
+            self.ended.set_result(("closed", ""))
+        elif not self.ended.cancelled() and self.ended.exception() is not None:
+            self.ended.exception()  # seen

@@ -1,0 +1,1 @@
+"""The runner role: an env runner that samples under leases."""

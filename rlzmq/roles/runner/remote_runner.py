@@ -1,0 +1,140 @@
+"""A runner that joins a run by itself, from another terminal or machine, and leaves when it likes.
+
+    join file ──► config ──► EnvRunner ──► leases … ──► goodbye (either side's)
+
+Nobody supervises it: when it dies its leases are granted to others, and only what it had not sent is
+lost. When the broker is restarted it registers again and sends what was not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from typing import Any
+
+from rlzmq.actors.host import ActorThread
+from rlzmq.core.errors import PeerLostError
+from rlzmq.net.join_file import JoinFile
+from rlzmq.protocol.events import Leave
+from rlzmq.roles.compatibility import package_version, spaces_digest
+from rlzmq.roles.runner.runner_role import EnvRunnerRole
+
+__all__ = ["RemoteRunner"]
+
+_LOOK_S = 0.5
+_REGISTER_S = 0.02
+# Streams of random numbers derive from the index: one that no runner of the driver's has.
+_FIRST_INDEX = 2_000_000
+
+
+class RemoteRunner:
+    """One env runner that takes part in somebody's run.
+
+    Args:
+        join: Addresses and keys.
+        config: The run's, with this machine's changes (e.g. the number of envs).
+        config_digest: Of the run's config as it came.
+        patience_s: A broker silent for this many seconds is given up.
+
+    Attributes:
+        name: As the broker knows it.
+    """
+
+    def __init__(self, join: JoinFile, config: Any, *, patience_s: float, config_digest: str = "") -> None:
+        self._join = join
+        self._config = config
+        self._patience_s = patience_s
+        self._config_digest = config_digest
+        self._thread = ActorThread("sampler")
+        self._role: EnvRunnerRole | None = None
+        self._stop_leaving: asyncio.TimerHandle | None = None
+        self.name = f"runner-{secrets.token_hex(3)}@{socket.gethostname()[:100]}"
+
+    @property
+    def num_env_steps(self) -> int:
+        """Sampled so far."""
+        link = self._role._link if self._role is not None else None
+        return int(link.core.num_env_steps_sampled) if link is not None else 0
+
+    async def start(self) -> None:
+        """Make the envs and the module; return once the broker has registered this runner, or refused it.
+
+        Raises:
+            PeerLostError: The broker does not answer.
+            Exception: What making them raised.
+        """
+        index = _FIRST_INDEX + secrets.randbelow(1 << 30)
+        self._role = await self._thread.run(lambda: EnvRunnerRole(self._config, index))
+        self._role.use_actor_thread(self._thread.run)
+        addresses = self._join.addresses
+        await self._role.connect(
+            {
+                "run_id": self._join.run_id,
+                "name": self.name,
+                "incarnation": 0,  # the broker gives one
+                "data_address": addresses["data"],
+                "weights_address": addresses["weights"],
+                "curve": self._join.curve(),
+                "package_version": package_version(),
+                "config_digest": self._config_digest,
+                "spaces_digest": spaces_digest(self._role.get_spaces()["__env_single__"]),
+            }
+        )
+        link: Any = self._role._link
+        deadline = link.now() + self._patience_s
+        while not link.core.is_welcome and not link.ended.done():
+            if link.now() > deadline:
+                raise PeerLostError(f"the broker at {addresses['data']} does not register this runner")
+            await asyncio.wait((link.ended,), timeout=_REGISTER_S)
+
+    async def wait(self) -> tuple[str, str]:
+        """Sample until it is over: (reason, detail), e.g. ("goodbye", …) from the run, ("left", …) from here.
+
+        Raises:
+            PeerLostError: The broker was silent for too long.
+            Exception: What the env, a connector or the module raised.
+        """
+        assert self._role is not None
+        link = self._role._link
+        while True:
+            done, _ = await asyncio.wait((link.ended,), timeout=_LOOK_S)
+            if done:
+                return await link.ended  # type: ignore[no-any-return]
+            silence_s = link.now() - link.core.heard_at
+            if silence_s >= self._patience_s:
+                raise PeerLostError(
+                    f"the broker at {self._join.addresses['data']} has been silent for {silence_s:.0f} s"
+                )
+
+    def leave(self, reason: str = "interrupted", *, within_s: float = 10.0) -> None:
+        """Take no more leases; `wait` returns once the fragment at work is with the broker.
+
+        Args:
+            reason: For the broker's log.
+            within_s: After so many seconds it returns all the same: that fragment is lost then, and no more.
+        """
+        assert self._role is not None
+        link = self._role._link
+        if self._stop_leaving is None and not link.ended.done():
+            link.handle(Leave(reason))
+            loop = asyncio.get_running_loop()
+            self._stop_leaving = loop.call_later(within_s, self._give_up_leaving, link)
+
+    def _give_up_leaving(self, link: Any) -> None:
+        if not link.ended.done():
+            link.ended.set_result(("left", "before its last fragment was finished"))
+
+    async def close(self) -> None:
+        """Close sockets and envs. Idempotent."""
+        if self._stop_leaving is not None:
+            self._stop_leaving.cancel()
+        if self._role is not None:
+            role, self._role = self._role, None
+            await role.disconnect()
+            # An env that is still in a step is freed by the process's end.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    await self._thread.run(role.close)
+        self._thread.close()

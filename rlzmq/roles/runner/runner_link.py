@@ -1,0 +1,190 @@
+"""A runner's connection to the broker: leases become sampling jobs, fragments become messages.
+
+| consumes            | produces            | waits for                       | unblocked by            |
+|---------------------|---------------------|---------------------------------|-------------------------|
+| LEASE               | FRAGMENT            | the weights the lease names     | PUB, or a snapshot      |
+| weights, connectors | loaded between leases | the lease at work              | its fragment            |
+| COMMITTED           | frees a fragment    | –                               | –                       |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlzmq.core import faults
+from rlzmq.core.memory_limit import end_if_out_of_memory
+from rlzmq.net.context import Context
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol.events import (
+    ApplyConnectorState,
+    ApplyWeights,
+    FragmentSampled,
+    Instruction,
+    LeaseFailed,
+    Leave,
+    ReceivedWeights,
+    StartLease,
+)
+from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.protocol.weights import PUBLICATION_TOPIC
+from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, new_peer_id
+from rlzmq.wire.values import unpack_blob
+
+if TYPE_CHECKING:
+    from rlzmq.roles.runner.runner_role import EnvRunnerRole
+
+__all__ = ["RunnerLink"]
+
+
+class RunnerLink(PeerLink):
+    """Samples under the broker's leases with an EnvRunner.
+
+    Args:
+        role: Whose `env_runner` samples; it is touched on the sampler thread only.
+        run_blocking: ``run_blocking(fn)`` runs `fn` on the sampler thread, in order; an awaitable.
+        run_id, name, incarnation: Who this is.
+        data_address, weights_address: The broker's.
+        peer_id: Of this process; a fresh one if empty.
+        curve: Keys, for a broker that is reached by TCP.
+        package_version, config_digest, spaces_digest: Of one from outside: the broker compares them.
+        replaces: The peer id of the process before this one, if there was one.
+    """
+
+    def __init__(
+        self,
+        role: EnvRunnerRole,
+        run_blocking: Callable[[Callable[[], Any]], Any],
+        *,
+        run_id: str,
+        name: str,
+        incarnation: int,
+        data_address: str,
+        weights_address: str,
+        peer_id: str = "",
+        curve: Curve = None,
+        package_version: str = "",
+        config_digest: str = "",
+        spaces_digest: str = "",
+        replaces: str = "",
+    ) -> None:
+        env_runner = role.env_runner
+        core = RunnerCore(
+            run_id,
+            name,
+            peer_id or new_peer_id(),
+            num_envs=env_runner.num_envs,
+            incarnation=incarnation,
+            layout_digest=env_runner.get_weights_layout().digest,
+            package_version=package_version,
+            config_digest=config_digest,
+            spaces_digest=spaces_digest,
+            replaces=replaces,
+        )
+        super().__init__(core, data_address, curve)
+        self._role = role
+        self._run_blocking = run_blocking
+        self._weights_address = weights_address
+        self._weights_socket: DrainSocket | None = None
+        self._recorded: dict[int, str] = {}  # accepted and not committed, for the history
+
+    def open_sockets(self, context: Context) -> None:
+        """Subscribe to the weights."""
+        options = SocketOptions(
+            max_message_bytes=MAX_MESSAGE_BYTES, receive_high_water_mark=2, reconnect_interval_max_ms=500
+        )
+        self._weights_socket = DrainSocket(
+            context,
+            "SUB",
+            self._on_weights,
+            options=options,
+            subscriptions=[PUBLICATION_TOPIC],
+            curve=self.curve,
+            name=f"{self.core.name} weights",
+        )
+        self._weights_socket.connect(self._weights_address)
+
+    def _on_weights(self, frames: list[Any]) -> None:
+        self.handle(ReceivedWeights(frames[0]))
+
+    def act(self, instruction: Instruction) -> None:
+        """Weights and connector states are loaded, and leases sampled, in order on the sampler thread."""
+        runner = self._role.env_runner
+        if isinstance(instruction, ApplyWeights):
+            header, body = instruction.header, instruction.body
+            faults.record("weights", generation=header.generation, version=header.version)
+            self._submit(
+                lambda: runner.set_weights(body, version=header.version, generation=header.generation)
+            )
+        elif isinstance(instruction, ApplyConnectorState):
+            blob = instruction.blob
+            self._submit(lambda: runner.set_connector_state(unpack_blob(blob)))
+        elif isinstance(instruction, StartLease):
+            self._sample(instruction)
+
+    def _submit(self, job: Callable[[], Any]) -> None:
+        self._run_blocking(job).add_done_callback(self._check)
+
+    def _check(self, done: Any) -> None:
+        if not done.cancelled() and done.exception() is not None:
+            self.fail(done.exception())
+
+    def handle(self, event: Any) -> None:
+        """As PeerLink.handle, with what the sampler has done so far; with a history, what was accepted and
+        committed is recorded."""
+        self.core.progress = self._role.env_watch.progress
+        super().handle(event)
+        if faults.is_recording:
+            self._record_progress(event)
+
+    def _record_progress(self, event: Any) -> None:
+        core = self.core
+        kept = core.kept_fragments()
+        for seq, (fragment, is_accepted) in kept.items():
+            if is_accepted and seq not in self._recorded:
+                self._recorded[seq] = str(fragment.fragment_id)
+                faults.record("accepted", id=str(fragment.fragment_id), steps=fragment.num_env_steps)
+        for seq in [seq for seq in self._recorded if seq not in kept]:
+            faults.record("committed", id=self._recorded.pop(seq))
+
+    def _sample(self, lease: StartLease) -> None:
+        def job() -> FragmentSampled:
+            batch = self._role.take_fragment(lease.num_vector_steps, lease.max_s or None)
+            header, arrays = batch.to_wire()
+            return FragmentSampled(
+                lease_id=lease.lease_id,
+                num_env_steps=batch.num_env_steps,
+                generation=lease.generation,
+                weights_version=lease.weights_version,
+                connector_version=lease.connector_version,
+                batch=header,
+                arrays=arrays,
+                meta=batch.meta,
+            )
+
+        def finish(done: Any) -> None:
+            if done.cancelled():
+                return
+            end_if_out_of_memory(done.exception(), self.core.name)
+            if done.exception() is not None:
+                self.handle(LeaseFailed(lease.lease_id, repr(done.exception())))
+                self.fail(done.exception())
+            else:
+                faults.at("runner.sampled")
+                self.handle(done.result())
+                faults.at("runner.sent")
+
+        self._run_blocking(job).add_done_callback(finish)
+
+    async def stop(self) -> None:
+        """Hand over what was sampled, say goodbye, close."""
+        if not self.core.is_stopped:
+            self.handle(Leave())
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the sockets. Idempotent."""
+        if self._weights_socket is not None:
+            self._weights_socket.close()
+        await super().close()

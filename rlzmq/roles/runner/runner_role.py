@@ -1,0 +1,240 @@
+"""The runner role: an EnvRunner in a process of its own, sampling under leases.
+
+                event loop                              sampler thread
+broker ──LEASE──►  RunnerLink ──one lease──►  env_runner.sample_lease
+broker ◄─FRAGMENT─ RunnerLink ◄─one fragment─  (columns are the frames)
+broker ──weights─► RunnerLink   newest snapshot, loaded between two leases
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from rlzmq.core import faults
+from rlzmq.core.errors import DeadlineError
+from rlzmq.core.log_level import apply_log_level
+from rlzmq.core.memory_limit import limit_memory
+from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
+from rlzmq.roles.runner.env_watchdog import EnvWatch
+from rlzmq.roles.runner.sampling_round import UntilEnd
+
+__all__ = ["EnvRunnerRole", "make_env_runner"]
+
+_log = logging.getLogger("rlzmq.runners")
+
+
+def make_env_runner(config: Any, worker_index: int, incarnation: int = 0) -> Any:
+    """The EnvRunner that a config asks for, in this process."""
+    runner_class = config.env_runner_cls
+    if runner_class is None:
+        if config.is_multi_agent:
+            from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner as runner_class
+        else:
+            from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner as runner_class
+    return runner_class(config=config, worker_index=worker_index, incarnation=incarnation)
+
+
+class EnvRunnerRole:
+    """What runs in a runner's process.
+
+    Plain methods run on the actor's own thread, which is the only one that touches the env runner;
+    `async` ones run on its event loop.
+
+    Args:
+        config: The run's config.
+        worker_index: 1-based index within the group (0: the local one).
+        incarnation: How many times this place was restarted.
+        is_local: It shares its process with others. An environment that hangs is then an error of the run,
+            not the process's end.
+        place: Its name in `rlzmq.core.faults`; "runner-N" if "".
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        worker_index: int,
+        incarnation: int = 0,
+        *,
+        is_local: bool = False,
+        place: str = "",
+    ) -> None:
+        import torch
+
+        torch.set_num_threads(config.torch_num_threads)
+        apply_log_level(config)
+        faults.arm(place or f"runner-{worker_index - 1}", incarnation)
+        faults.at("runner.start")
+        limit_memory(config.env_runner_memory_limit_bytes, "env_runner_memory_limit_bytes")
+        self.config = config
+        on_hang = self._report_hang if is_local else None
+        self.env_watch = EnvWatch(config, f"env runner {worker_index}", on_hang)
+        with self.env_watch.work(is_reset=True):
+            self.env_runner = make_env_runner(config, worker_index, incarnation)
+        self.env_runner.env_watch = self.env_watch
+        self.env_watch.attend(self.env_runner.env)
+        self._link: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._run_blocking: Any = None
+        self._ended_round = 0
+        faults.at("runner.started")
+
+    # -- on the actor's thread ------------------------------------------------------------------
+
+    def sample(self, **kwargs: Any) -> Any:
+        """See EnvRunner.sample."""
+        with self._work():
+            return self.env_runner.sample(**kwargs)
+
+    def sample_with_metrics(self, options: Mapping[str, Any]) -> Any:
+        """See `roles.fragment_data.sample_with_metrics`."""
+        with self._work():
+            return sample_with_metrics(self.env_runner, options)
+
+    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
+        """See `roles.fragment_data.take_fragment`."""
+        with self._work():
+            return take_fragment(self.env_runner, num_vector_steps, max_s)
+
+    def _work(self) -> AbstractContextManager[None]:
+        self.env_watch.attend(self.env_runner.env)  # it may be another one by now
+        return self.env_watch.work()
+
+    def measure(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Sample, and tell what was measured alone: the batch's meta."""
+        return [self.sample_with_metrics(options).meta]
+
+    def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> bool:
+        """See EnvRunner.set_weights."""
+        return self.env_runner.set_weights(  # type: ignore[no-any-return]
+            snapshot, version=version, generation=generation
+        )
+
+    def get_connector_delta(self) -> dict[str, Any]:
+        """See EnvRunner.get_connector_delta."""
+        return self.env_runner.get_connector_delta()  # type: ignore[no-any-return]
+
+    def set_connector_state(self, state: Mapping[str, Any]) -> None:
+        """See EnvRunner.set_connector_state."""
+        self.env_runner.set_connector_state(state)
+
+    def get_metrics(self) -> Any:
+        """See EnvRunner.get_metrics."""
+        return self.env_runner.get_metrics()
+
+    def get_spaces(self) -> dict[str, Any]:
+        """See EnvRunner.get_spaces."""
+        return self.env_runner.get_spaces()  # type: ignore[no-any-return]
+
+    def get_state(self) -> dict[str, Any]:
+        """See EnvRunner.get_state."""
+        return self.env_runner.get_state()  # type: ignore[no-any-return]
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See EnvRunner.set_state."""
+        self.env_runner.set_state(state)
+
+    def get_sampling_state(self) -> bytes:
+        """See EnvRunner.get_sampling_state; packed, without the episodes if they are too large for a message."""
+        from rlzmq.wire.values import pack_blob
+
+        try:
+            return pack_blob(self.env_runner.get_sampling_state())
+        except ValueError as error:
+            _log.warning("Env runner %d: its episodes are not saved: %s", self.env_runner.worker_index, error)
+            return pack_blob(self.env_runner.get_sampling_state(with_episodes=False))
+
+    def set_sampling_state(self, packed: bytes) -> int:
+        """See EnvRunner.set_sampling_state."""
+        from rlzmq.wire.values import unpack_blob
+
+        with self.env_watch.work(is_reset=True):  # environments are reset, and go the same way again
+            return int(self.env_runner.set_sampling_state(unpack_blob(packed)))
+
+    def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> str:
+        """See EnvRunner.change_modules; the digest of the new weights layout, for `expect_layout`."""
+        self.config = config
+        self.env_runner.change_modules(config, synced_module_ids)
+        return str(self.env_runner.get_weights_layout().digest)
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env_watch.close()
+        self.env_runner.stop()
+
+    # -- on the event loop ----------------------------------------------------------------------
+
+    def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
+        """Called by the actor's host: what runs a function on the actor's thread."""
+        self._run_blocking = lambda function: asyncio.ensure_future(run(function))
+
+    async def connect(self, link: Mapping[str, Any]) -> None:
+        """Begin to take leases from the broker.
+
+        Args:
+            link: Addresses and identity, as `driver.broker_pipeline` hands them out.
+        """
+        from rlzmq.roles.runner.runner_link import RunnerLink
+
+        faults.at("runner.connect")
+        self._loop = asyncio.get_running_loop()
+        self._link = RunnerLink(self, self._run_blocking, **link)
+        await self._link.start()
+
+    async def expect_layout(self, digest: str) -> None:
+        """From now on weights of this layout are taken, and others refused."""
+        if self._link is not None:
+            self._link.core.weights.layout_digest = digest
+
+    async def measure_until_end(
+        self, round_id: int, limits: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """`measure` again and again until `end_round`, at least once; other blocking methods get their turns.
+
+        Args:
+            round_id: Of the round; 0: it is over already.
+            limits: Of UntilEnd.
+            options: Of EnvRunner.sample; episodes are reset before the first call only.
+        """
+        until_end, metas = UntilEnd(**limits), []
+        num_env_steps, start = 0, time.perf_counter()
+        while True:
+            wanted = until_end.next_env_steps(num_env_steps, time.perf_counter() - start)
+            metas += await self._run_blocking(partial(self.measure, {**options, "num_timesteps": wanted}))
+            num_env_steps += metas[-1]["num_env_steps"]
+            options = {**options, "force_reset": False}
+            if self._ended_round >= round_id:
+                return metas
+
+    async def end_round(self, round_id: int) -> None:
+        """`measure_until_end` of this round, and of those before it, returns after the call at hand."""
+        self._ended_round = max(self._ended_round, round_id)
+
+    async def run_until_failure(self) -> tuple[str, str]:
+        """Return (reason, detail) when the connection to the broker has ended; raise what failed in sampling."""
+        return await self._link.ended if self._link is not None else ("", "")
+
+    def _report_hang(self, error: DeadlineError) -> None:
+        """On the watching thread: a hanging environment ends the run that samples with it."""
+        link = self._link
+        if self._loop is not None and link is not None:
+            self._loop.call_soon_threadsafe(link.fail, error)
+
+    async def beat(self) -> None:
+        """Answers as soon as the event loop turns."""
+
+    async def disconnect(self) -> None:
+        """Say goodbye to the broker; fragments not yet sent are sent first."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.stop()
+
+    async def stop(self) -> None:
+        """Called when the actor ends: leave the broker, then release what the process holds."""
+        await self.disconnect()
+        await self._run_blocking(self.close)

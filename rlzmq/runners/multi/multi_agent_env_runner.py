@@ -1,0 +1,187 @@
+"""MultiAgentEnvRunner: samples MultiAgentEpisodes from several multi-agent environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.seeding import derive_seed
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tree import tree_map
+from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
+from rlzmq.envs.registry import EnvContext
+from rlzmq.episodes.bad_values import BadValue
+from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
+from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.runners.env_failures import WayThere
+from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.multi.episode_sampler import MultiAgentSampler
+from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
+from rlzmq.runners.sampling_runner import EPISODE_HOOKS, SamplingRunner
+
+__all__ = ["MultiAgentEnvRunner"]
+
+
+class MultiAgentEnvRunner(SamplingRunner):
+    """Samples episodes of several agents, whose modules ``config.policy_mapping_fn`` names.
+
+    `sample` returns a `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without the agents that made
+    no step in their chunk. Its ``num_timesteps`` are agent steps if ``config.count_steps_by`` says so.
+
+    Example:
+        >>> config = (
+        ...     PPOConfig()
+        ...     .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        ...     .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, episode: f"p{agent}")
+        ... )
+        >>> with MultiAgentEnvRunner(config=config) as runner:
+        ...     episodes = runner.sample(num_episodes=3)
+        >>> len(episodes)
+        3
+
+    Attributes:
+        use_fused: Set to False to always build real episodes.
+    """
+
+    env: SyncVectorMultiAgentEnv
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        self.counts_agent_steps = getattr(config, "count_steps_by", "env_steps") == "agent_steps"
+        super().__init__(config=config, **kwargs)
+
+    def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
+        agent_steps, module_steps = batch.agent_steps_by("agent_ids"), batch.agent_steps_by("module_ids")
+        self._count_steps(batch.num_env_steps, agent_steps, module_steps)
+        self.episode_metrics.add_split_returns(finished.agent_returns, finished.module_returns)
+        return {
+            "num_agent_steps": batch.num_agent_steps,
+            "agent_steps": agent_steps,
+            "module_steps": module_steps,
+        }
+
+    def _choose_sampler(self) -> Any:
+        """The sampler for the env, modules and pipelines as they are now."""
+        key = (
+            self.env,
+            self.module,
+            self.use_fused,
+            self.env_to_module,
+            *self.env_to_module.connectors,
+            self.module_to_env,
+            *self.module_to_env.connectors,
+        )
+        if len(key) == len(self._chosen_for) and all(
+            a is b for a, b in zip(key, self._chosen_for, strict=True)
+        ):
+            return self._sampler
+        self._chosen_for = key
+        env_plan = self.env_to_module.columnar_plan() if self.use_fused else None
+        module_plan = self.module_to_env.columnar_plan() if self.use_fused else None
+        has_hooks = any(self.callbacks.has(hook) for hook in EPISODE_HOOKS)
+        if (
+            env_plan is not None
+            and module_plan is not None
+            and not has_hooks
+            and type(self.multi_rl_module) is MultiRLModule
+        ):
+            self._sampler = FusedMultiAgentSampler(self, env_plan, module_plan)
+        else:
+            self._sampler = MultiAgentSampler(self)
+        return self._sampler
+
+    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
+        e = value.episode
+        came = self.env.ways[value.env_index]
+        goes_on = not (batch.terminated[e] or batch.truncated[e])
+        if not goes_on or len(came.episode_actions) != batch.env_t[e]:
+            return None  # of an episode that is over
+        return WayThere.of_agents(came.episode_seed, came.episode_actions[: value.num_env_steps])
+
+    # -- what samplers ask for -----------------------------------------------------------------
+
+    def mapping_fn(self, agent_id: Any, episode: Any) -> str:
+        """``config.policy_mapping_fn``, its answer checked.
+
+        Raises:
+            ConfigurationError: It names a module that there is none of.
+        """
+        fn = getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn
+        module_id = fn(agent_id, episode)
+        if module_id not in self.multi_rl_module:
+            raise ConfigurationError(
+                f"policy_mapping_fn({agent_id!r}, episode) returned {module_id!r}, which is no module."
+                f"{did_you_mean(module_id, list(self.multi_rl_module.keys()))}"
+            )
+        return str(module_id)
+
+    def forward(self, batch: dict[str, Any], explore: bool, t: int) -> Any:
+        """The modules' forward passes on a batch by module id."""
+        with torch.inference_mode():
+            if explore:
+                return self.multi_rl_module.forward_exploration(batch, t=t)
+            return self.multi_rl_module.forward_inference(batch)
+
+    def initial_state(self, module_id: Any) -> Any:
+        """A module's state at an episode's start, as arrays without batch dimension."""
+        return tree_map(to_numpy, self.multi_rl_module[module_id].get_initial_state())
+
+    # -- construction --------------------------------------------------------------------------
+
+    def _make_vector_env(self, context: EnvContext) -> SyncVectorMultiAgentEnv:
+        env = make_multi_agent_vec(
+            self.config.env,
+            num_envs=self.num_envs,
+            mode=getattr(self.config, "gym_env_vectorize_mode", "sync"),
+            context=context,
+        )
+        env.recover = self._recover_env
+        if self.seed is not None:
+            env.single_action_spaces.seed(
+                derive_seed(self.seed, "random_actions", self.stream_index, self.incarnation)
+            )
+        return env
+
+    def _recover_env(self, index: int, error: Exception) -> int | None:
+        """The seed of the environment that replaces one that raised; raises if it is not to be replaced."""
+        came = self.env.ways[index]
+        actions = came.episode_actions
+        way = WayThere.of_agents(came.episode_seed, actions)
+        self.count_env_failure(error, index, "step" if actions else "reset", way)
+        return self.env_seed(index, self.num_env_failures)
+
+    def _make_pipelines(self) -> None:
+        spaces = self._env_spaces()
+        self.env_to_module = self.config.build_env_to_module_connector(env=self.env, spaces=spaces)
+        self.module_to_env = self.config.build_module_to_env_connector(env=self.env, spaces=spaces)
+
+    def _acting_module(self) -> Any:
+        return self.multi_rl_module
+
+    def _forget_episodes(self) -> None:
+        self._needs_seed = True
+        if self._sampler is not None:
+            self._sampler.forget()
+
+    def _env_spaces(self) -> dict[str, tuple[Any, Any]]:
+        return {
+            "__env__": (self.env.observation_space, self.env.action_space),
+            "__env_single__": (self.env.single_observation_spaces, self.env.single_action_spaces),
+        }
+
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """See `EnvRunner.get_spaces`; modules whose agents cannot be told beforehand are left out."""
+        from rlzmq.runners.multi.module_spaces import module_spaces
+
+        spaces = self._env_spaces()
+        spaces.update(
+            module_spaces(
+                list(self.config.module_ids),
+                getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn,
+                self.env_to_module.observation_space,
+                self.env.single_action_spaces,
+            )
+        )
+        return spaces

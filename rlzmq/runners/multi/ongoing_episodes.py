@@ -1,0 +1,313 @@
+"""Ongoing multi-agent episodes of the fused sampler: timelines, and row numbers in place of data."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlzmq.episodes.agent_timelines import LAST_OBSERVATION, AgentEvent, AgentTrack, SavedTimeline, Timeline
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.rewards import REWARD_TYPES
+from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
+from rlzmq.runners.multi.episode_totals import EpisodeTotals
+from rlzmq.runners.multi.module_rows import ModuleStore
+
+__all__ = ["AgentRecord", "LiveEpisode"]
+
+_NO_OUTPUTS: dict[Any, Any] = {}
+_NUMPY_FALSE = np.False_
+
+
+class _EpisodeFace(MultiAgentEpisode):
+    """What a policy mapping function sees of an ongoing episode: id, agents, time; no data."""
+
+    @property
+    def agent_ids(self) -> set[Any]:
+        return set(self._timeline.tracks)
+
+
+class AgentRecord:
+    """One agent's chunk as row numbers of its module's store.
+
+    Attributes:
+        agent_id: The agent.
+        store: Its module's rows.
+        track: Its track; ``track.pending.action`` is the row of a hanging act.
+        observation_rows, act_rows, rewards: By position, the lookback part first.
+        infos: Non-empty infos by position of their observation.
+        lookback: Number of steps before the chunk's start.
+        t_started: The agent's time step at the chunk's start.
+        initial_state: The module's state before the chunk's first step; None if stateless.
+        state: The module's state now: (tree of tensors ``[B, ...]``, row in it, B); None if stateless.
+    """
+
+    __slots__ = (
+        "act_rows",
+        "agent_id",
+        "infos",
+        "initial_state",
+        "lookback",
+        "observation_rows",
+        "rewards",
+        "state",
+        "store",
+        "t_started",
+        "track",
+    )
+
+    def __init__(self, agent_id: Any, store: ModuleStore, track: AgentTrack) -> None:
+        self.agent_id = agent_id
+        self.store = store
+        self.track = track
+        self.observation_rows: list[int] = []
+        self.act_rows: list[int] = []
+        self.rewards: list[Any] = []
+        self.infos: dict[int, dict[str, Any]] = {}
+        self.lookback = 0
+        self.t_started = 0
+        self.initial_state: Any = None
+        self.state: Any = None
+
+    @property
+    def num_steps(self) -> int:
+        """Own steps, lookback not counted."""
+        return len(self.act_rows) - self.lookback
+
+    def carry_on(self, begin: int) -> AgentRecord:
+        """The record of the next chunk, which stores the observations from the begin-th on."""
+        record = AgentRecord(self.agent_id, self.store, self.track.carry_on(begin))
+        record.observation_rows = self.observation_rows[begin:]
+        record.act_rows = self.act_rows[begin:]
+        record.rewards = self.rewards[begin:]
+        record.infos = {k - begin: info for k, info in self.infos.items() if k >= begin}
+        record.lookback = len(record.act_rows)
+        record.t_started = self.t_started + self.num_steps
+        record.initial_state, record.state = self.initial_state, self.state
+        return record
+
+
+class LiveEpisode:
+    """One environment's ongoing episode.
+
+    Args:
+        id_: The episode's id.
+        mapping_fn: Agent to module.
+        spaces: (observation spaces, action spaces) by agent id.
+        stores: Module id -> store.
+
+    Attributes:
+        records: Agent id -> record, in order of appearance.
+        timeline: The agents' tracks.
+        acted: The agents that act in the coming env step, in the order of `records`.
+        observed: Agents with a new observation at the latest env step, and the observation, in the order of
+            `records`; rows are given out later.
+    """
+
+    def __init__(
+        self, id_: str, mapping_fn: Any, spaces: tuple[Any, Any], stores: Mapping[str, ModuleStore]
+    ) -> None:
+        self.id_ = id_
+        self._stores = stores
+        self.face = _EpisodeFace(
+            id_, agent_to_module_mapping_fn=mapping_fn, observation_space=spaces[0], action_space=spaces[1]
+        )
+        self.timeline: Timeline = self.face._timeline
+        self.records: dict[Any, AgentRecord] = {}
+        self.totals = EpisodeTotals()
+        self.is_reset = False
+        self.acted: dict[Any, AgentRecord] = {}
+        self.observed: list[tuple[AgentRecord, Any]] = []
+        self._all_acted = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.timeline.is_done
+
+    @property
+    def num_env_steps(self) -> int:
+        """Env steps of this chunk."""
+        return self.timeline.env_t - self.timeline.env_t_started
+
+    def begin(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
+        """The reset observations."""
+        before = self.timeline.saved()
+        infos = checked_infos(infos, f"episode {self.id_}, env step {self.timeline.env_t}")
+        events = self.timeline.reset(observations, infos)
+        stores = self._stores_of_new(events, before)
+        self.is_reset = True
+        self.totals = EpisodeTotals()
+        self.observed = []
+        self._apply(events, stores)
+
+    def set_acted(self, rows: dict[Any, int]) -> None:
+        """The acts of the coming env step: agent id -> row of its act."""
+        self.acted = {agent_id: record for agent_id, record in self.records.items() if agent_id in rows}
+        self._rows = rows
+        tracks = self.timeline.tracks.values()
+        self._all_acted = len(rows) == sum(not (track.terminated or track.truncated) for track in tracks)
+
+    def step(
+        self,
+        observations: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        terminateds: Mapping[Any, Any],
+        truncateds: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+    ) -> int:
+        """One env step; the number of agent steps that it completed.
+
+        Raises:
+            MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`; the episode is unchanged then.
+        """
+        acted = self.acted
+        self.observed = observed = []
+        if self._is_plain_step(observations, rewards, terminateds, truncateds, infos):
+            self.timeline.env_t = env_t = self.timeline.env_t + 1
+            rows = self._rows
+            for agent_id, record in acted.items():
+                record.rewards.append(rewards[agent_id])
+                record.act_rows.append(rows[agent_id])
+                track = record.track
+                track.obs_env_ts.append(env_t)
+                if track.output_keys is None:
+                    track.output_keys = frozenset()
+                observed.append((record, observations[agent_id]))
+            if infos:
+                for agent_id, record in acted.items():
+                    info = infos.get(agent_id)
+                    if info:
+                        record.infos[len(record.act_rows)] = info
+            return len(acted)
+        timeline = self.timeline
+        before = None if observations.keys() <= timeline.tracks.keys() else timeline.saved()
+        where = f"episode {self.id_}, env step {timeline.env_t + 1}"
+        events = timeline.advance(
+            observations,
+            self._rows,
+            checked_rewards(rewards, where),
+            checked_infos(infos, where),
+            terminateds,
+            truncateds,
+            _NO_OUTPUTS,
+            where=f"episode {self.id_}",
+        )
+        stores = self._stores_of_new(events, before)
+        self._apply(events, stores)
+        return sum(event.kind == "step" for event in events)
+
+    def _is_plain_step(
+        self,
+        observations: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        terminateds: Mapping[Any, Any],
+        truncateds: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+    ) -> bool:
+        """Whether everybody who is there acted and made a whole step, of data that are sound at first sight.
+
+        All others, the odd ones included, are the timeline's to judge. These loops are the cheapest way to see
+        it: most steps are plain, and they cost less than one call per agent.
+        """
+        acted = self.acted
+        if not self._all_acted or observations.keys() != acted.keys() or rewards.keys() != acted.keys():
+            return False
+        for flag in terminateds.values():
+            if flag is not False and flag is not _NUMPY_FALSE and flag is not None:
+                return False
+        for flag in truncateds.values():
+            if flag is not False and flag is not _NUMPY_FALSE and flag is not None:
+                return False
+        for reward in rewards.values():
+            if type(reward) not in REWARD_TYPES:
+                return False
+        for observation in observations.values():
+            if observation is None:
+                return False
+        for agent_id, info in infos.items():
+            if type(info) is not dict:
+                return False
+            if info and agent_id not in acted and self._has_done_agents():
+                return False
+        return True
+
+    def _has_done_agents(self) -> bool:
+        return len(self.timeline.tracks) != len(self.acted) or bool(self.timeline.departed)
+
+    def _stores_of_new(
+        self, events: list[AgentEvent], before: SavedTimeline | None
+    ) -> dict[Any, ModuleStore]:
+        """The stores of agents that have come; when the mapping function fails, they have not."""
+        if before is None:
+            return {}
+        try:
+            return {
+                event.agent_id: self._stores[self.face.module_for(event.agent_id)]
+                for event in events
+                if event.kind == "reset"
+            }
+        except Exception:
+            self.timeline.restore(before)
+            raise
+
+    def _apply(self, events: list[AgentEvent], stores: Mapping[Any, ModuleStore]) -> None:
+        for event in events:
+            if event.kind == "reset":
+                store = stores[event.agent_id]
+                record = AgentRecord(event.agent_id, store, self.timeline.tracks[event.agent_id])
+                if store.module_step.is_stateful:
+                    record.initial_state = store.module_step.initial_row_numpy
+                    record.state = (store.initial_block, 0, 1)
+                self.records[event.agent_id] = record
+            elif event.kind == "step":
+                record = self.records[event.agent_id]
+                record.rewards.append(event.reward)
+                record.act_rows.append(event.action)
+            else:
+                continue
+            position = len(record.act_rows)
+            info = event.info
+            if event.observation is LAST_OBSERVATION:
+                record.observation_rows.append(record.observation_rows[-1])
+                info = record.infos.get(position - 1) if info is None else info
+            else:
+                self.observed.append((record, event.observation))
+            if info:
+                record.infos[position] = info
+
+    def truncate(self) -> None:
+        """See `MultiAgentEpisode.truncate`."""
+        self.timeline.is_truncated = True
+        for track in self.timeline.tracks.values():
+            if not track.is_done:
+                track.truncated, track.done_env_t, track.pending = True, self.timeline.env_t, None
+
+    def add_totals(self) -> None:
+        """Adds this chunk's returns to the episode's."""
+        returns, module_ids = {}, {}
+        for agent_id, record in self.records.items():
+            returns[agent_id] = float(sum(record.rewards[record.lookback :]))
+            module_ids[agent_id] = record.store.module_id
+        self.totals.add(returns, module_ids)
+
+    def cut(self, lookback: int) -> LiveEpisode:
+        """The continuation, as of `MultiAgentEpisode.cut`; agents that are done do not come along."""
+        old = self.timeline
+        chunk = LiveEpisode.__new__(LiveEpisode)
+        chunk.id_, chunk._stores, chunk.face = self.id_, self._stores, self.face
+        chunk.totals, chunk.is_reset = self.totals, self.is_reset
+        chunk.acted, chunk.observed, chunk._all_acted = {}, [], False
+        chunk.timeline = chunk.face._timeline = new = old.carry_on(lookback)
+        chunk.records = {}
+        first = new.env_t_started - new.lookback
+        for agent_id, record in self.records.items():
+            track = record.track
+            if track.is_done:
+                new.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
+                continue
+            begin = min(bisect_left(track.obs_env_ts, first), len(track.obs_env_ts) - 1)
+            chunk.records[agent_id] = carried = record.carry_on(begin)
+            new.tracks[agent_id] = carried.track
+        return chunk

@@ -1,0 +1,1 @@
+"""Sampling from vector environments with one agent each."""

@@ -1,0 +1,421 @@
+"""FusedSampler: the sampling loop on whole columns, for default and columnar connector pieces.
+
+Per vector step: module act -> action columns -> env step -> reward, flag and observation columns. Nothing
+is made per environment or per episode; the episodes are found in the flags when the fragment is complete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.connectors.columnar import VectorStepRows
+from rlzmq.core.errors import EnvironmentError_
+from rlzmq.core.stage_timers import (
+    ENV_STEP_TIMER,
+    ENV_TO_MODULE_TIMER,
+    INFERENCE_TIMER,
+    MODULE_TO_ENV_TIMER,
+)
+from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.single.fragment_columns import ChunkTable, ColumnBlock, Writer, find_chunks
+from rlzmq.runners.single.ongoing_episodes import FinishedEpisodes, OngoingEpisodes
+from rlzmq.runners.single.sampler_state import by_env, get_fused_sampler, keep_actions, set_fused_sampler
+
+if TYPE_CHECKING:
+    from rlzmq.connectors.plans import EnvToModulePlan, ModuleToEnvPlan
+    from rlzmq.runners.request import SampleRequest
+    from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+
+__all__ = ["WEIGHTS_SEQ_NO", "FusedSampler"]
+
+WEIGHTS_SEQ_NO = "weights_seq_no"
+
+# Vector steps between two looks at whether enough episodes are done.
+_BLOCK_STEPS = 64
+
+# Reading the clock at every step would cost native vector envs 1 % of their speed: of so many vector
+# steps (a power of two) one is timed.
+_STEPS_PER_TIMED = 16
+
+BoolArray = NDArray[np.bool_]
+
+
+class FusedSampler:
+    """Samples fragments for a runner whose pipelines run on whole columns.
+
+    Args:
+        runner: Gives env stepper, module and counters.
+        env_to_module: The env-to-module pipeline's plan.
+        module_to_env: The module-to-env pipeline's plan.
+    """
+
+    def __init__(
+        self, runner: SingleAgentEnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
+    ) -> None:
+        self.runner = runner
+        self.num_envs = runner.num_envs
+        self.lookback = max(runner.config.episode_lookback_horizon, env_to_module.required_lookback)
+        self.has_episodes = False
+        self._plan = env_to_module
+        self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
+        self._normalize = module_to_env.normalize
+        self._module_observations: Any = None
+        self._num_steps_untimed = 0
+        self._work: tuple[ColumnBlock, SampleRequest, int] | None = None
+
+    # -- between fragments ---------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drops the unfinished episodes: the next ``run`` must come after a ``reset``."""
+        self.has_episodes = False
+
+    def reset(self) -> None:
+        """Resets all environments and begins an episode in each."""
+        num_envs, lookback = self.num_envs, self.lookback
+        observations, infos = self.runner.stepper.reset(self.runner.take_reset_seed())
+        self._ongoing = OngoingEpisodes(num_envs, self.runner.new_episode_id)
+        self._needs_reset = np.zeros(num_envs, np.bool_)
+        self._num_previous = np.zeros(num_envs, np.int64)
+        self._state: Any = None
+        self._carried_infos = {(index, lookback): info for index, info in infos.items()}
+        block = ColumnBlock(num_envs, lookback + 1)
+        self._rows = VectorStepRows(block.columns, num_envs)
+        if self._plan.required_lookback:  # pieces read these columns before the first action
+            block.add(Columns.ACTIONS, self.runner.example_actions())
+            block.add(Columns.REWARDS, np.zeros(num_envs))
+        self._observe(block, observations, lookback, np.ones(num_envs, np.bool_))
+        self._carried = block.copy_slots(0, lookback + 1)
+        self.has_episodes = True
+
+    def get_state(self) -> dict[str, Any]:
+        """What the next fragment needs of those before, as plain values and arrays (see `carried`)."""
+        return get_fused_sampler(self)
+
+    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
+        """Goes on from `get_state`'s output; see `carried.set_fused_sampler`."""
+        set_fused_sampler(self, state, lost)
+
+    # -- one fragment --------------------------------------------------------------------------
+
+    def run(self, request: SampleRequest) -> tuple[EpisodeBatch, FinishedEpisodes, int]:
+        """Samples what ``request`` asks for, going on with the ongoing episodes.
+
+        Returns:
+            The chunks; facts of the episodes that ended; the number of vector steps made.
+        """
+        runner, num_envs, lookback = self.runner, self.num_envs, self.lookback
+        self._finished = FinishedEpisodes()
+        self._module_step = runner.module_step
+        self._module_step.begin(explore=request.explore)
+        if self._module_step.is_stateful and self._state is None:
+            self._state = self._module_step.initial_state(num_envs)
+        self._begin_state = None
+        if self._state is not None:
+            self._begin_state = tree_map(lambda leaf: to_numpy(leaf).copy(), self._state)
+        begin_s = time.perf_counter()
+
+        capacity = max(request.num_vector_steps_expected(num_envs), 1)
+        block = ColumnBlock(num_envs, lookback + capacity + 1)
+        block.put_slots(self._carried)
+        if Columns.REWARDS not in block.columns:
+            block.add(Columns.REWARDS, np.zeros(num_envs))
+        self._rows.columns = block.columns
+        self._terminated = np.zeros((capacity, num_envs), np.bool_)
+        self._truncated = np.zeros((capacity, num_envs), np.bool_)
+        self._starts_with_reset = self._needs_reset.copy()
+        self._infos = dict(self._carried_infos)
+        self._num_failures = 0
+        self._work = (block, request, getattr(getattr(runner.env, "history", None), "num_steps", 0))
+        self._num_env_steps = self._num_ends = self._num_steps = 0
+        self._actions_for_env: list[Any] = []  # where the actions' column does not tell them
+        while num_more := request.num_more_vector_steps(
+            self._num_steps, self._num_env_steps, self._num_ends, num_envs, _BLOCK_STEPS
+        ):
+            self._make_room(block, self._num_steps + num_more)
+            self._advance(block, num_more, request)
+        self._work = None
+        return self._finish(block, request, begin_s), self._finished, self._num_steps
+
+    def _make_room(self, block: ColumnBlock, num_steps: int) -> None:
+        old = len(self._terminated)
+        if num_steps <= old:
+            return
+        capacity = max(num_steps, 2 * old)
+        block.grow(self.lookback + capacity + 1)
+        self._rows.columns = block.columns
+        self._terminated = np.pad(self._terminated, ((0, capacity - old), (0, 0)))
+        self._truncated = np.pad(self._truncated, ((0, capacity - old), (0, 0)))
+
+    def _advance(self, block: ColumnBlock, num_steps: int, request: SampleRequest) -> None:
+        """The hot loop: ``num_steps`` vector steps, fewer if the request is fulfilled before."""
+        runner, num_envs = self.runner, self.num_envs
+        source, normalize, has_pieces = runner.stepper.source, self._normalize, self._has_pieces
+        module_step, state, observations = self._module_step, self._state, self._module_observations
+        random_actions = request.random_actions
+        write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
+        writers: dict[str, Writer] | None = None
+        terminated_rows, truncated_rows = self._terminated, self._truncated
+        needs_reset, num_resetting = self._needs_reset, int(np.count_nonzero(self._needs_reset))
+        num_env_steps = self._num_env_steps
+        num_workers = max(runner.num_workers, 1)
+        global_steps = runner.global_env_steps
+        num_episodes = request.num_episodes
+        may_end_early = request.max_env_steps is not None or request.ends_at is not None
+        first = self._num_steps
+        clock, timers = time.perf_counter, runner.timers
+        phase = self._num_steps_untimed - first
+        for step in range(first, first + num_steps):
+            slot = self.lookback + step
+            timed = not (step + phase) & (_STEPS_PER_TIMED - 1)
+            if timed:
+                act_s = acted_s = clock()
+            if random_actions:
+                actions_for_env = runner.sample_random_actions()
+                outputs = {Columns.ACTIONS: actions_for_env}
+                if state is not None and Columns.STATE_OUT in block.columns:
+                    outputs[Columns.STATE_OUT] = tree_map(to_numpy, state)  # it stays as it was
+            else:
+                outputs, state = module_step(observations, state, global_steps + num_env_steps * num_workers)
+                if timed:
+                    acted_s = clock()
+                if Columns.ACTIONS_FOR_ENV in outputs:
+                    actions_for_env = outputs.pop(Columns.ACTIONS_FOR_ENV)
+                    self._actions_for_env.append(actions_for_env)
+                elif normalize is None:
+                    actions_for_env = outputs[Columns.ACTIONS]
+                else:
+                    actions_for_env = normalize.apply_vectorized(outputs[Columns.ACTIONS])
+            if writers is None:
+                writers = self._output_writers(block, outputs)
+            if len(outputs) != len(writers):
+                raise self._changed_outputs(outputs, writers, step)
+            for name, values in outputs.items():
+                writers[name](slot, values)
+
+            if timed:
+                step_s = clock()
+            raw, rewards, terminated, truncated, infos = source.step_sparse(actions_for_env)
+            if timed:
+                stepped_s = clock()
+
+            write_reward(slot, rewards)
+            terminated_row, truncated_row = terminated_rows[step], truncated_rows[step]
+            terminated_row[:] = terminated
+            truncated_row[:] = truncated
+            if source.failed:
+                needs_reset = self._mark_failures(step, needs_reset)
+                num_resetting = int(np.count_nonzero(needs_reset))
+            num_env_steps += num_envs - num_resetting
+            if infos:
+                for index, info in infos.items():
+                    self._infos[index, slot + 1] = info
+            if has_pieces:
+                self._observe(block, raw, slot + 1, needs_reset)
+                observations = self._module_observations
+            else:
+                write_obs(slot + 1, raw)
+                observations = raw
+            if timed:
+                timers.add(INFERENCE_TIMER, acted_s - act_s)
+                timers.add(MODULE_TO_ENV_TIMER, step_s - acted_s)
+                timers.add(ENV_STEP_TIMER, stepped_s - step_s)
+                timers.add(ENV_TO_MODULE_TIMER, clock() - stepped_s)
+            if num_resetting and state is not None:
+                state = module_step.reset_rows(state, np.flatnonzero(needs_reset))
+            needs_reset = terminated_row | truncated_row
+            num_resetting = needs_reset.tobytes().count(1)
+            if num_resetting:
+                runner.forget_env_failures()
+                self._num_ends += num_resetting
+                if num_episodes is not None and self._num_ends >= num_episodes:
+                    break
+            if may_end_early and request.is_over(num_env_steps):
+                break
+        self._num_steps_untimed = (step + 1 + phase) & (_STEPS_PER_TIMED - 1)
+        self._num_steps = step + 1
+        self._num_env_steps = num_env_steps
+        self._state, self._needs_reset, self._module_observations = state, needs_reset, observations
+
+    def _finish(self, block: ColumnBlock, request: SampleRequest, begin_s: float) -> EpisodeBatch:
+        """Finds the chunks, settles the ongoing episodes and keeps what the next fragment needs."""
+        num_steps, lookback, num_slots = self._num_steps, self.lookback, block.num_slots
+        if WEIGHTS_SEQ_NO not in block.columns:
+            block.add(WEIGHTS_SEQ_NO, np.zeros(self.num_envs, np.int64))
+        block.columns[WEIGHTS_SEQ_NO][:, lookback : lookback + num_steps] = self.runner.weights_seq_no
+        terminated, truncated = self._terminated[:num_steps], self._truncated[:num_steps]
+        if not self._num_failures:
+            self._check_autoreset(terminated | truncated)
+        table = find_chunks(terminated, truncated, self._starts_with_reset)
+        if request.num_episodes is not None:
+            table = table.select(np.arange(len(table.length)) < min(request.num_episodes, table.num_finished))
+        start = table.env_index * num_slots + lookback + table.first_step
+        rewards = block.columns[Columns.REWARDS].reshape(-1)
+        steps_before = np.where(table.continues, self._ongoing.steps[table.env_index], 0)
+        batch_lookback = np.minimum(steps_before, lookback)
+        initial_state = self._initial_states(table)
+        duration_s = (time.perf_counter() - begin_s) * table.length / max(num_steps, 1)
+        episode_ids = self._ongoing.settle(
+            table, _sums(rewards, start, table.length), begin_s, num_steps, self._finished
+        )
+        batch = EpisodeBatch(
+            columns=block.flat(),
+            start=start,
+            length=table.length,
+            lookback=batch_lookback,
+            t_started=steps_before,
+            terminated=table.terminated,
+            truncated=table.truncated,
+            env_index=table.env_index,
+            episode_ids=episode_ids,
+            initial_state=initial_state,
+            duration_s=duration_s,
+            infos={index * num_slots + slot: info for (index, slot), info in self._infos.items()},
+            observation_space=self._plan.stored_observation_space,
+            action_space=self.runner.env.single_action_space,
+        )
+        if request.num_episodes is not None:
+            self.forget()
+        else:
+            self._keep_actions(block, request)
+            self._carried = block.copy_slots(num_steps, num_steps + lookback + 1)
+            self._carried_infos = {
+                (index, slot - num_steps): info
+                for (index, slot), info in self._infos.items()
+                if slot >= num_steps
+            }
+        return batch
+
+    def _keep_actions(self, block: ColumnBlock, request: SampleRequest) -> None:
+        """The env's history gets the actions that it was given in this fragment."""
+        keep_actions(self.runner.env, *self._given_actions(block, request, self._num_steps))
+
+    def _given_actions(
+        self, block: ColumnBlock, request: SampleRequest, num_steps: int
+    ) -> tuple[Any, int, Any]:
+        """What `StepHistory.add` is told of the fragment's first steps."""
+        if self._actions_for_env:
+            return by_env(self._actions_for_env[:num_steps]), num_steps, None
+        begin, end = self.lookback, self.lookback + num_steps
+        actions = tree_map(lambda leaf: leaf[:, begin:end].copy(), block.columns[Columns.ACTIONS])
+        if self._normalize is None or request.random_actions:
+            return actions, num_steps, None
+        return actions, num_steps, self._normalize.apply_vectorized
+
+    def actions_so_far(self) -> tuple[Any, int, Any] | None:
+        """Of the fragment at work, for the history: the step at hand is the last one. None between fragments."""
+        if self._work is None:
+            return None
+        block, request, first_step = self._work
+        num_steps = self.runner.env.history.num_steps - first_step
+        return self._given_actions(block, request, num_steps) if num_steps else None
+
+    # -- off the hot way -----------------------------------------------------------------------
+
+    def _observe(self, block: ColumnBlock, observations: Any, slot: int, is_first: BoolArray) -> None:
+        """Puts observations through the columnar pieces and into their slot."""
+        module_observations = stored = observations
+        if self._has_pieces:
+            self._num_previous += 1
+            self._num_previous[is_first] = 0
+            self._rows.move_to(slot, is_first=is_first, num_previous=np.minimum(self._num_previous, slot))
+            stored = self._plan.write(observations, self._rows)
+        if Columns.OBS not in block.columns:
+            block.add(Columns.OBS, stored)
+        block.writer(Columns.OBS)(slot, stored)
+        if self._has_pieces:
+            module_observations = self._plan.read(stored, self._rows)
+        self._module_observations = module_observations
+
+    def _output_writers(self, block: ColumnBlock, outputs: dict[str, Any]) -> dict[str, Writer]:
+        """Writers of the model outputs' columns, which are added where they are new."""
+        for name, values in outputs.items():
+            for leaf in tree_leaves(values):
+                if leaf.shape[:1] != (self.num_envs,):
+                    raise ValueError(
+                        f"Model output {name!r} of {type(self.runner.module).__name__} has shape "
+                        f"{leaf.shape}, expected its first dimension to be the {self.num_envs} environments."
+                    )
+            if name not in block.columns:
+                block.add(name, values)
+                continue
+            # e.g. actions that were sampled from the action space before, with another dtype
+            block.columns[name] = tree_map(
+                lambda column, leaf: column if column.dtype == leaf.dtype else column.astype(leaf.dtype),
+                block.columns[name],
+                values,
+            )
+        return {name: block.writer(name) for name in outputs}
+
+    def _changed_outputs(self, outputs: dict[str, Any], writers: dict[str, Writer], step: int) -> ValueError:
+        odd = sorted(set(outputs) ^ set(writers))
+        return ValueError(
+            f"{type(self.runner.module).__name__} returned the columns {sorted(outputs)} at vector step "
+            f"{step} of a fragment, but {sorted(writers)} before: {', '.join(map(repr, odd))} must be there "
+            "at every step or never."
+        )
+
+    def _mark_failures(self, step: int, needs_reset: BoolArray) -> BoolArray:
+        """Recreated envs: their episode ends, truncated, before this step, which becomes a reset.
+
+        Returns:
+            bool[N], the envs for which this step is a reset.
+        """
+        failed = np.zeros(self.num_envs, np.bool_)
+        failed[self.runner.stepper.source.failed] = True
+        for index in np.flatnonzero(failed & ~needs_reset).tolist():
+            self._num_failures += 1
+            if step == 0:
+                self._starts_with_reset[index] = True
+                self._ongoing.close(index, self._finished)
+                continue
+            self._truncated[step - 1, index] = True
+            was_resetting = (
+                self._starts_with_reset[index]
+                if step == 1
+                else self._terminated[step - 2, index] or self._truncated[step - 2, index]
+            )
+            self._num_ends += not was_resetting
+        return needs_reset | failed
+
+    def _check_autoreset(self, done: BoolArray) -> None:
+        after = np.concatenate([self._starts_with_reset[None], done[:-1]])
+        if (done & after).any():
+            step, index = np.argwhere(done & after)[0].tolist()
+            raise EnvironmentError_(
+                f"Environment {index} of env runner {self.runner.worker_index} reported an episode's end at "
+                f"vector step {step} of this fragment, directly after another end. In NEXT_STEP autoreset "
+                "that step is the reset, with terminated and truncated False: does the vector env really "
+                "autoreset in this mode?"
+            )
+
+    def _initial_states(self, table: ChunkTable) -> Any:
+        """The module's state before each chunk's first step, leaves ``[C, ...]``."""
+        if self._begin_state is None:
+            return None
+        from_before = table.first_step == 0
+
+        def pick(begin: NDArray[Any], initial: Any) -> NDArray[Any]:
+            picked = begin[table.env_index]
+            picked[~from_before] = to_numpy(initial)
+            return picked
+
+        return tree_map(pick, self._begin_state, self._module_step.initial_row)
+
+
+def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Sums of the disjoint slices ``start … start + length - 1``; the last slot is in none of them."""
+    if len(start) == 0:
+        return np.zeros(0)
+    order = np.argsort(start)
+    bounds = np.stack([start[order], start[order] + length[order]], axis=1).reshape(-1)
+    sums = np.empty(len(start))
+    sums[order] = np.add.reduceat(values, bounds, dtype=np.float64)[::2]
+    return sums

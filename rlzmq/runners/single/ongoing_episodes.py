@@ -1,0 +1,146 @@
+"""OngoingEpisodes: what is known of each environment's unfinished episode between two fragments."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlzmq.episodes.bad_values import LARGEST
+from rlzmq.runners.single.fragment_columns import ChunkTable
+
+__all__ = ["FinishedEpisodes", "OngoingEpisodes"]
+
+
+@dataclass
+class FinishedEpisodes:
+    """Facts of episodes that ended, one list entry each.
+
+    Attributes:
+        returns: Sums of rewards over the whole episode.
+        lengths: Env steps of the whole episode.
+        durations_s: Wall time in seconds; within a fragment, time is spread evenly over its steps.
+    """
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
+
+    def leave_out_unusable(self) -> None:
+        """Leaves out episodes whose return is no usable number: they held steps that are left out, too."""
+        is_usable = [abs(value) < LARGEST for value in self.returns]  # False for NaN
+        if not all(is_usable):
+            self.returns = list(itertools.compress(self.returns, is_usable))
+            self.lengths = list(itertools.compress(self.lengths, is_usable))
+            self.durations_s = list(itertools.compress(self.durations_s, is_usable))
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """As plain lists, for a fragment's meta."""
+        return {"returns": self.returns, "lengths": self.lengths, "durations_s": self.durations_s}
+
+
+class OngoingEpisodes:
+    """Ids, steps, returns and start times of the episodes that each env is in.
+
+    Args:
+        num_envs: Number of environments; a new episode begins in each.
+        new_id: Makes episode ids.
+
+    Attributes:
+        ids: Episode id per env.
+        steps: int64[N], env steps so far.
+        returns: float64[N], rewards so far.
+        started_s: float64[N], start on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(self, num_envs: int, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.ids = [new_id() for _ in range(num_envs)]
+        self.steps = np.zeros(num_envs, np.int64)
+        self.returns = np.zeros(num_envs, np.float64)
+        self.started_s = np.full(num_envs, time.perf_counter())
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], new_id: Callable[[], str]) -> OngoingEpisodes:
+        """What `get_state` was called on; time that has passed since then is not counted."""
+        ongoing = cls(0, new_id)
+        ongoing.ids = [str(episode_id) for episode_id in state["ids"]]
+        ongoing.steps = np.array(state["steps"], np.int64)
+        ongoing.returns = np.array(state["returns"], np.float64)
+        ongoing.started_s = time.perf_counter() - np.array(state["ages_s"], np.float64)
+        return ongoing
+
+    def get_state(self) -> dict[str, Any]:
+        """As plain values and arrays."""
+        return {
+            "ids": list(self.ids),
+            "steps": self.steps.copy(),
+            "returns": self.returns.copy(),
+            "ages_s": time.perf_counter() - self.started_s,
+        }
+
+    def begin_anew(self, index: int) -> None:
+        """The episode of env ``index`` is given up: it ends without a trace, and another begins."""
+        self.ids[index] = self._new_id()
+        self.steps[index] = 0
+        self.returns[index] = 0.0
+
+    def close(self, index: int, finished: FinishedEpisodes) -> None:
+        """The episode of env ``index`` ended at a fragment's border, all its chunks were returned before."""
+        if self.steps[index]:
+            finished.returns.append(float(self.returns[index]))
+            finished.lengths.append(int(self.steps[index]))
+            finished.durations_s.append(time.perf_counter() - float(self.started_s[index]))
+        self.steps[index] = 0
+
+    def settle(
+        self,
+        table: ChunkTable,
+        chunk_returns: NDArray[np.float64],
+        begin_s: float,
+        num_steps: int,
+        finished: FinishedEpisodes,
+    ) -> list[str]:
+        """Takes in a fragment's chunks.
+
+        Args:
+            table: The chunks.
+            chunk_returns: float64[C].
+            begin_s: When the fragment began.
+            num_steps: Its vector steps.
+            finished: The episodes that ended are added here.
+
+        Returns:
+            The episode id of each chunk.
+        """
+        end_s = time.perf_counter()
+        step_s = (end_s - begin_s) / max(num_steps, 1)
+        env, continues, num = table.env_index, table.continues, table.num_finished
+        total_returns = chunk_returns + np.where(continues, self.returns[env], 0.0)
+        total_steps = table.length + np.where(continues, self.steps[env], 0)
+        started_s = np.where(continues, self.started_s[env], begin_s + step_s * table.first_step)
+
+        ended_s = begin_s + step_s * (table.first_step[:num] + table.length[:num])
+        finished.returns += total_returns[:num].tolist()
+        finished.lengths += total_steps[:num].tolist()
+        finished.durations_s += (ended_s - started_s[:num]).tolist()
+
+        ids = [
+            self.ids[index] if goes_on else self._new_id()
+            for index, goes_on in zip(env.tolist(), continues.tolist(), strict=True)
+        ]
+        self.steps[:] = 0
+        self.returns[:] = 0.0
+        self.started_s[:] = end_s
+        open_envs = env[num:]
+        self.steps[open_envs] = total_steps[num:]
+        self.returns[open_envs] = total_returns[num:]
+        self.started_s[open_envs] = started_s[num:]
+        open_ids = dict(zip(open_envs.tolist(), ids[num:], strict=True))
+        self.ids = [open_ids.get(index) or self._new_id() for index in range(len(self.ids))]
+        return ids

@@ -1,0 +1,1 @@
+"""Messages as frames and back: codec, headers, values. No sockets."""

@@ -1,0 +1,388 @@
+"""Frames to messages and back: one bounded header frame, then arrays as raw frames, never copied.
+
+```
+frame 0:  [wire version: 1 byte][kind: 1 byte][msgpack: [header map, array specs]]
+frame 1…: the bytes of one C-contiguous little-endian array each; spec = [dtype, *shape]
+```
+
+A message may also carry *opaque* frames (another message's frames, forwarded untouched): then the
+specs are ``None`` and nothing of them is looked at here. Nothing that comes from the wire is ever
+imported, executed, or trusted: every count, dtype and shape is checked against the bytes that are
+really there, and a refusal is a `WireError` with a reason code. The caller counts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.wire.errors import (
+    ArrayMismatchError,
+    BoundExceededError,
+    MalformedFrameError,
+    UnknownVersionError,
+    UnsupportedDtypeError,
+    wire_decoder,
+)
+
+__all__ = [
+    "MAX_ARRAYS",
+    "MAX_DEPTH",
+    "MAX_HEADER_BYTES",
+    "WIRE_VERSION",
+    "Buffer",
+    "Head",
+    "Message",
+    "check_header",
+    "decode",
+    "decode_arrays",
+    "decode_head",
+    "decode_spec",
+    "encode",
+    "encode_opaque",
+    "kind_of",
+    "pack_header",
+    "unpack_header",
+]
+
+# A frame as it is sent or received: bytes, a memoryview, an array, or any other buffer (a zmq.Frame).
+Buffer = Any
+
+# Raised with every incompatible change of frames or headers; peers of another version are refused.
+WIRE_VERSION = 1
+
+# A byte cap alone is not enough (16 MiB of empty maps take 1.2 GiB once decoded), so the header is
+# small by rule, its containers are capped, and everything large travels in frames of its own.
+MAX_HEADER_BYTES = 64 * 1024
+MAX_ARRAYS = 1024
+MAX_DEPTH = 16
+_MAX_CONTAINER_LENGTH = 16 * 1024
+_MAX_MAP_LENGTH = 4 * 1024
+_MAX_NDIM = 32
+
+# Received frames below this are copied: they arrive unaligned and would pin a larger receive buffer.
+_COPY_BELOW_BYTES = 8192
+
+_NUMBER_DTYPES = {
+    code: np.dtype(code)
+    for code in [
+        "|b1",
+        "|i1",
+        "|u1",
+        "<i2",
+        "<u2",
+        "<i4",
+        "<u4",
+        "<i8",
+        "<u8",
+        "<f2",
+        "<f4",
+        "<f8",
+        "<c8",
+        "<c16",
+    ]
+}
+_TEXT_MAX_ITEM_BYTES = 1 << 20
+_TIME_UNITS = frozenset(["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"])
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A message's first frame, decoded: all a forwarder needs.
+
+    Attributes:
+        kind: What the message is (`rlzmq.wire.messages.Kind` on the data plane).
+        header: The header map; its fields are not checked yet.
+        specs: ``(dtype, shape)`` of each array frame, or None when the frames are opaque.
+    """
+
+    kind: int
+    header: dict[str, Any]
+    specs: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A whole message, decoded and checked.
+
+    Attributes:
+        kind: What the message is.
+        header: The header map; its fields are not checked yet.
+        arrays: Views on the received frames (frames below 8 kB are copied); empty if opaque.
+        frames: The frames after the first, as received.
+    """
+
+    kind: int
+    header: dict[str, Any]
+    arrays: tuple[npt.NDArray[Any], ...]
+    frames: tuple[Buffer, ...]
+
+
+def encode(kind: int, header: Mapping[str, Any], arrays: Sequence[npt.NDArray[Any]] = ()) -> list[Buffer]:
+    """The frames of a message: the header frame, then each array's own memory.
+
+    Args:
+        kind: 0 … 255.
+        header: Plain msgpack-able values with str keys; at most 64 KiB packed.
+        arrays: At most 1024 arrays of whitelisted dtypes. C-contiguous little-endian ones are not
+            copied: do not overwrite them until they are sent.
+
+    Returns:
+        ``[bytes, array, …]``, every item a buffer; arrays in their wire layout (1-D uint8 views are
+        not made: a socket sends an array's memory as it is).
+
+    Raises:
+        UnsupportedDtypeError: An array of objects, of structured or of platform-specific type.
+        BoundExceededError: A header or a number of arrays that every receiver would refuse.
+    """
+    if len(arrays) > MAX_ARRAYS:
+        raise BoundExceededError(f"a message carries at most {MAX_ARRAYS} arrays, got {len(arrays)}")
+    specs: list[list[Any]] = []
+    frames: list[Buffer] = [b""]
+    for position, array in enumerate(arrays):
+        wire = _wire_array(array, position)
+        specs.append([wire.dtype.str, *wire.shape])
+        # A zero-size array has no memory to send, and datetimes do not export a buffer.
+        frames.append(b"" if wire.size == 0 else wire.view(np.int64) if wire.dtype.kind in "mM" else wire)
+    frames[0] = _first_frame(kind, header, specs)
+    return frames
+
+
+def encode_opaque(kind: int, header: Mapping[str, Any], frames: Sequence[Buffer] = ()) -> list[Buffer]:
+    """The frames of a message whose payload is forwarded untouched (no array specs)."""
+    if len(frames) > MAX_ARRAYS + 1:
+        raise BoundExceededError(f"a message carries at most {MAX_ARRAYS + 1} frames, got {len(frames)}")
+    return [_first_frame(kind, header, None), *frames]
+
+
+@wire_decoder
+def decode(frames: Sequence[Buffer]) -> Message:
+    """Decodes and checks a whole message.
+
+    Raises:
+        WireError: One of its subclasses by what is wrong; nothing was allocated beyond the frames.
+    """
+    head = decode_head(frames)
+    payload = tuple(frames[1:])
+    arrays = () if head.specs is None else decode_arrays(head.specs, payload)
+    return Message(head.kind, head.header, arrays, payload)
+
+
+def decode_head(frames: Sequence[Buffer]) -> Head:
+    """Decodes and checks the first frame only, and the number of frames: what a forwarder needs."""
+    if not frames:
+        raise MalformedFrameError("a message has at least one frame, got none")
+    if len(frames) > MAX_ARRAYS + 2:
+        raise BoundExceededError(f"a message has at most {MAX_ARRAYS + 2} frames, got {len(frames)}")
+    view = _byte_view(frames[0])
+    if len(view) < 2:
+        raise MalformedFrameError(f"the first frame has at least 2 bytes (version, kind), got {len(view)}")
+    if view[0] != WIRE_VERSION:
+        raise UnknownVersionError(
+            f"wire protocol version {view[0]} is not spoken here, this side speaks version {WIRE_VERSION}: "
+            "install the same rlzmq release on both sides"
+        )
+    unpacked = unpack_header(view[2:])
+    if not isinstance(unpacked, list) or len(unpacked) != 2 or not isinstance(unpacked[0], dict):
+        raise MalformedFrameError(f"the header is [map, array specs], got {_brief(unpacked)}")
+    header, raw_specs = unpacked
+    if raw_specs is None:
+        return Head(view[1], header, None)
+    if not isinstance(raw_specs, list):
+        raise MalformedFrameError(f"array specs are a list or nil, got {_brief(raw_specs)}")
+    if len(raw_specs) != len(frames) - 1:
+        raise ArrayMismatchError(f"{len(raw_specs)} arrays declared, {len(frames) - 1} frames came with them")
+    specs = tuple(decode_spec(spec, position) for position, spec in enumerate(raw_specs))
+    return Head(view[1], header, specs)
+
+
+@wire_decoder
+def kind_of(frames: Sequence[Buffer]) -> int:
+    """The kind of a message of which nothing else is looked at.
+
+    Raises:
+        WireError: It has none.
+    """
+    return _byte_view(frames[0])[1]
+
+
+def decode_arrays(
+    specs: Sequence[tuple[np.dtype[Any], tuple[int, ...]]], frames: Sequence[Buffer]
+) -> tuple[npt.NDArray[Any], ...]:
+    """Arrays as views on their frames, each shape checked against the bytes that are there."""
+    arrays = []
+    for position, ((dtype, shape), frame) in enumerate(zip(specs, frames, strict=True)):
+        view = _byte_view(frame)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if len(view) != num_bytes:
+            raise ArrayMismatchError(
+                f"array {position}: shape {list(shape)} of {dtype.str} needs {num_bytes} bytes, "
+                f"its frame has {len(view)}"
+            )
+        if num_bytes == 0:
+            arrays.append(_empty(shape, dtype, position))
+            continue
+        flat = np.frombuffer(view, dtype)
+        arrays.append((flat.copy() if num_bytes < _COPY_BELOW_BYTES else flat).reshape(shape))
+    return tuple(arrays)
+
+
+def pack_header(value: Any, *, max_bytes: int = MAX_HEADER_BYTES) -> bytes:
+    """msgpack of plain values, within the header bound.
+
+    Raises:
+        BoundExceededError: More than `max_bytes`: put what is large into an array of its own.
+        TypeError: A value that msgpack does not know.
+    """
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    if len(packed) > max_bytes:
+        raise BoundExceededError(
+            f"a header has at most {max_bytes} bytes, this one has {len(packed)}: "
+            "move its largest values into arrays"
+        )
+    return packed
+
+
+def unpack_header(data: Buffer, *, max_bytes: int = MAX_HEADER_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+    """Bounded msgpack: size, container lengths, nesting, str map keys, no extension types.
+
+    Raises:
+        WireError: What is wrong; the text never repeats bytes of the wire at length.
+    """
+    num_bytes = len(data)
+    if num_bytes > max_bytes:
+        raise BoundExceededError(f"a header has at most {max_bytes} bytes, got {num_bytes}")
+    try:
+        value = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=_MAX_CONTAINER_LENGTH,
+            max_map_len=_MAX_MAP_LENGTH,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        # Text of the wire stays out of the message: it may be long, binary or hostile.
+        raise MalformedFrameError(f"the header is not valid msgpack ({type(error).__name__})") from None
+    check_header(value, max_depth)
+    return value
+
+
+def check_header(value: Any, max_depth: int = MAX_DEPTH) -> None:
+    """Nesting at most `max_depth` deep, str map keys, only plain types (no timestamps).
+
+    Raises:
+        WireError: What is wrong; level by level, so hostile nesting costs no recursion.
+    """
+    level = [value]
+    for _ in range(max_depth):
+        deeper: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is dict:
+                for key in item:
+                    if type(key) is not str:
+                        raise MalformedFrameError(f"map keys are text, got {type(key).__name__}")
+                deeper.extend(item.values())
+            elif kind is list:
+                deeper.extend(item)
+            elif kind not in _SCALARS:
+                raise MalformedFrameError(f"a header holds plain values only, got {kind.__name__}")
+        if not deeper:
+            return
+        level = deeper
+    raise BoundExceededError(f"a header is nested at most {max_depth} deep")
+
+
+_SCALARS = frozenset({int, str, float, bool, bytes, type(None)})
+
+
+def _first_frame(kind: int, header: Mapping[str, Any], specs: list[list[Any]] | None) -> bytes:
+    if not 0 <= kind <= 255:
+        raise ValueError(f"a message kind is one byte, got {kind}")
+    return bytes((WIRE_VERSION, kind)) + pack_header([header, specs])
+
+
+def _wire_array(array: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:
+    dtype = array.dtype
+    if not _is_allowed(dtype):
+        little = dtype.newbyteorder("<")
+        if dtype.hasobject or not _is_allowed(little):
+            raise UnsupportedDtypeError(
+                f"array {position} has dtype {dtype}: only bool, int, uint, float16/32/64, complex, "
+                "datetime, timedelta and text arrays travel; convert it first"
+            )
+        array = array.astype(little)
+    if array.ndim > _MAX_NDIM:
+        raise BoundExceededError(f"array {position} has {array.ndim} dimensions, at most {_MAX_NDIM} travel")
+    return array if array.flags.c_contiguous else np.array(array, order="C")
+
+
+def _is_allowed(dtype: np.dtype[Any]) -> bool:
+    if dtype.str in _NUMBER_DTYPES:
+        return True
+    if dtype.kind in "SU":
+        return dtype.str[0] in "<|" and 0 < dtype.itemsize <= _TEXT_MAX_ITEM_BYTES
+    if dtype.kind not in "mM" or dtype.str[0] != "<":
+        return False
+    unit, multiple = np.datetime_data(dtype)
+    return unit in _TIME_UNITS and multiple == 1
+
+
+def decode_spec(spec: Any, position: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """``[dtype, *shape]`` checked: a whitelisted dtype, at most 32 sizes >= 0."""
+    if not isinstance(spec, list) or not spec or not isinstance(spec[0], str):
+        raise MalformedFrameError(f"array {position}: a spec is [dtype, *shape], got {_brief(spec)}")
+    shape = tuple(spec[1:])
+    if len(shape) > _MAX_NDIM:
+        raise BoundExceededError(f"array {position}: at most {_MAX_NDIM} dimensions, got {len(shape)}")
+    for size in shape:
+        if type(size) is not int or not 0 <= size < 2**63:
+            raise MalformedFrameError(f"array {position}: a shape holds sizes >= 0, got {_brief(size)}")
+    return _decode_dtype(spec[0], position), shape
+
+
+def _decode_dtype(text: str, position: int) -> np.dtype[Any]:
+    known = _NUMBER_DTYPES.get(text)
+    if known is not None:
+        return known
+    # Only text and time dtypes are left; their exact spelling is rebuilt from checked parts.
+    if len(text) <= 16 and text[:2] in ("|S", "<U") and text[2:].isascii() and text[2:].isdecimal():
+        num_chars = int(text[2:])
+        if 0 < num_chars * (4 if text[1] == "U" else 1) <= _TEXT_MAX_ITEM_BYTES:
+            return np.dtype(f"{text[:2]}{num_chars}")
+    if text[:4] in ("<M8[", "<m8[") and text[4:-1] in _TIME_UNITS and text[-1:] == "]":
+        return np.dtype(f"{text[:4]}{text[4:-1]}]")
+    raise UnsupportedDtypeError(f"array {position}: dtype {_brief(text)} is not in the whitelist")
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], position: int) -> npt.NDArray[Any]:
+    try:
+        return np.empty(shape, dtype)
+    except ValueError:  # a zero beside sizes whose product numpy cannot hold
+        raise ArrayMismatchError(
+            f"array {position}: shape {list(shape)} is beyond what numpy holds"
+        ) from None
+
+
+def _byte_view(frame: Buffer) -> memoryview:
+    try:
+        view = frame if isinstance(frame, memoryview) else memoryview(frame)
+        return view if view.ndim == 1 and view.itemsize == 1 and view.format == "B" else view.cast("B")
+    except TypeError:
+        raise MalformedFrameError(f"a frame is a contiguous buffer, got {type(frame).__name__}") from None
+
+
+def _brief(value: Any) -> str:
+    """At most 60 characters of a value from the wire, and never a deep recursion."""
+    if isinstance(value, str):
+        return repr(value[:60])
+    if isinstance(value, (int, float, bool, type(None))):
+        return repr(value)[:60]
+    return type(value).__name__

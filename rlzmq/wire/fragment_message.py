@@ -1,0 +1,74 @@
+"""A runner's fragment as a message, and a learner's view of the forwarded message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.wire.codec import Buffer, decode, encode
+from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError, SchemaError, wire_decoder
+from rlzmq.wire.messages import Fragment, Kind
+from rlzmq.wire.ranges import pack_blobs, unpack_blobs
+from rlzmq.wire.schema import from_header, to_header
+from rlzmq.wire.values import pack_blob
+
+__all__ = ["decode_fragment", "encode_fragment", "fragment_from_bytes", "fragment_to_bytes"]
+
+
+def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta: Any = None) -> list[Buffer]:
+    """All frames of a fragment message; the column arrays are not copied.
+
+    Args:
+        fragment: The header; ``fragment.batch`` is the header of ``EpisodeBatch.to_wire()``.
+        arrays: The arrays of ``EpisodeBatch.to_wire()``, not overwritten until they are sent.
+        meta: Any value of `values.pack_value`: episode metrics, connector delta, …
+    """
+    blob = np.frombuffer(pack_blob(meta), np.uint8)
+    return encode(Kind.FRAGMENT, to_header(fragment), [*arrays, blob])
+
+
+@wire_decoder
+def decode_fragment(
+    frames: Sequence[Buffer],
+) -> tuple[Fragment, list[npt.NDArray[Any]], npt.NDArray[np.uint8]]:
+    """Header, column arrays (views) and the meta blob (`values.unpack_blob`) of a fragment message.
+
+    Raises:
+        WireError: Not a fragment, or arrays that do not fit their frames.
+    """
+    message = decode(frames)
+    if message.kind != Kind.FRAGMENT:
+        raise SchemaError(f"a fragment is expected, got kind {message.kind}")
+    if not message.arrays:
+        raise ArrayMismatchError("a fragment has at least its meta frame, got no arrays")
+    *arrays, meta = message.arrays
+    if meta.dtype != np.uint8 or meta.ndim != 1:
+        raise MalformedFrameError(f"a fragment's meta frame is 1-D uint8, got {meta.ndim}-D {meta.dtype}")
+    return from_header(Fragment, message.header), arrays, meta
+
+
+def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:
+    """A fragment message as the content of one file, for quarantine."""
+    lengths, body = pack_blobs(frames)
+    return b"".join([_FILE_MAGIC, len(frames).to_bytes(4, "little"), lengths, body])
+
+
+@wire_decoder
+def fragment_from_bytes(content: bytes) -> list[memoryview]:
+    """The frames from `fragment_to_bytes`, for `decode_fragment`.
+
+    Raises:
+        WireError: Not such a file, or a torn one.
+    """
+    view = memoryview(content)
+    start = len(_FILE_MAGIC) + 4
+    if bytes(view[: len(_FILE_MAGIC)]) != _FILE_MAGIC or len(view) < start:
+        raise MalformedFrameError("not a quarantined fragment: the file does not begin as one")
+    num_frames = int.from_bytes(view[len(_FILE_MAGIC) : start], "little")
+    return unpack_blobs([view[start : start + 8 * num_frames], view[start + 8 * num_frames :]])
+
+
+_FILE_MAGIC = b"rlzmq fragment 1\n"

@@ -1,0 +1,156 @@
+"""Every message of the data plane: runners, learners and the driver around the broker's one ROUTER.
+
+Each message is a frozen dataclass: the typed header. What is large travels behind it as *payload*
+frames, named in each docstring; ``(none)`` where there are none. `encode_message` and
+`decode_message` turn a message and its payload into frames and back; unknown kinds and fields are
+refused.
+
+Counters: update ``u`` starts from weights version ``u`` and makes version ``u + 1``, so "update id"
+and "the weights version it starts from" are the same number. Sequence numbers come in *spans*:
+``(first, last)``, both included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlzmq.wire.codec import Buffer, Head, decode_head, encode_opaque
+from rlzmq.wire.errors import ArrayMismatchError, SchemaError, wire_decoder
+from rlzmq.wire.kinds import Kind, Spans, WireMessage, first_number
+from rlzmq.wire.messages_driver import (
+    Config,
+    ConfigRequest,
+    Notice,
+    OpenUpdate,
+    Pause,
+    Progress,
+    Reset,
+    Resume,
+    Status,
+    StatusRequest,
+    UpdateReport,
+)
+from rlzmq.wire.messages_learner import (
+    ConnectorState,
+    Shard,
+    ShardPlan,
+    ShardReady,
+    ShardRefused,
+    Snapshot,
+    SnapshotRequest,
+    Train,
+    UpdateCommitted,
+    UpdateDone,
+    Weights,
+)
+from rlzmq.wire.messages_peers import (
+    BrokerBeat,
+    DriverState,
+    Goodbye,
+    Hello,
+    LearnerState,
+    Refused,
+    RunnerState,
+    Welcome,
+)
+from rlzmq.wire.messages_runner import (
+    Accepted,
+    Committed,
+    Fragment,
+    Lease,
+    LeaseReturned,
+    Rejected,
+)
+from rlzmq.wire.schema import FragmentId, from_header, to_header
+
+__all__ = [
+    "MESSAGES",
+    "Accepted",
+    "BrokerBeat",
+    "Committed",
+    "Config",
+    "ConfigRequest",
+    "ConnectorState",
+    "DriverState",
+    "Fragment",
+    "FragmentId",
+    "Goodbye",
+    "Hello",
+    "Kind",
+    "LearnerState",
+    "Lease",
+    "LeaseReturned",
+    "Notice",
+    "OpenUpdate",
+    "Pause",
+    "Progress",
+    "Refused",
+    "Rejected",
+    "Reset",
+    "Resume",
+    "RunnerState",
+    "Shard",
+    "ShardPlan",
+    "ShardReady",
+    "ShardRefused",
+    "Snapshot",
+    "SnapshotRequest",
+    "Spans",
+    "Status",
+    "StatusRequest",
+    "Train",
+    "UpdateCommitted",
+    "UpdateDone",
+    "UpdateReport",
+    "Weights",
+    "Welcome",
+    "WireMessage",
+    "decode_message",
+    "encode_message",
+    "first_number",
+    "message_from_head",
+]
+
+MESSAGES: dict[int, type[WireMessage]] = {
+    int(cls.kind): cls
+    for cls in list(globals().values())
+    if isinstance(cls, type) and issubclass(cls, WireMessage) and cls is not WireMessage
+}
+
+
+def encode_message(message: WireMessage, payload: Sequence[Buffer] = ()) -> list[Buffer]:
+    """The frames of a message whose payload frames go as they are."""
+    return encode_opaque(message.kind, to_header(message), payload)
+
+
+@wire_decoder
+def decode_message(frames: Sequence[Buffer]) -> tuple[WireMessage, tuple[Buffer, ...]]:
+    """The message and its payload frames; array specs, if any, are checked but arrays not made.
+
+    Raises:
+        WireError: Not a message of this protocol version, or a header that its kind does not have.
+    """
+    return message_from_head(decode_head(frames), frames), tuple(frames[1:])
+
+
+def message_from_head(head: Head, frames: Sequence[Buffer]) -> WireMessage:
+    """The typed message of a decoded first frame; a fragment's frames are checked by their lengths."""
+    cls = MESSAGES.get(head.kind)
+    if cls is None:
+        raise SchemaError(f"message kind {head.kind} is unknown here")
+    if (head.specs is None) == (cls is Fragment):
+        raise SchemaError(
+            f"{cls.__name__}: array specs {'missing' if head.specs is None else 'not expected'}"
+        )
+    if head.specs is not None:
+        for position, (dtype, shape) in enumerate(head.specs):
+            num_bytes = dtype.itemsize
+            for size in shape:
+                num_bytes *= size
+            length = memoryview(frames[position + 1]).nbytes
+            if num_bytes != length:
+                raise ArrayMismatchError(
+                    f"array {position}: shape {list(shape)} of {dtype.str} needs {num_bytes} bytes, "
+                    f"its frame has {length}"
+                )
+    return from_header(cls, head.header)

@@ -1,0 +1,177 @@
+"""Typed headers: a frozen dataclass to a header map and back, refusing what it does not declare."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from rlzmq.core.printable import printable
+from rlzmq.wire.errors import SchemaError
+
+__all__ = ["FragmentId", "from_header", "to_header"]
+
+T = TypeVar("T")
+
+# Names and ids are short, and details are one sentence: what is longer is not ours.
+_MAX_TEXT_CHARS = 4096
+_MAX_COUNT = 2**48
+
+
+class FragmentId(NamedTuple):
+    """What makes a fragment one of a kind within a run.
+
+    Attributes:
+        runner: The runner process's uuid.
+        incarnation: Handed out by the broker at registration; fences a predecessor of the same name.
+        seq: Counts the fragments of this incarnation, from 0.
+    """
+
+    runner: str
+    incarnation: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.runner}/{self.incarnation}/{self.seq}"
+
+
+def to_header(message: Any) -> dict[str, Any]:
+    """The header map of a message dataclass: every field by name."""
+    return {name: getattr(message, name) for name, _ in _fields_of(type(message))}
+
+
+def from_header(cls: type[T], header: dict[str, Any]) -> T:
+    """The message from its header map.
+
+    Raises:
+        SchemaError: A field that is unknown, missing, or of another type; names message and field.
+    """
+    fields = _fields_of(cls)
+    values = []
+    for name, check in fields:
+        try:
+            values.append(check(header[name]))
+        except KeyError:
+            raise SchemaError(f"{cls.__name__}: field {name!r} is missing") from None
+        except (TypeError, ValueError):
+            got = type(header[name]).__name__
+            raise SchemaError(f"{cls.__name__}.{name}: does not accept this {got}") from None
+    if len(header) != len(fields):
+        unknown = sorted(set(header) - {name for name, _ in fields})[0]
+        raise SchemaError(f"{cls.__name__}: unknown field {unknown[:60]!r}")
+    return cls(*values)
+
+
+_cache: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {}
+
+
+def _fields_of(cls: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    fields = _cache.get(cls)
+    if fields is None:
+        declared = dataclasses.fields(cls)
+        fields = _cache[cls] = tuple(
+            (field.name, _IDS.get(field.name) or _CHECKS[str(field.type)]) for field in declared
+        )
+    return fields
+
+
+def _id(value: Any) -> int:
+    # -1 means "none" throughout; nothing on the wire is more negative than that.
+    if type(value) is int and -1 <= value < 2**63:
+        return value
+    raise TypeError
+
+
+def _int(value: Any) -> int:
+    # No process counts so far, not even milliseconds; nor does a sum of counts leave 64 bits then.
+    if type(value) is int and -1 <= value <= _MAX_COUNT:
+        return value
+    raise TypeError
+
+
+def _float(value: Any) -> float:
+    if type(value) in (float, int) and 0.0 <= value < 1e15:
+        return float(value)
+    raise TypeError
+
+
+def _str(value: Any) -> str:
+    if type(value) is str and len(value) <= _MAX_TEXT_CHARS:
+        return printable(value)  # names and details end in logs and on terminals
+    raise TypeError
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is bool:
+        return value
+    raise TypeError
+
+
+def _ints(value: Any) -> tuple[int, ...]:
+    if type(value) in (list, tuple):
+        return tuple(map(_int, value))
+    raise TypeError
+
+
+def _strs(value: Any) -> tuple[str, ...]:
+    if type(value) in (list, tuple):
+        return tuple(map(_str, value))
+    raise TypeError
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if type(value) in (list, tuple):
+        return tuple(map(_id, value))
+    raise TypeError
+
+
+def _spans(value: Any) -> tuple[tuple[int, int], ...]:
+    if type(value) not in (list, tuple):
+        raise TypeError
+    spans = []
+    for span in value:
+        first, last = span
+        if not 0 <= _int(first) <= _int(last):
+            raise ValueError
+        spans.append((first, last))
+    return tuple(spans)
+
+
+def _counts(value: Any) -> dict[str, int]:
+    if type(value) is not dict:
+        raise TypeError
+    return {_str(key): _int(count) for key, count in value.items()}
+
+
+def _map(value: Any) -> dict[str, Any]:
+    # Free-form, within the codec's bounds: its consumer checks it (e.g. EpisodeBatch.from_wire).
+    if type(value) is dict:
+        return value
+    raise TypeError
+
+
+def _fragment_id(value: Any) -> FragmentId:
+    runner, incarnation, seq = value
+    return FragmentId(_str(runner), _int(incarnation), _int(seq))
+
+
+# Counted up from a broker's incarnation (see `kinds.first_number`).
+_IDS: dict[str, Callable[[Any], Any]] = {
+    "lease_id": _id,
+    "leases": _ids,
+    "attempt": _id,
+    "attempts": _ids,
+    "training_attempts": _ids,
+}
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "int": _int,
+    "float": _float,
+    "str": _str,
+    "bool": _bool,
+    "tuple[str, ...]": _strs,
+    "tuple[int, ...]": _ints,
+    "Spans": _spans,
+    "dict[str, int]": _counts,
+    "dict[str, Any]": _map,
+    "FragmentId": _fragment_id,
+}

@@ -1,0 +1,188 @@
+"""Peers of a real broker on real sockets: the cores with scripted sampling and training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlzmq.net.context import Context
+from rlzmq.net.options import SocketOptions
+from rlzmq.net.socket import DrainSocket
+from rlzmq.protocol import events as E
+from rlzmq.protocol.driver_core import DriverCore
+from rlzmq.protocol.learner_core import LearnerCore
+from rlzmq.protocol.peer_core import PeerTimers
+from rlzmq.protocol.runner_core import RunnerCore
+from rlzmq.protocol.weights import PUBLICATION_TOPIC, new_publication_buffer, seal_publication
+from rlzmq.wire.fragment_message import decode_fragment
+from rlzmq.wire.messages import OpenUpdate, decode_message
+
+TIMERS = PeerTimers(hello_retry_s=0.1, broker_silence_s=0.6, resend_s=0.3, snapshot_wait_s=0.05)
+_OPTIONS = SocketOptions(max_message_bytes=1 << 26, reconnect_interval_ms=20, reconnect_interval_max_ms=50)
+
+
+class FakePeer:
+    """Carries a core over a DEALER; subclasses do its instructions."""
+
+    def __init__(self, core: Any, addresses: dict[str, str]) -> None:
+        self.core = core
+        self.context = Context()
+        self.loop = asyncio.get_running_loop()
+        self.socket = DrainSocket(
+            self.context, "DEALER", self.on_message, options=_OPTIONS, routing_id=core.uuid.encode()
+        )
+        self.socket.connect(addresses["data"])
+        self.is_connected = asyncio.Event()
+        self.stopped: asyncio.Future[E.Stop] = self.loop.create_future()
+        self._timer = self.loop.call_soon(self.tick)
+
+    def on_message(self, frames: list[Any]) -> None:
+        message, _ = decode_message(frames)
+        self.handle(E.Received(b"", message, tuple(frames)))
+        if self.core.is_welcome:
+            self.is_connected.set()
+
+    def handle(self, event: Any) -> None:
+        self.do(self.core.handle(event, self.loop.time()))
+
+    def do(self, instructions: list[Any]) -> None:
+        for item in instructions:
+            if isinstance(item, E.Send):
+                if not self.socket.closed:
+                    self.socket.send(item.frames)
+            elif isinstance(item, E.Stop):
+                if not self.stopped.done():
+                    self.stopped.set_result(item)
+            else:
+                self.act(item)
+
+    def act(self, item: Any) -> None:
+        """What the role does."""
+
+    def tick(self) -> None:
+        self.handle(E.Tick())
+        self._timer = self.loop.call_later(0.02, self.tick)
+
+    async def close(self) -> None:
+        self._timer.cancel()
+        self.socket.close()
+        await asyncio.to_thread(self.context.close)
+
+
+class FakeRunner(FakePeer):
+    """Samples every lease in full at once; its columns carry where they come from."""
+
+    def __init__(self, name: str, addresses: dict[str, str], num_envs: int = 4, num_bytes: int = 64) -> None:
+        super().__init__(RunnerCore("run", name, f"uuid-{name}", num_envs=num_envs, timers=TIMERS), addresses)
+        self.num_envs = num_envs
+        self.column = np.arange(num_bytes, dtype=np.uint8)
+        self.versions: list[int] = []
+        self.has_sampled = asyncio.Event()
+        self.weights = DrainSocket(
+            self.context, "SUB", self.on_weights, options=_OPTIONS, subscriptions=[PUBLICATION_TOPIC]
+        )
+        self.weights.connect(addresses["weights"])
+        self.do(self.core.start(self.loop.time()))
+
+    def on_weights(self, frames: list[Any]) -> None:
+        self.handle(E.ReceivedWeights(frames[0]))
+
+    def act(self, item: Any) -> None:
+        if isinstance(item, E.ApplyWeights):
+            self.versions.append(item.header.version)
+        elif isinstance(item, E.StartLease):
+            self.has_sampled.set()
+            sampled = E.FragmentSampled(
+                item.lease_id,
+                item.num_vector_steps * self.num_envs,
+                item.generation,
+                item.weights_version,
+                batch={"columns": ["obs"]},
+                arrays=[self.column],
+                meta={"steps": item.num_vector_steps},
+            )
+            self.loop.call_soon(self.handle, sampled)
+
+    async def close(self) -> None:
+        self.weights.close()
+        await super().close()
+
+
+class FakeLearner(FakePeer):
+    """One rank alone: decodes, checks and "trains"; remembers what it has trained."""
+
+    def __init__(self, addresses: dict[str, str], on_trained: Callable[[int], None] | None = None) -> None:
+        super().__init__(LearnerCore("run", "learner-0", "uuid-learner", timers=TIMERS), addresses)
+        self.trained: list[tuple[str, int, int]] = []
+        self.shards: dict[tuple[int, int], dict[int, E.DecodeShard]] = {}
+        self.on_trained = on_trained
+        self.handle(E.GroupFormed(1, 0, 1, 0))
+        self.new_weights(0)
+
+    def new_weights(self, version: int) -> None:
+        buffer = new_publication_buffer(100_000)
+        buffer[512:] = version
+        seal_publication(buffer, run_id="run", generation=1, version=version, layout_digest="layout")
+        self.handle(E.NewWeights(1, version, buffer))
+
+    def act(self, item: Any) -> None:
+        if isinstance(item, E.DecodeShard):
+            fragment, arrays, _ = decode_fragment(item.frames)
+            assert fragment.fragment_id == item.fragment
+            assert np.array_equal(arrays[0], np.arange(len(arrays[0]), dtype=np.uint8))
+            self.shards.setdefault((item.update_id, item.attempt), {})[item.index] = item
+            self.handle(E.ShardDecoded(item.update_id, item.attempt, item.index))
+        elif isinstance(item, E.RunUpdate):
+            self.loop.call_soon(self.train, item)
+
+    def train(self, item: E.RunUpdate) -> None:
+        shards = self.shards.pop((item.update_id, item.attempt))
+        assert sum(shard.num_steps for shard in shards.values()) == item.num_env_steps
+        for shard in shards.values():
+            first = shard.first
+            self.trained += [
+                (str(shard.fragment), step, item.update_id) for step in range(first, first + shard.num_steps)
+            ]
+        if self.on_trained is not None:
+            self.on_trained(item.update_id)
+        self.handle(E.UpdateTrained(item.update_id, item.attempt, True, item.num_env_steps, b"results"))
+        self.new_weights(item.update_id + 1)
+
+
+class FakeDriver(FakePeer):
+    """Opens updates one after the other; `reports` grows."""
+
+    def __init__(self, addresses: dict[str, str], num_updates: int, batch: int, **terms: Any) -> None:
+        super().__init__(DriverCore("run", "driver", "uuid-driver", timers=TIMERS), addresses)
+        self.num_updates, self.batch, self.terms = num_updates, batch, terms
+        self.reports: list[E.Report] = []
+        self.notices: list[Any] = []
+        self.has_reported = asyncio.Event()
+        self.finished: asyncio.Future[None] = self.loop.create_future()
+        self.do(self.core.start(self.loop.time()))
+        self.open_next()
+
+    def open_next(self) -> None:
+        staleness = self.terms.get("staleness", 0)
+        while self.core.next_update < min(self.num_updates, self.core.next_report + 1 + staleness):
+            update = OpenUpdate(
+                self.core.next_update,
+                self.batch,
+                1,
+                self.core.next_update,
+                **{"fragment_length": 8, **self.terms},
+            )
+            self.do(self.core.open_update(update))
+
+    def act(self, item: Any) -> None:
+        if isinstance(item, E.Report):
+            self.reports.append(item)
+            self.has_reported.set()
+            self.open_next()
+            if len(self.reports) == self.num_updates:
+                self.finished.set_result(None)
+        elif isinstance(item, E.Tell):
+            self.notices.append(item.message)

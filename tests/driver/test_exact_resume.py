@@ -1,0 +1,163 @@
+"""Runs that go on from a checkpoint are, bit for bit, those that never stopped (scripts/resume_exactly.py has more)."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlzmq import PPOConfig
+from rlzmq.algorithms.algorithm import Algorithm
+from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
+from rlzmq.connectors.env_to_module import MeanStdFilter
+from rlzmq.envs.examples import MultiAgentCartPole
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "resume_exactly.py"
+
+
+def make_config(num_env_runners: int = 0, num_learners: int = 0, num_envs: int = 3) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(
+            num_env_runners=num_env_runners,
+            num_envs_per_env_runner=num_envs,
+            env_to_module_connector=lambda env, spaces, device: MeanStdFilter(),
+        )
+        .learners(num_learners=num_learners)
+        .training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=2, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .debugging(seed=5)
+    )
+
+
+def weights(algo: Algorithm) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in algo.get_module().get_state().items()}
+
+
+def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    for name, value in a.items():
+        np.testing.assert_array_equal(b[name], value, err_msg=name)
+
+
+def test_a_run_whose_driver_is_killed_three_times_ends_as_one_that_is_not() -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--kills", "3", "--cases", "filter-8", "--form", "serial", "--updates", "6"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 kills, 1 runs, 0 of them differ" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: Any) -> tuple[str, dict[str, np.ndarray]]:
+    """A checkpoint after one update, and the weights two updates later."""
+    with make_config().build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path_factory.mktemp("serial") / "c")
+        for _ in range(2):
+            algo.train()
+        return path, weights(algo)
+
+
+@pytest.mark.parametrize("processes", [(0, 0), (1, 1)])
+def test_going_back_within_a_run_repeats_it(
+    processes: tuple[int, int], serial: tuple[str, dict[str, np.ndarray]]
+) -> None:
+    """Serial and distributed runs go on from each other's checkpoints."""
+    path, expected = serial
+    with make_config(*processes).build() as algo:
+        for _ in range(2):
+            algo.restore_from_path(path)
+            for _ in range(2):
+                result = algo.train()
+            assert_equal(expected, weights(algo))
+            account = result["accounting"]
+            assert account["trained"] == 600
+            assert account["sampled"] == 600 + sum(account["dropped"].values()) + account["pending"]
+            assert result["learners"]["default_policy"]["weights_seq_no"] == 3
+
+
+def test_with_several_runners_each_goes_on_with_its_own_episodes(tmp_path: Path, caplog: Any) -> None:
+    def episode_ids(runner: Any) -> list[str]:
+        return list(runner._sampler._ongoing.ids)
+
+    with make_config(2, 1).build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path / "c")
+        ids = algo.env_runner_group.foreach_env_runner(episode_ids)
+        algo.train()
+        assert algo.env_runner_group.foreach_env_runner(episode_ids) != ids
+        algo.restore_from_path(path)
+        assert algo.env_runner_group.foreach_env_runner(episode_ids) == ids
+        assert algo.train()["training_iteration"] == 2
+    with make_config().build() as algo, caplog.at_level(logging.WARNING, logger="rlzmq.driver"):
+        algo.restore_from_path(path)
+        assert "that of a run with 2 env runners, this one has 1" in caplog.text
+        assert algo.train()["accounting"]["trained"] == 400
+
+
+class CountingLearner(PPOLearner):
+    def after_gradient_based_update(self, *, timesteps: Any) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        self.metrics.log_value(("default_policy", "updates"), 1, reduce="lifetime_sum")
+
+
+def log_ends(*, metrics_logger: Any, **kwargs: Any) -> None:
+    metrics_logger.log_value("ends", 1, reduce="lifetime_sum")
+
+
+def test_metrics_and_evaluation_go_on() -> None:
+    config = make_config().evaluation(evaluation_interval=1, evaluation_duration=2)
+    config.learners(learner_class=CountingLearner).callbacks(on_episode_end=log_ends)
+    with config.build() as first, config.build() as second:
+        first.train()
+        first.metrics.log_value("mine", 3, reduce="lifetime_sum")
+        second.set_state(first.get_state())
+        results = []
+        for algo in (first, second):
+            algo.metrics.log_value("mine", 4, reduce="lifetime_sum")
+            results.append(algo.train())
+        assert [result["mine"] for result in results] == [7, 7]
+        means = [result["env_runners"]["episode_return_mean"] for result in results]
+        assert means[0] == means[1]
+        rounds = [result["evaluation"]["env_runners"]["hist_stats"] for result in results]
+        assert rounds[0] == rounds[1]
+        for result in results:
+            evaluation = result["evaluation"]["env_runners"]
+            assert evaluation["num_episodes_lifetime"] == evaluation["ends"] == 4
+            assert result["env_runners"]["ends"] == result["env_runners"]["num_episodes_lifetime"]
+            assert result["learners"]["default_policy"]["updates"] == 2
+
+
+@pytest.mark.parametrize("processes", [(0, 0), (1, 1)])
+def test_a_multi_agent_run_goes_on_in_its_episodes(processes: tuple[int, int], tmp_path: Path) -> None:
+    def make() -> PPOConfig:
+        return (
+            make_config(*processes)
+            .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+            .env_runners(env_to_module_connector=None)
+            .multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, episode: f"p{agent}")
+        )
+
+    def returns_and_weights(algo: Algorithm) -> Any:
+        result = algo.train()["env_runners"]
+        state = algo.get_module("p1").get_state()
+        return result["agent_episode_return_mean"], {name: np.array(value) for name, value in state.items()}
+
+    with make().build() as algo:
+        algo.train()
+        path = algo.save_to_path(tmp_path / "c")
+        expected = [returns_and_weights(algo) for _ in range(2)]
+    with make().build() as algo:
+        algo.restore_from_path(path)
+        for means, state in expected:
+            again, weights_again = returns_and_weights(algo)
+            assert again == means
+            assert_equal(state, weights_again)

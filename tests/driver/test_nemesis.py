@@ -1,0 +1,60 @@
+"""Random kills during training: nothing accepted is lost, nothing is trained twice."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlzmq import PPOConfig
+from rlzmq.core import faults
+from rlzmq.core.fault_history import check_history, read_history
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "nemesis.py"
+
+
+def load_script() -> Any:
+    spec = importlib.util.spec_from_file_location("nemesis", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NEMESIS = load_script()
+
+
+@pytest.fixture
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where every process of the test's run, this one too, says what it did."""
+    with monkeypatch.context() as patch:
+        patch.setenv("RLZMQ_HISTORY", str(tmp_path))
+        faults.arm("driver")
+        yield tmp_path
+    faults.arm("driver")  # as the variables say: nothing any more
+
+
+@pytest.mark.timeout(600)
+async def test_sixty_kills_each_long_before_everybody_is_back(history: Path) -> None:
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=4)
+        .learners(num_learners=2)
+        .training(train_batch_size_per_learner=80, minibatch_size=40, num_epochs=1, lr=1e-3)
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .debugging(seed=3)
+    )
+    async with config.build_async() as algo:
+        nemesis = NEMESIS.Nemesis(
+            algo, num_kills=60, roles=list(NEMESIS.ROLES), seed=3, how="kill", is_impatient=True
+        )
+        await nemesis.run()
+    verdict = check_history(read_history(history))
+    assert verdict.num_killed == 60, "each of them seen in the exit status"
+    assert set(nemesis.gaps_s) == set(NEMESIS.ROLES), "runners, learner ranks and the broker were all hit"
+    assert "0 lost, 0 trained twice" in str(verdict)

@@ -1,0 +1,197 @@
+"""Data that would poison the weights is kept out, counted, put aside, and traced to who made it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from recovery_runs import check_account, small
+
+from rlzmq import PPOConfig, PPOTorchLearner, RLlibCallback
+from rlzmq.core.errors import EnvironmentError_, NotFiniteError
+from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes
+
+BAD_VALUE = r"column 'rewards' holds nan at step \d+ of an episode \(env \d\), which no loss can use"
+REFUSED = rf"\w+/\d+/\d+: unusable: {BAD_VALUE}"
+
+
+class Spoils(gym.Env[Any, Any]):
+    """Episodes of 10 steps; each ``every``-th reward is NaN, and each ``loud``-th is 100."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.every, self.loud = config.get("every", 10**9), config.get("loud", 10**9)
+        self.t = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        reward = float("nan") if self.t % self.every == 0 else 100.0 if self.t % self.loud == 0 else 0.1
+        return np.zeros(2, np.float32), reward, self.t % 10 == 0, False, {}
+
+
+class SpoilsSamples(RLlibCallback):
+    """Writes NaN into what its runner has sampled, behind the runner's own check, as long as a file is not there."""
+
+    cured = ""
+
+    def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
+        if not Path(self.cured).exists():
+            samples.columns["rewards"][samples.start[0]] = np.nan
+
+
+async def test_fragments_that_a_learner_refuses_are_put_aside_and_their_runner_is_restarted(
+    tmp_path: Path,
+) -> None:
+    cured, quarantine = tmp_path / "cured", tmp_path / "quarantine"
+    callback = type("Callback", (SpoilsSamples,), {"cured": str(cured)})
+    config = (
+        small(1, 2).environment(Spoils).fault_tolerance(quarantine_dir=str(quarantine)).callbacks(callback)
+    )
+    async with config.build_async() as algo:
+        supervisor = algo.env_runner_group.supervisor
+        supervisor.prepare.append(lambda *_: _touch(cured))
+        number = 0
+        while algo.env_runner_group.num_restarts == 0:
+            number += 1
+            check_account(await algo.train(), number)
+        result = await algo.train()
+        check_account(result, number + 1)
+        weights = (await algo.get_module()).get_state()
+    assert all(np.isfinite(value).all() for value in weights.values())
+    assert result["accounting"]["dropped"]["rejected"] > 0
+    reasons = [json.loads(path.read_text())["reason"] for path in quarantine.glob("*.json")]
+    assert len(reasons) >= 3
+    assert all(re.fullmatch(REFUSED, reason) for reason in reasons), reasons
+    for path in quarantine.glob("*.fragment"):
+        _, arrays, _ = decode_fragment(fragment_from_bytes(path.read_bytes()))
+        assert any(array.dtype.kind == "f" and np.isnan(array).any() for array in arrays)
+
+
+async def _touch(path: Path) -> None:
+    path.touch()  # noqa: ASYNC240
+
+
+async def test_a_runner_that_sends_nothing_else_ends_the_run_with_what_it_sent() -> None:
+    callback = type("Callback", (SpoilsSamples,), {"cured": "/nowhere"})
+    config = (
+        small(1, 1).environment(Spoils).callbacks(callback).fault_tolerance(max_num_env_runner_restarts=1)
+    )
+    with pytest.raises(Exception, match="unusable") as caught:
+        async with config.build_async() as algo:
+            await algo.train()
+    text = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert re.fullmatch(
+        rf"env runner 0 was restarted after 3 unusable fragments, the last one: {REFUSED}\.\n"
+        r"env runner 0 is not restarted: max_num_env_runner_restarts=1 is spent\.",
+        text,
+    ), text
+
+
+MODES = pytest.mark.parametrize(("num_env_runners", "num_learners"), [(0, 0), (1, 1)])
+
+
+@MODES
+def test_a_rare_nan_costs_its_step_in_either_mode(num_env_runners: int, num_learners: int) -> None:
+    config = small(num_env_runners, num_learners).environment(Spoils, env_config={"every": 333})
+    with config.build() as algo:
+        for number in range(1, 7):
+            result = algo.train()
+            check_account(result, number)
+    # four envs of 360 to 363 steps each
+    assert result["accounting"]["dropped"]["not_finite"] == 4
+    assert result["env_runners"]["episode_return_mean"] == pytest.approx(1.0)
+    assert result["fault_tolerance"].get("num_remote_worker_restarts", 0) == 0
+
+
+@MODES
+def test_an_env_that_is_mostly_nan_ends_the_run_with_one_error_in_either_mode(
+    num_env_runners: int, num_learners: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small(num_env_runners, num_learners).environment(Spoils, env_config={"every": 3})
+    with config.build() as algo, pytest.raises(EnvironmentError_) as caught:
+        algo.train()
+    runner = num_env_runners and 1
+    assert re.fullmatch(
+        rf"Environment 0 of env runner {runner} returned nan in column 'rewards' at step 3 of an episode \(env_config "
+        r"{'every': 3}, run seed 1, env seed \d+, incarnation 0, vector env number 1, 0 env steps before\)\. To "
+        r"reproduce: reset\(seed=\d+\), then 3 steps \(after an episode's end a step is a reset\) with the actions "
+        r"\[[01], [01], [01]\]\. \d+ such values in \d+ env steps are more than 1 %: correct the environment, or clean "
+        r"what it returns in a wrapper\.",
+        str(caught.value),
+    ), str(caught.value)
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+
+
+class Explodes(PPOTorchLearner):
+    """Finite rewards make its loss overflow."""
+
+    def compute_loss_for_module(self, *, batch: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss_for_module(batch=batch, **kwargs)
+        return loss + 0 * torch.exp(batch["value_targets"]).sum()
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+async def test_what_makes_the_loss_overflow_is_traced_to_its_fragment(
+    num_learners: int, tmp_path: Path
+) -> None:
+    quarantine = tmp_path / "quarantine"
+    config = (
+        small(2, num_learners)
+        .environment(Spoils, env_config={"loud": 150})
+        .env_runners(rollout_fragment_length=15)
+        .training(learner_class=Explodes, minibatch_size=None, num_epochs=1)
+        .fault_tolerance(quarantine_dir=str(quarantine))
+    )
+    async with config.build_async() as algo:
+        for _ in range(12):
+            result = await algo.train()
+        weights = (await algo.get_module()).get_state()
+    account = result["accounting"]
+    assert account["sampled"] == account["trained"] + sum(account["dropped"].values()) + account["pending"]
+    assert account["dropped"]["skipped"] > 0
+    assert account["trained"] > 0
+    assert account["trained"] + account["dropped"]["skipped"] == 12 * 240
+    assert all(np.isfinite(value).all() for value in weights.values())
+    found = sorted(quarantine.glob("*.json"))
+    for path in found:
+        told = json.loads(path.read_text())
+        expected = (
+            f"{told['id']}: its values are finite, and with them alone the loss or its gradients are not"
+        )
+        assert told["reason"] == expected
+        _, arrays, _ = decode_fragment(fragment_from_bytes(path.with_suffix(".fragment").read_bytes()))
+        assert any((array == 100).any() for array in arrays if array.dtype.kind == "f")
+    assert found
+
+
+class NeverFinite(PPOTorchLearner):
+    def compute_loss_for_module(self, **kwargs: Any) -> Any:
+        return super().compute_loss_for_module(**kwargs) * float("nan")
+
+
+@pytest.mark.parametrize(("num_env_runners", "num_learners"), [(0, 0), (1, 2)])
+def test_a_loss_that_is_never_finite_ends_the_run(num_env_runners: int, num_learners: int) -> None:
+    config: PPOConfig = small(num_env_runners, num_learners).training(learner_class=NeverFinite)
+    with config.build() as algo:
+        for _ in range(9):
+            account = algo.train()["accounting"]
+        assert account["trained"] == 0
+        assert account["dropped"]["skipped"] == 9 * 240
+        with pytest.raises(NotFiniteError) as caught:
+            algo.train()
+    assert str(caught.value) == (
+        "10 updates in a row took no optimizer step, up to weights version 10: the losses or gradients of "
+        "'default_policy' are NaN or infinite, whatever the data. Look at the loss, at the module's outputs, at a lr "
+        "too high, or set grad_clip."
+    )

@@ -1,0 +1,327 @@
+"""Runner processes that die or hang are replaced, and the run goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from recovery_runs import check_account, kill, small, until
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.driver.runner_supervision import _beats
+
+RECREATED: list[tuple[list[int], bool]] = []
+
+
+def note_recreated(*, env_runner_indices: list[int], is_evaluation: bool, **kwargs: Any) -> None:
+    RECREATED.append((env_runner_indices, is_evaluation))
+
+
+async def test_a_killed_runner_is_replaced_while_the_others_sample() -> None:
+    RECREATED.clear()
+    config = small(2, 1).callbacks(on_env_runners_recreated=note_recreated)
+    async with config.build_async() as algo:
+        group = algo.env_runner_group
+        await algo.train()
+        old = group.handles[0]
+        await kill(old)
+        result = await algo.train()
+        check_account(result, 2)
+        await until(lambda: group.num_healthy_remote_workers() == 2)
+        assert group.handles[0].pid != old.pid
+        # The replacement has the weights of now, and its samples are trained.
+        sampled_by_it = []
+        for number in range(3, 30):
+            result = await algo.train()
+            check_account(result, number)
+            sampled_by_it = await group.foreach_env_runner(lambda runner: runner.num_env_steps_sampled)
+            if sampled_by_it[0]:
+                break
+        assert sampled_by_it[0] > 0
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert result["fault_tolerance"]["num_healthy_workers"] == 2
+    assert RECREATED == [([1], False)]
+
+
+async def test_the_only_runner_is_replaced_and_the_update_completes() -> None:
+    async with small(1, 1).build_async() as algo:
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        result = await algo.train()
+    check_account(result, 2)
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+
+
+async def test_a_replacement_makes_its_envs_with_the_env_config_that_was_set_last() -> None:
+    def harder(runner: Any) -> None:
+        runner.config.environment(env_config={"sutton_barto_reward": True})
+        runner.make_env()
+
+    def is_harder(runner: Any) -> list[bool]:
+        return [env.unwrapped._sutton_barto_reward for env in runner.env.unwrapped.envs]
+
+    async with small(1, 0).build_async() as algo:
+        group = algo.env_runner_group
+        assert not any((await group.foreach_env_runner(is_harder))[0])
+        await group.foreach_env_runner(harder)
+        await kill(group.handles[0])
+        assert all((await group.foreach_env_runner(is_harder))[0])
+        await algo.train()
+        assert (await group.foreach_env_runner(lambda runner: runner.incarnation)) == [1]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["runner.sampled@runner-0:kill:2", "runner.sent@runner-0:exit:2", "runner.Lease@runner-0:kill:3"],
+)
+async def test_a_runner_that_dies_at_a_chosen_place(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLZMQ_FAULT", fault)
+    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
+    async with small(1, 1).build_async() as algo:
+        for number in range(1, 4):
+            result = await algo.train()
+            check_account(result, number)
+    assert (tmp_path / "fired").read_text().split() == fault.replace("@", " ").replace(":", " ").split()
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+
+
+@pytest.mark.alone
+async def test_a_stopped_runner_is_noticed_killed_and_replaced_within_five_seconds() -> None:
+    async with small(2, 1).build_async() as algo:
+        group = algo.env_runner_group
+        await algo.train()
+        start = time.monotonic()
+        os.kill(group.handles[1].pid, signal.SIGSTOP)
+        result = await algo.train()
+        check_account(result, 2)
+        await until(lambda: group.num_restarts == 1 and group.num_healthy_remote_workers() == 2)
+        took_s = time.monotonic() - start
+    assert took_s < 8.0, "5 s on a machine that is not busy"
+
+
+async def test_a_stopped_evaluation_runner_is_replaced_and_the_round_completes() -> None:
+    config = small(0, 0).evaluation(evaluation_num_env_runners=1, evaluation_duration=2)
+    async with config.build_async() as algo:
+        await algo.evaluate()
+        group = algo.eval_env_runner_group
+        old = group.handles[0]
+        os.kill(old.pid, signal.SIGSTOP)
+        result = await algo.evaluate()
+        assert result["env_runners"]["num_episodes"] == 2
+        assert group.handles[0].pid != old.pid
+        assert group.num_restarts == 1
+
+
+async def test_an_answer_that_came_while_the_driver_was_busy_counts() -> None:
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
+
+    class Runner:
+        def call(self, method: str) -> Any:
+            loop.call_soon(block)
+            return answer
+
+    def block() -> None:
+        busy_until = time.monotonic() + 0.2
+        while time.monotonic() < busy_until:
+            pass
+        loop.call_soon(loop.call_soon, answer.set_result, None)
+
+    assert await _beats(Runner(), within_s=0.1)
+
+
+class Spinning(gym.Env[Any, Any]):
+    """Hangs in its 30th step of the first incarnation."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.marker = Path(config["marker"])
+        self.t = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t == 30 and not self.marker.exists():
+            self.marker.touch()
+            while True:
+                pass
+        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+
+
+async def test_an_env_that_never_returns_is_killed_after_its_time_with_its_stack_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = (
+        small(1, 1)
+        .environment(Spinning, env_config={"marker": str(tmp_path / "hung")})
+        .env_runners(num_envs_per_env_runner=1)
+        .fault_tolerance(env_step_timeout_s=1.0)
+    )
+    async with config.build_async() as algo:
+        result = await algo.train()
+    check_account(result, 1)
+    assert (tmp_path / "hung").exists()
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert "hangs: a vector step has not returned for 1" in caplog.text
+    assert re.search(r"at .*test_recovery_runners.py:\d+ in step\. Restarted", caplog.text)
+    assert "test_recovery_runners.py" in caplog.text
+
+
+class Leaking(Spinning):
+    """Keeps 64 MiB more with every episode, for as long as a file is there; it never touches them."""
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t % 10 == 0 and self.marker.exists():
+            self.kept = [*getattr(self, "kept", []), np.empty(1 << 26, np.uint8)]
+        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+
+
+async def test_a_runner_that_outgrows_its_memory_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaks = tmp_path / "leaks"
+    leaks.touch()
+    config = (
+        small(1, 1)
+        .environment(Leaking, env_config={"marker": str(leaks)})
+        .env_runners(num_envs_per_env_runner=1)
+        .fault_tolerance(env_runner_memory_limit_bytes=2 << 30)
+    )
+    async with config.build_async() as algo:
+        group = algo.env_runner_group
+        number = 0
+        while not group.num_restarts:
+            number += 1
+            check_account(await algo.train(), number)
+        leaks.unlink()
+        check_account(await algo.train(), number + 1)
+    assert "exited with code 71" in caplog.text
+    assert "OOM: env runner 1 has outgrown its limit" in caplog.text
+
+
+async def test_a_limit_below_what_a_runner_needs_to_start_is_said_at_once() -> None:
+    config = small(1, 1).fault_tolerance(env_runner_memory_limit_bytes=1 << 20)
+    with pytest.raises(ConfigurationError, match="env_runner_memory_limit_bytes=1048576"):
+        async with config.build_async():
+            pass
+
+
+async def test_without_restarts_the_first_death_ends_the_run_with_its_reason() -> None:
+    config = small(2, 1).fault_tolerance(restart_failed_env_runners=False)
+    async with config.build_async() as algo:
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        with pytest.raises(ActorLostError, match=r"runner-0 .*SIGKILL") as caught:  # noqa: PT012
+            await algo.train()  # the other runner may still complete this one
+            await algo.train()
+    assert "restart_failed_env_runners is off" in "".join(caught.value.__notes__)
+
+
+async def test_a_dead_runner_can_be_ignored() -> None:
+    config = small(2, 1).fault_tolerance(restart_failed_env_runners=False, ignore_env_runner_failures=True)
+    async with config.build_async() as algo:
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        for number in range(2, 4):
+            result = await algo.train()
+            check_account(result, number)
+        episodes = await algo.env_runner_group.sample(num_timesteps=50)
+        assert episodes
+    assert result["fault_tolerance"]["num_healthy_workers"] == 1
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 0
+
+
+async def test_the_budget_of_restarts_is_kept() -> None:
+    config = small(1, 1).fault_tolerance(max_num_env_runner_restarts=1)
+    async with config.build_async() as algo:
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        await algo.train()
+        await kill(algo.env_runner_group.handles[0])
+        with pytest.raises(ActorLostError) as caught:
+            await algo.train()
+    assert "max_num_env_runner_restarts=1 is spent" in "".join(caught.value.__notes__)
+
+
+async def test_sampling_without_the_broker_goes_on_with_the_replacement() -> None:
+    async with small(2, 1).build_async() as algo:
+        group = algo.env_runner_group
+        await algo.sync_weights()
+        await kill(group.handles[1])
+        episodes = await group.sample(num_episodes=4)
+        assert len(episodes) == 4
+        versions = await group.foreach_env_runner(lambda runner: type(runner).__name__)
+        assert versions == ["SingleAgentEnvRunner"] * 2
+
+
+def raise_in_connector(*args: Any, **kwargs: Any) -> Any:
+    raise ZeroDivisionError("the user's own mistake")
+
+
+async def test_an_error_of_the_users_code_in_a_runner_ends_the_run_with_its_traceback() -> None:
+    def pieces(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+        from rlzmq.connectors.connector_v2 import ConnectorV2
+
+        class Piece(ConnectorV2):
+            def __call__(self, **kwargs: Any) -> Any:
+                raise_in_connector()
+
+        return Piece()
+
+    config = small(1, 1).env_runners(env_to_module_connector=pieces)
+    async with config.build_async() as algo:
+        with pytest.raises(ZeroDivisionError, match="the user's own mistake") as caught:
+            await algo.train()
+    assert "raise_in_connector" in "".join(caught.value.__notes__)
+    assert algo.env_runner_group.num_restarts == 0
+
+
+class HoldsTheLock(Spinning):
+    """When it is told to, a C function keeps the interpreter's lock for ever: once."""
+
+    def step(self, action: Any) -> Any:
+        if self.marker.exists():
+            self.marker.unlink()
+            ctypes.PyDLL(None).pause()
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t % 10 == 0, False, {}
+
+
+@pytest.mark.alone
+async def test_an_env_that_holds_the_interpreters_lock_is_noticed_by_its_silence(tmp_path: Path) -> None:
+    marker = tmp_path / "hang"
+    config = (
+        small(2, 1)
+        .environment(HoldsTheLock, env_config={"marker": str(marker)})
+        .env_runners(num_envs_per_env_runner=1)
+    )
+    async with config.build_async() as algo:
+        group = algo.env_runner_group
+        seconds_of_work = time.monotonic() + 1.5
+        while time.monotonic() < seconds_of_work:
+            await algo.train()
+        start = time.monotonic()
+        marker.touch()
+        while group.num_restarts == 0 or group.num_healthy_remote_workers() < 2:
+            result = await algo.train()
+        took_s = time.monotonic() - start
+    assert not marker.exists()
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert took_s < 10.0, "5 s on a machine that is not busy"

@@ -1,0 +1,139 @@
+"""The learner door and learners from outside on one event loop: who is lost, who stays, and how all of them end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq.cli.joining import make_config
+from rlzmq.core.errors import PeerLostError
+from rlzmq.driver.join_files import JoinKeys
+from rlzmq.driver.remote_learners import LearnerDoor
+from rlzmq.net.events import SocketEvent
+from rlzmq.net.join_file import JoinFile
+from rlzmq.roles.learner.remote_learner import RemoteLearner
+from tests.driver.outside import listening
+
+
+class Meeting:
+    """A door, and learners that come to it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.config = listening(tmp_path, num_remote_learners=2).learners(num_learners=2)
+        self.keys = JoinKeys.generate()
+        spaces = (gym.spaces.Box(-1.0, 1.0, (4,), np.float32), gym.spaces.Discrete(2))
+        self.door = LearnerDoor(self.config, self.keys, spaces)
+        self.runs: list[asyncio.Task[None]] = []
+
+    def learner(self, make: Any = make_config) -> tuple[RemoteLearner, asyncio.Task[None]]:
+        join: JoinFile = self.keys.join_file(
+            "learner", "run", {"control": self.door.control_address, "data": ""}
+        )
+        learner = RemoteLearner(join, make, preferred_rank=-1, timeout_s=20)
+        run = asyncio.create_task(learner.run())
+        self.runs.append(run)
+        return learner, run
+
+    async def came(self, num: int) -> None:
+        while len(self.door._waiting) < num:
+            self.door._came.clear()
+            await self.door._came.wait()
+
+
+@pytest.fixture
+async def meeting(tmp_path: Path) -> AsyncIterator[Meeting]:
+    meeting = Meeting(tmp_path)
+    await meeting.door.start()
+    try:
+        yield meeting
+    finally:
+        await meeting.door.close()
+        for run in meeting.runs:
+            run.cancel()
+        await asyncio.gather(*meeting.runs, return_exceptions=True)
+
+
+async def test_a_learner_that_breaks_its_connection_takes_no_other_with_it(meeting: Meeting) -> None:
+    first, _ = meeting.learner()
+    dying = await meeting.door.take(meeting.config, 0)
+    _, run = meeting.learner()
+    living = await meeting.door.take(meeting.config, 1)
+    _, spare = meeting.learner()
+    await meeting.came(1)
+    first._socket.close(0)
+    await dying.exited
+    # Everybody was asked for a sign by now, and whoever could not read the question would have left.
+    assert await living.ping() == 0
+    replacement = await meeting.door.take(meeting.config, 0, replaces=True)
+    assert await replacement.ping() == 0
+    assert not run.done()
+    assert not spare.done()
+
+
+async def test_all_end_in_order_with_the_run(meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
+    is_building, may_build = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(packed: Any) -> Any:
+        loop.call_soon_threadsafe(is_building.set)
+        asyncio.run_coroutine_threadsafe(may_build.wait(), loop).result()
+        return make_config(packed)
+
+    _, rank = meeting.learner()
+    handle = await meeting.door.take(meeting.config, 0)
+    _, built = meeting.learner(slow)
+    taking = asyncio.create_task(meeting.door.take(meeting.config, 1))
+    await is_building.wait()
+    _, spare = meeting.learner()
+    await meeting.came(1)
+    with caplog.at_level(logging.WARNING):
+        assert (await handle.stop()).signal_number is None
+        taking.cancel()
+        await asyncio.wait((taking,))
+        await meeting.door.close()
+    may_build.set()
+    await asyncio.gather(rank, built, spare)  # none of them raises
+    assert caplog.text == ""  # an end in order is no news
+
+
+async def test_whoever_dies_while_it_is_built_is_passed_over(
+    meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_off(packed: Any) -> Any:
+        loop.call_soon_threadsafe(first._socket.close, 0)
+        return make_config(packed)
+
+    loop = asyncio.get_running_loop()
+    first, _ = meeting.learner(break_off)
+    taking = asyncio.create_task(meeting.door.take(meeting.config, 0, replaces=True))
+    await meeting.came(1)
+    meeting.learner()
+    handle = await taking
+    assert await handle.ping() == 0
+    assert "no spare waits now" in caplog.text
+    assert "left while it was being built" in caplog.text
+
+
+async def test_a_driver_that_vanishes_is_no_orderly_end(meeting: Meeting) -> None:
+    _, run = meeting.learner()
+    await meeting.door.take(meeting.config, 0)
+    meeting.door.forget(next(iter(meeting.door._links)))  # nothing is said to it
+    await meeting.door.close()
+    with pytest.raises(PeerLostError, match="the connection to the driver broke"):
+        await run
+
+
+async def test_last_words_count_although_the_broken_connection_is_noticed_first(meeting: Meeting) -> None:
+    learner, run = meeting.learner()
+    await meeting.door.take(meeting.config, 0)
+    learner._on_event(SocketEvent("disconnected", "", "", 0))
+    await asyncio.sleep(0)  # the loop has seen it before the goodbye is sent
+    await meeting.door.close()
+    await run

@@ -1,0 +1,75 @@
+"""Equal shards, and the account of env steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlzmq import EpisodeBatch, SingleAgentEpisode
+from rlzmq.driver.episode_sharding import shard_episodes
+from rlzmq.driver.run_coroutine import drive
+from rlzmq.driver.update_results import Accounting
+
+
+def episode(length: int, first: float = 0.0) -> SingleAgentEpisode:
+    return SingleAgentEpisode(
+        observations=[np.float32([first + i]) for i in range(length + 1)],
+        actions=[0] * length,
+        rewards=[first + i for i in range(length)],
+        terminated=True,
+        len_lookback_buffer=0,
+    )
+
+
+@pytest.mark.parametrize(("lengths", "ranks"), [([10], 3), ([1, 1, 1], 3), ([5, 7, 2], 2), ([100], 1)])
+def test_every_rank_gets_equally_many_steps_and_no_step_twice(lengths: list[int], ranks: int) -> None:
+    episodes = [episode(length, 1000.0 * i) for i, length in enumerate(lengths)]
+    for given in (episodes, EpisodeBatch.from_episodes([e.to_numpy() for e in episodes])):
+        shards, num_steps = shard_episodes(given, ranks)
+        sizes = [sum(len(e) for e in shard) for shard in shards]
+        assert sizes == [sum(lengths) // ranks] * ranks
+        assert num_steps == sum(sizes)
+        rewards = np.concatenate([np.asarray(e.get_rewards()) for shard in shards for e in shard])
+        expected = np.concatenate([np.asarray(e.get_rewards()) for e in episodes])[:num_steps]
+        np.testing.assert_array_equal(rewards, expected)
+
+
+def test_a_cut_episode_is_done_in_its_last_part_only() -> None:
+    shards, _ = shard_episodes([episode(10)], 2)
+    assert [e.is_done for shard in shards for e in shard] == [False, True]
+    assert [e.t_started for shard in shards for e in shard] == [0, 5]
+
+
+def test_too_few_steps_for_the_ranks_is_an_error() -> None:
+    with pytest.raises(ValueError, match="2 env steps cannot be shared by 3"):
+        shard_episodes([episode(2)], 3)
+
+
+def test_the_account_always_adds_up() -> None:
+    account = Accounting()
+    account.add(sampled=100)
+    account.add(trained=60, dropped={"surplus": 3})
+    assert account.to_dict() == {"sampled": 100, "trained": 60, "dropped": {"surplus": 3}, "pending": 37}
+    assert str(account) == "sampled 100 = trained 60 + dropped 3 (surplus 3) + pending 37"
+    account.drop_pending("stopped")
+    assert account.pending == 0
+    with pytest.raises(AssertionError, match="settled more"):
+        account.add(trained=1)
+
+
+def test_drive_runs_what_never_waits_and_refuses_what_does() -> None:
+    async def inner() -> int:
+        return 3
+
+    async def outer() -> int:
+        return await inner() + 1
+
+    assert drive(outer()) == 4
+
+    async def waits() -> None:
+        import asyncio
+
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="waits for another process"):
+        drive(waits())

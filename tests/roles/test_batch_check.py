@@ -1,0 +1,201 @@
+"""Fragments that would spoil an update are refused with the column's name."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq.core.space_plain import space_to_plain
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.protocol.events import DecodeShard, ShardFailed
+from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.roles.learner.learner_link import LearnerLink
+from rlzmq.wire.fragment_message import encode_fragment
+from rlzmq.wire.messages import Fragment
+
+
+def batch_of(size: int = 4, reward: float = 1.0, **extras: Any) -> EpisodeBatch:
+    episode = SingleAgentEpisode(observation_space=gym.spaces.Box(-1, 1, (4,), np.float32))
+    episode.add_env_reset(np.zeros(size, np.float32))
+    for _ in range(3):
+        episode.add_env_step(np.zeros(size, np.float32), 1, reward, extra_model_outputs=extras or None)
+    batch = EpisodeBatch.from_episodes([episode])
+    batch.observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    return batch
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    expected = f"column 'rewards' holds {value} at step 1 of an episode (env -1), which no loss can use"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        BatchCheck().check(batch_of(reward=value))
+
+
+def test_another_shape_than_what_was_trained_is_refused() -> None:
+    check = BatchCheck()
+    check.check(batch_of())
+    check.trained()
+    with pytest.raises(ValueError, match=r"'obs': expected shape \(4,\) per step .* got \(3,\)"):
+        check.check(batch_of(3))
+    check.check(batch_of())
+    check.forget()
+    check.check(batch_of(3))
+
+
+def test_before_anything_was_trained_the_one_that_contradicts_its_space_is_wrong() -> None:
+    check = BatchCheck()
+    check.check(batch_of(3))  # alone, nobody can tell
+    check.check(batch_of(4))
+    with pytest.raises(ValueError, match="'obs'"):
+        check.check(batch_of(3))
+
+
+def test_other_columns_are_refused() -> None:
+    check = BatchCheck()
+    check.check(batch_of(logits=np.zeros(2, np.float32)))
+    check.trained()
+    with pytest.raises(ValueError, match="expected the columns"):
+        check.check(batch_of())
+
+
+SPACES: dict[str, tuple[Any, Any, Any]] = {
+    "Discrete": (gym.spaces.Discrete(3, start=1), 3, 0),
+    "MultiDiscrete": (gym.spaces.MultiDiscrete([2, 5]), [1, 4], [2, 0]),
+    "MultiBinary": (gym.spaces.MultiBinary(2), [1, 1], [0, -1]),
+    "within Dict and Tuple": (
+        gym.spaces.Dict({"a": gym.spaces.Tuple([gym.spaces.Box(-1, 1), gym.spaces.Discrete(2)])}),
+        {"a": (np.zeros(1, np.float32), 1)},
+        {"a": (np.zeros(1, np.float32), 10**6)},
+    ),
+}
+
+
+def episode_of(observations: list[Any], actions: list[Any]) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode()
+    episode.add_env_reset(observations[0])
+    for observation, action in zip(observations[1:], actions, strict=True):
+        episode.add_env_step(observation, action, 1.0)
+    return episode
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_values_outside_of_their_spaces_are_refused(name: str) -> None:
+    space, good, bad = SPACES[name]
+    check = BatchCheck()
+    check.expect({"default_policy": space}, space)
+    check.check(EpisodeBatch.from_episodes([episode_of([good] * 3, [good] * 2)]))
+    for column, episode in (
+        ("actions", episode_of([good] * 3, [good, bad])),
+        ("obs", episode_of([good, good, bad], [good] * 2)),  # the one after the last step
+    ):
+        with pytest.raises(ValueError, match=f"column '{column}'.*expected values of "):
+            check.check(EpisodeBatch.from_episodes([episode_of([good] * 3, [good] * 2), episode]))
+    lookback = episode_of([good, good, bad, good], [bad, good, good]).cut(2)
+    assert len(lookback) == 0
+    with pytest.raises(ValueError, match="expected values of"):
+        check.check(EpisodeBatch.from_episodes([lookback]))
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "text"),
+    [
+        (np.zeros(3, np.float32), 1, r"^column 'obs': expected shape \(4,\) per step of Box.*, got \(3,\)$"),
+        ({"a": np.zeros(4, np.float32)}, 1, r"^column 'obs': expected numbers of Box.*, got none$"),
+        (
+            np.zeros(4, np.float32),
+            [1, 0],
+            r"^column 'actions': expected shape \(\) per step of .*, got \(2,\)$",
+        ),
+    ],
+)
+def test_the_runs_spaces_define_the_form_not_the_first_fragment(
+    observation: Any, action: Any, text: str
+) -> None:
+    check = BatchCheck()
+    check.expect({"default_policy": gym.spaces.Discrete(2)}, gym.spaces.Box(-1, 1, (4,), np.float32))
+    with pytest.raises(ValueError, match=text):
+        check.check(EpisodeBatch.from_episodes([episode_of([observation] * 2, [np.asarray(action)])]))
+    check.check(EpisodeBatch.from_episodes([episode_of([np.zeros(4, np.float32)] * 2, [1])]))
+
+
+def test_without_spaces_any_value_goes_and_ids_of_the_batch_change_nothing() -> None:
+    batch = EpisodeBatch.from_episodes([episode_of([0.0, 1.0], [7])])
+    check = BatchCheck()
+    check.check(batch)
+    check.expect({"default_policy": gym.spaces.Discrete(2)})
+    batch.module_ids, batch.agent_ids = ["other"], [[]]
+    with pytest.raises(ValueError, match=r"'actions': expected values of Discrete\(2\), got 7"):
+        check.check(batch)
+
+
+def test_agents_have_spaces_of_their_own() -> None:
+    def batch(observation: int, action: int) -> MultiAgentEpisodeBatch:
+        episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, _: f"of_{agent_id}")
+        episode.add_env_reset(observations={"a": 0, "b": observation})
+        agents = {"a": 0, "b": 1}
+        episode.add_env_step(agents, {"a": 1, "b": action}, dict.fromkeys(agents, 0.0))
+        return MultiAgentEpisodeBatch.from_episodes([episode])
+
+    check = BatchCheck()
+    small, large = gym.spaces.Discrete(2), gym.spaces.Discrete(10)
+    check.expect({"of_a": small, "of_b": large}, gym.spaces.Dict({"a": small, "b": large}))
+    check.check(batch(9, 9))
+    for column, wrong in (("obs", batch(10, 9)), ("actions", batch(9, 10))):
+        with pytest.raises(ValueError, match=rf"'{column}': expected values of Discrete\(10\), got 10"):
+            check.check(wrong)
+
+
+def link_of_learner(events: list[Any]) -> LearnerLink:
+    learner = SimpleNamespace(module={"default_policy": SimpleNamespace(action_space=gym.spaces.Discrete(2))})
+    observations = space_to_plain(gym.spaces.Discrete(4))
+    run_id, name, address = "run", "learner-0", "ipc:///nowhere"
+    link = LearnerLink(
+        learner, print, run_id=run_id, name=name, data_address=address, observation_space=observations
+    )
+    link.change_layout(None)
+    link.handle = events.append  # type: ignore[method-assign]
+    return link
+
+
+def shard_of(header: Any, arrays: Any) -> DecodeShard:
+    fragment = Fragment("uuid", 1, 5, 9, 1, 0, 3, -1, header)
+    frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, arrays)]
+    return DecodeShard(0, 0, 0, fragment.fragment_id, 0, 1, frames)
+
+
+async def test_a_learner_refuses_what_it_cannot_decode_and_what_is_outside_of_its_spaces() -> None:
+    events: list[Any] = []
+    link = link_of_learner(events)
+    header, arrays = EpisodeBatch.from_episodes([episode_of([0, 4], [1])]).to_wire()
+    for batch in (header, {**header, "num_slots": -1}):
+        link.act(shard_of(batch, arrays))
+    assert [type(event) for event in events] == [ShardFailed, ShardFailed]
+    assert "'obs': expected values of Discrete(4), got 4" in events[0].detail
+    assert "num_slots" in events[1].detail
+
+
+async def test_a_shard_is_refused_whatever_its_bytes_make_the_decoder_or_the_check_raise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events: list[Any] = []
+    link = link_of_learner(events)
+    header, arrays = EpisodeBatch.from_episodes([episode_of([0, 1], [1])]).to_wire()
+    link.act(shard_of(header, [arrays[0], np.zeros(0, np.float32), *arrays[2:]]))  # in place of the text
+
+    def overlooks(batch: Any) -> None:
+        raise IndexError("a case that nobody thought of")
+
+    link._check.check = overlooks  # type: ignore[method-assign]
+    link.act(shard_of(header, arrays))
+    assert [type(event) for event in events] == [ShardFailed, ShardFailed]
+    assert events[0].detail.startswith("text: expected msgpack, got 0 bytes that are none: ")
+    assert events[1].detail == "IndexError: a case that nobody thought of"
+    assert "fragment uuid/1/5 made its check fail" in caplog.text

@@ -1,0 +1,297 @@
+"""The broker role on real sockets: whole runs, its death and return, hostile bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.net.context import Context
+from rlzmq.net.socket import DrainSocket
+from rlzmq.net.socket_directory import SocketDirectory
+from rlzmq.protocol.events import PeerLost, Quarantine
+from rlzmq.roles.broker.broker_role import BrokerRole
+from rlzmq.wire.codec import WIRE_VERSION
+from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, fragment_from_bytes
+from rlzmq.wire.messages import Fragment, FragmentId, Hello, Refused, decode_message, encode_message
+from tests.driver.broker_peers import FakeDriver, FakeLearner, FakePeer, FakeRunner
+
+_OPTIONS = {"heartbeat_s": 0.1, "peer_timeout_s": 2.0, "resend_s": 0.3, "recovery_grace_s": 0.5}
+
+
+@contextlib.asynccontextmanager
+async def _peers(*makers: Any) -> AsyncIterator[list[FakePeer]]:
+    peers = [maker() for maker in makers]
+    try:
+        yield peers
+    finally:
+        for peer in peers:
+            await peer.close()
+
+
+def _check(driver: FakeDriver, learner: FakeLearner, batch: int) -> None:
+    """Every update once and exactly its batch, nothing trained twice, the sum check holds."""
+    assert [report.report.update_id for report in driver.reports] == list(range(driver.num_updates))
+    steps = [(fragment, step) for fragment, step, _ in learner.trained]
+    assert len(steps) == len(set(steps)) == driver.num_updates * batch
+    last = driver.reports[-1].report
+    assert last.accounting["trained"] == driver.num_updates * batch
+    total = last.accounting["trained"] + sum(last.dropped.values()) + last.accounting["pending"]
+    assert last.accounting["sampled"] == total
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_run_trains_exact_batches(staleness):
+    broker = BrokerRole("run", _OPTIONS)
+    addresses = await broker.start()
+    async with _peers(
+        lambda: FakeDriver(addresses, 8, 100, staleness=staleness, max_policy_lag=staleness or -1),
+        lambda: FakeLearner(addresses),
+        lambda: FakeRunner("runner-0", addresses),
+        lambda: FakeRunner("runner-1", addresses, num_bytes=200_000),
+    ) as (driver, learner, *runners):
+        await asyncio.wait_for(driver.finished, 20)
+        _check(driver, learner, 100)
+        for runner in runners:
+            assert runner.versions == sorted(set(runner.versions))
+        status = await broker.status()
+        assert len(status["runners"]) == 2
+        assert status["num_messages"] > 50
+        assert status["max_loop_lag_s"] < 5
+    await broker.stop()
+    await broker.stop()
+    assert await broker.wait_ended() == ("stopped", "")
+
+
+async def test_a_batch_that_would_not_outlive_the_broker_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> list[str]:
+        return [text for text in caplog.messages if "restarted" in text]
+
+    class Patient(FakeLearner):
+        """Has the first batch at hand until the broker has told of it."""
+
+        def train(self, item: Any) -> None:
+            if told():
+                super().train(item)
+            else:
+                self.loop.call_later(0.01, self.train, item)
+
+    caplog.set_level("WARNING", logger="rlzmq.broker")
+    broker = BrokerRole("run", {**_OPTIONS, "resent_bytes": 120_000})
+    addresses = await broker.start()
+    async with _peers(
+        lambda: FakeDriver(addresses, 4, 100),
+        lambda: Patient(addresses),
+        lambda: FakeRunner("runner-0", addresses, num_bytes=200_000),
+    ) as (driver, _, _):
+        await asyncio.wait_for(driver.finished, 20)
+    await broker.stop()
+    (text,) = told()
+    assert " MB of fragments" in text
+    assert "more than the 0.1 MB" in text
+
+
+@pytest.mark.alone
+async def test_a_hundred_runners_that_could_send_more_than_fits_are_held_back_and_nothing_is_lost():
+    """The staleness alone would allow 60 batches of 10 fragments in flight, 24 MB; memory is for 1 MB."""
+    limit, batch, num_bytes, num_updates = 1_000_000, 320, 40_000, 80
+    broker = BrokerRole("run", {**_OPTIONS, "memory_bytes": limit})
+    addresses = await broker.start()
+    most_bytes = 0
+
+    def watch(update_id: int) -> None:
+        nonlocal most_bytes
+        if update_id >= num_updates // 2:  # what the first leases brought is trained
+            most_bytes = max(most_bytes, broker._core.state.ledger.num_bytes)
+
+    makers = [
+        lambda index=index: FakeRunner(f"runner-{index:03d}", addresses, num_bytes=num_bytes)
+        for index in range(100)
+    ]
+    async with _peers(
+        lambda: FakeDriver(addresses, num_updates, batch, staleness=60, max_policy_lag=60),
+        lambda: FakeLearner(addresses, watch),
+        *makers,
+    ) as (driver, learner, *runners):
+        await asyncio.wait_for(driver.finished, 60)
+        _check(driver, learner, batch)
+        assert len((await broker.status())["runners"]) == 100
+        assert all(runner.has_sampled.is_set() for runner in runners)
+    assert limit / 2 < most_bytes <= limit + batch // 32 * num_bytes, "and the batch that is due"
+    await broker.stop()
+
+
+async def test_a_broker_that_dies_and_comes_back_loses_nothing():
+    directory = SocketDirectory()
+    addresses = {name: directory.address(name) for name in ("data", "weights")}
+    brokers = [BrokerRole("run", _OPTIONS, addresses=addresses, incarnation=1)]
+    await brokers[0].start()
+    deaths = asyncio.Event()
+
+    def on_trained(update_id: int) -> None:
+        if update_id in (2, 5):
+            deaths.set()
+
+    async def kill_and_restart() -> None:
+        """As a kill: no goodbye, whatever was in flight is gone."""
+        for incarnation in (2, 3):
+            await deaths.wait()
+            deaths.clear()
+            dead = brokers[-1]
+            dead._core.stop = lambda reason: []  # type: ignore[method-assign]
+            await dead.stop()
+            brokers.append(BrokerRole("run", _OPTIONS, addresses=addresses, incarnation=incarnation))
+            await brokers[-1].start()
+
+    async with _peers(
+        lambda: FakeDriver(addresses, 9, 100, staleness=1, max_policy_lag=1),
+        lambda: FakeLearner(addresses, on_trained),
+        lambda: FakeRunner("runner-0", addresses),
+        lambda: FakeRunner("runner-1", addresses),
+    ) as (driver, learner, *_):
+        killer = asyncio.create_task(kill_and_restart())
+        await asyncio.wait_for(driver.finished, 40)
+        await asyncio.wait_for(killer, 10)
+        _check(driver, learner, 100)
+        assert len(brokers) == 3
+    await brokers[-1].stop()
+    directory.close()
+
+
+async def test_runners_join_and_leave_while_it_trains():
+    broker = BrokerRole("run", _OPTIONS)
+    addresses = await broker.start()
+    async with _peers(
+        lambda: FakeDriver(addresses, 6, 200),
+        lambda: FakeLearner(addresses),
+        lambda: FakeRunner("first", addresses),
+    ) as (driver, learner, first):
+        await driver.has_reported.wait()
+        async with _peers(lambda: FakeRunner("second", addresses)) as (second,):
+            await second.has_sampled.wait()
+            await first.close()  # without a word
+        async with _peers(lambda: FakeRunner("third", addresses)):
+            await asyncio.wait_for(driver.finished, 30)
+        _check(driver, learner, 200)
+    await broker.stop()
+
+
+async def test_hostile_bytes_are_refused_and_counted_and_the_run_goes_on():
+    broker = BrokerRole("run", _OPTIONS)
+    addresses = await broker.start()
+    answers: list[Any] = []
+    context = Context()
+    attacker = DrainSocket(context, "DEALER", lambda frames: answers.append(decode_message(frames)[0]))
+    attacker.connect(addresses["data"])
+    fragment = encode_fragment(Fragment("r", 1, 0, 0, 5, 1, 0, -1, {}), [], None)
+    for frames in (
+        [b""],
+        [b"\xff" * 1000],
+        [bytes([WIRE_VERSION, 1]) + b"\x81" * 60_000],
+        [bytes([WIRE_VERSION + 1, 1]) + b"\x80"],
+        [fragment[0], b"x" * 100, b"y"],
+        encode_message(Hello("pirate", "x", "y")),
+        [b"", b""],
+    ):
+        attacker.send(frames)
+    async with _peers(
+        lambda: FakeDriver(addresses, 2, 50),
+        lambda: FakeLearner(addresses),
+        lambda: FakeRunner("runner", addresses),
+    ) as (driver, learner, _):
+        await asyncio.wait_for(driver.finished, 20)
+        _check(driver, learner, 50)
+    refused = (await broker.status())["refused"]
+    assert sum(refused.values()) >= 7
+    assert refused["version"] == 2
+    assert {answer.reason for answer in answers if isinstance(answer, Refused)} == {"version", "role"}
+    attacker.close()
+    await asyncio.to_thread(context.close)
+    await broker.stop()
+
+
+async def test_two_brokers_cannot_share_an_address():
+    directory = SocketDirectory()
+    addresses = {name: directory.address(name) for name in ("data", "weights")}
+    first, second = (BrokerRole("run", addresses=addresses, incarnation=n) for n in (1, 2))
+    await first.start()
+    with pytest.raises(ConfigurationError):
+        await second.start()
+    await second.stop()
+    await first.stop()
+    directory.close()
+
+
+async def test_open_tcp_without_keys_is_refused():
+    broker = BrokerRole("run", addresses={"data": "tcp://0.0.0.0:0", "weights": "tcp://127.0.0.1:0"})
+    with pytest.raises(ConfigurationError):
+        await broker.start()
+    await broker.stop()
+
+
+async def test_quarantined_fragments_can_be_replayed_from_their_files(tmp_path: Path):
+    broker = BrokerRole("run", quarantine_dir=str(tmp_path / "quarantine"))
+    await broker.start()
+    fragment = Fragment("runner/../x", 1, 7, 0, 5, 1, 0, -1, {})
+    frames = tuple(encode_fragment(fragment, [], {"seed": 3}))
+    broker._do([Quarantine(FragmentId("runner/../x", 1, 7), "3 learners died with it", frames)])
+    await broker.stop()
+    (written,) = (tmp_path / "quarantine").glob("*.fragment")
+    assert decode_fragment(fragment_from_bytes(written.read_bytes()))[0] == fragment
+    assert "3 learners died" in written.with_suffix(".json").read_text()
+
+
+async def test_the_broker_ends_when_its_driver_is_gone():
+    broker = BrokerRole("run", {**_OPTIONS, "driver_timeout_s": 0.3, "peer_timeout_s": 0.3})
+    addresses = await broker.start()
+    async with _peers(lambda: FakeDriver(addresses, 1, 10)) as (driver,):
+        await driver.is_connected.wait()
+    assert (await asyncio.wait_for(broker.wait_ended(), 10))[0] == "driver_lost"
+    await broker.stop()
+
+
+async def test_a_broker_that_fails_says_so_and_does_nothing_more(monkeypatch: pytest.MonkeyPatch, caplog):
+    broker = BrokerRole("run", _OPTIONS)
+    await broker.start()
+    await broker.ping()
+    failures = []
+
+    def fail(event, now):
+        failures.append(event)
+        raise AssertionError("half done")
+
+    monkeypatch.setattr(broker._core, "handle", fail)
+    with pytest.raises(AssertionError, match="half done"):
+        await broker.wait_ended()
+    with pytest.raises(AssertionError, match="half done"):
+        await broker.ping()
+    broker._tick()
+    assert len(failures) == 1
+    assert "the broker fails" in caplog.text
+    await broker.stop()
+
+
+async def test_a_broker_that_fails_over_a_lost_peer_says_so_too(monkeypatch: pytest.MonkeyPatch):
+    broker = BrokerRole("run", _OPTIONS)
+    await broker.start()
+    handle = broker._core.handle
+
+    def fail(event, now):
+        if isinstance(event, PeerLost):
+            raise AssertionError("half done")
+        return handle(event, now)
+
+    monkeypatch.setattr(broker._core, "handle", fail)
+    broker._told.append(PeerLost(b"Lnobody"))
+    with pytest.raises(AssertionError, match="half done"):
+        await asyncio.wait_for(broker.wait_ended(), 5.0)
+    with pytest.raises(AssertionError, match="half done"):
+        await broker.ping()
+    await broker.stop()

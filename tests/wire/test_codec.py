@@ -1,0 +1,184 @@
+"""The codec: what goes in comes out, and nothing else gets through."""
+
+from __future__ import annotations
+
+import random
+
+import msgpack
+import numpy as np
+import pytest
+import torch  # noqa: F401  (imported by the first decoded tensor: not the decoder's time)
+from codec_fuzz import FuzzReport, fuzz
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rlzmq.wire import errors
+from rlzmq.wire.codec import (
+    MAX_ARRAYS,
+    MAX_HEADER_BYTES,
+    WIRE_VERSION,
+    decode,
+    decode_head,
+    encode,
+    encode_opaque,
+)
+
+_plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+_dtypes = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(endianness="<"),
+    hnp.unsigned_integer_dtypes(endianness="<"),
+    hnp.floating_dtypes(endianness="<", sizes=(16, 32, 64)),
+    hnp.complex_number_dtypes(endianness="<", sizes=(64, 128)),
+    hnp.datetime64_dtypes(endianness="<"),
+    hnp.timedelta64_dtypes(endianness="<"),
+    hnp.byte_string_dtypes(min_len=1, max_len=8),
+    hnp.unicode_string_dtypes(endianness="<", min_len=1, max_len=8),
+)
+_arrays = _dtypes.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4))
+)
+
+
+def _sent(frames: list) -> list[bytes]:
+    """As a socket would deliver them."""
+    return [bytes(memoryview(frame).cast("B")) if memoryview(frame).nbytes else b"" for frame in frames]
+
+
+@given(
+    kind=st.integers(0, 255),
+    header=st.dictionaries(st.text(max_size=8), _plain, max_size=4),
+    arrays=st.lists(_arrays, max_size=4),
+)
+def test_every_message_comes_back_as_it_was(kind, header, arrays):
+    message = decode(_sent(encode(kind, header, arrays)))
+    assert (message.kind, message.header) == (kind, header)
+    assert len(message.arrays) == len(arrays)
+    for got, given_array in zip(message.arrays, arrays, strict=True):
+        assert got.dtype == given_array.dtype
+        assert got.shape == given_array.shape
+        assert got.tobytes() == given_array.tobytes()
+
+
+def test_contiguous_arrays_are_not_copied():
+    array = np.zeros((100, 100), np.float32)
+    frames = encode(1, {}, [array])
+    assert frames[1] is array
+    assert np.shares_memory(decode(frames).arrays[0], array)
+
+
+def test_other_layouts_arrive_in_c_order_and_little_endian():
+    arrays = [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(4, dtype=">i4"), np.arange(9)[::2]]
+    got = decode(_sent(encode(1, {}, arrays))).arrays
+    for one, other in zip(got, arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype.byteorder in "=|<"
+
+
+def test_opaque_frames_are_passed_untouched():
+    inner = _sent(encode(2, {"a": 1}, [np.arange(3)]))
+    message = decode(_sent(encode_opaque(1, {}, inner)))
+    assert list(message.frames) == inner
+    assert message.arrays == ()
+
+
+def test_another_version_is_refused_with_both_versions_named():
+    frames = _sent(encode(1, {}))
+    with pytest.raises(errors.UnknownVersionError, match=rf"version 77 .* version {WIRE_VERSION}") as caught:
+        decode([bytes([77]) + frames[0][1:]])
+    assert caught.value.reason == "version"
+
+
+@pytest.mark.parametrize("dtype", ["O", "V8", "f16", "<U0", "<M8[5D]", "i4,f4", "Q;import os", ">f8"])
+def test_dtypes_outside_the_whitelist_are_refused(dtype):
+    first = bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [[dtype, 1]]])
+    with pytest.raises(errors.UnsupportedDtypeError, match="whitelist"):
+        decode([first, b"\0" * 16])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [[2**62, 2**62], [4], [2, 2, 2], [0], [2**62, 0, 2**62], [-1], [1.0], [True], ["8"], [[1]], [None]],
+)
+def test_shapes_that_do_not_fit_their_bytes_are_refused(shape):
+    first = bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [["<f8", *shape]]])
+    with pytest.raises((errors.ArrayMismatchError, errors.MalformedFrameError)):
+        decode([first, b"\0" * 8])
+
+
+@pytest.mark.parametrize(
+    ("frames", "error"),
+    [
+        ([], errors.MalformedFrameError),
+        ([b""], errors.MalformedFrameError),
+        ([b"\x01"], errors.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1])], errors.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb({"a": 1})], errors.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, []]) + b"x"], errors.MalformedFrameError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{1: 2}, []])], errors.MalformedFrameError),
+        (
+            [bytes([WIRE_VERSION, 1]) + msgpack.packb([{"t": msgpack.Timestamp(1)}, []])],
+            errors.MalformedFrameError,
+        ),
+        (
+            [bytes([WIRE_VERSION, 1]) + msgpack.packb([{"t": msgpack.ExtType(5, b"x")}, []])],
+            errors.MalformedFrameError,
+        ),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, []]), b"extra"], errors.ArrayMismatchError),
+        ([bytes([WIRE_VERSION, 1]) + msgpack.packb([{}, [["<f8", 1]]])], errors.ArrayMismatchError),
+        ([bytes([WIRE_VERSION, 1]) + b"\xc1" * (MAX_HEADER_BYTES + 1)], errors.BoundExceededError),
+        ([b"\x01\x01"] * (MAX_ARRAYS + 3), errors.BoundExceededError),
+        ([np.zeros((4, 4))[:, 1]], errors.MalformedFrameError),
+        (["text"], errors.MalformedFrameError),
+    ],
+)
+def test_what_is_no_message_is_refused(frames, error):
+    with pytest.raises(error):
+        decode(frames)
+
+
+def test_nesting_is_bounded():
+    deep: object = 1
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(errors.BoundExceededError, match="16 deep"):
+        decode([bytes([WIRE_VERSION, 1]) + msgpack.packb([{"a": deep}, []])])
+    for opener in (b"\x91", b"\x81\xa1a"):
+        with pytest.raises(errors.WireError):
+            decode([bytes([WIRE_VERSION, 1]) + opener * 20_000])
+
+
+def test_a_sender_is_told_what_every_receiver_would_refuse():
+    with pytest.raises(errors.BoundExceededError, match="move its largest values"):
+        encode(1, {"a": "x" * MAX_HEADER_BYTES})
+    with pytest.raises(errors.BoundExceededError):
+        encode(1, {}, [np.zeros(1)] * (MAX_ARRAYS + 1))
+    with pytest.raises(errors.UnsupportedDtypeError, match="array 0 has dtype object"):
+        encode(1, {}, [np.array([object()])])
+    with pytest.raises(ValueError, match="one byte"):
+        encode(256, {})
+
+
+def test_the_header_alone_can_be_decoded():
+    frames = _sent(encode(9, {"a": [1, 2]}, [np.zeros((2, 3), np.float32)]))
+    head = decode_head(frames)
+    assert (head.kind, head.header) == (9, {"a": [1, 2]})
+    assert head.specs == ((np.dtype("<f4"), (2, 3)),)
+
+
+def test_mutated_messages_are_refused_or_decoded_but_never_crash():
+    report: FuzzReport = fuzz(num_mutations=20_000, rng=random.Random(0))
+    assert report.num_mutations == 20_000
+    assert report.crashes == []
+    assert report.num_refused > 10_000
+    assert report.num_decoded > 100
+    assert report.worst_ms < 200  # a loaded machine; scripts/fuzz_codec.py prints the real figure
