@@ -5,11 +5,16 @@
 | kill, stop          | SIGKILL, SIGSTOP for a runner, a rank or the broker                                   |
 | frozen, then broker | SIGSTOP for a runner or a rank, SIGKILL for the broker a moment later                 |
 | nan                 | a runner's next fragment holds NaN                                                    |
+| starting            | a runner, a rank or the broker is killed; its replacement is killed or stopped while it starts |
+| cut                 | the connections of a runner, a rank, the driver or the runner from outside are broken |
+| hole                | the same after up to 3 s in which nothing comes through                               |
 | flood               | 200 strangers at once at the TCP port                                                 |
-| join, leave, cut    | a runner from outside joins by TCP, is killed, has its connections cut                |
+| flood with a key    | a peer with the run's runner key asks without reading, or registers under ever new names |
+| join or leave       | a runner from outside joins by TCP, leaves by SIGTERM, is killed                      |
 
-The next one comes whenever it is due, whatever the state of the run: nobody waits for anybody to be back. The
-last rank that is neither dead nor frozen is left alone: with it the weights would go, which is another promise.
+Every role of the run reaches the broker by a proxy, so that its connections can be cut. The next fault comes whenever
+it is due, whatever the state of the run: nobody waits for anybody to be back. The last rank that is neither dead nor
+frozen is left alone: with it the weights would go, which is another promise.
 """
 
 from __future__ import annotations
@@ -24,27 +29,40 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+import zmq
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlzmq.actors.forkserver import get_fork_server
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
-from rlzmq.net.addresses import split_tcp
+from rlzmq.core.addresses import split_tcp
 from rlzmq.net.join_file import JoinFile
+from rlzmq.protocol.messages import ConfigRequest, Hello, SnapshotRequest, encode_message
+from rlzmq.runtime import broker_pipeline
 from tests.net.chaos_proxy import ChaosProxy
 
-__all__ = ["KINDS", "MAX_STILL_S", "Storm"]
+__all__ = ["KINDS", "MAX_STILL_S", "Lines", "Storm"]
 
-KINDS = ("kill", "kill", "kill", "stop", "stop", "frozen then broker", "nan", "flood", "join or leave", "cut")
+KINDS = (
+    "kill", "kill", "kill", "stop", "stop", "frozen then broker", "starting", "starting", "nan", "flood",
+    "flood with a key", "join or leave", "cut", "cut", "hole",
+)  # fmt: skip
 MAX_STILL_S = 15.0
 """An update takes at most so long, whatever happens."""
 
 _GIVE_UP_S = 180.0
 _UPDATES_TO_COMMIT = 3  # until what was accepted is committed, and known to the driver
 _NUM_STRANGERS = 200
+_MAX_HOLE_S = 3.0
+_FLOOD_S = 0.5
+_START_S = 5.0
 
 
 def spoil_the_next_fragment(role: Any) -> None:
@@ -62,11 +80,71 @@ def spoil_the_next_fragment(role: Any) -> None:
     runner.sample_lease = spoilt
 
 
+class Lines:
+    """A proxy for each connection between a process of the run and its broker; an async context manager.
+
+    Attributes:
+        proxies: ``"runner-0 data"``, … → its proxy.
+    """
+
+    def __init__(self, directory: Path, seed: int, num_runners: int, num_learners: int) -> None:
+        self._directory = directory
+        self._random = random.Random(seed)
+        self._names = [
+            *(f"runner-{index} {line}" for index in range(num_runners) for line in ("data", "weights")),
+            *(f"learner-{rank} data" for rank in range(num_learners)),
+            "driver data",
+        ]
+        self.proxies: dict[str, ChaosProxy] = {}
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Lines:
+        for number, name in enumerate(self._names):
+            listen = f"ipc://{self._directory}/line-{number}"
+            proxy = ChaosProxy("", listen, seed=self._random.getrandbits(32))
+            self.proxies[name] = await self._stack.enter_async_context(proxy)
+        self._stack.enter_context(self._lead_through())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    @contextlib.contextmanager
+    def _lead_through(self) -> Iterator[None]:
+        """Within it, roles and driver are given the proxies' addresses in place of the broker's."""
+        link, driver_link = broker_pipeline.BrokerPipeline._link, broker_pipeline.DriverLink
+
+        def proxied_link(pipeline: Any, name: str, **more: Any) -> dict[str, Any]:
+            addresses = link(pipeline, name, **more)
+            for line in ("data", "weights"):
+                if f"{line}_address" in addresses:
+                    addresses[f"{line}_address"] = self._through(
+                        f"{name} {line}", addresses[f"{line}_address"]
+                    )
+            return addresses
+
+        def proxied_driver(run_id: str, data_address: str, **more: Any) -> Any:
+            return driver_link(run_id, self._through("driver data", data_address), **more)
+
+        setattr(broker_pipeline.BrokerPipeline, "_link", proxied_link)  # noqa: B010
+        setattr(broker_pipeline, "DriverLink", proxied_driver)  # noqa: B010
+        try:
+            yield
+        finally:
+            setattr(broker_pipeline.BrokerPipeline, "_link", link)  # noqa: B010
+            setattr(broker_pipeline, "DriverLink", driver_link)  # noqa: B010
+
+    def _through(self, name: str, upstream: str) -> str:
+        self.proxies[name].upstream = upstream
+        return self.proxies[name].address
+
+
 class Storm:
     """Faults at random while `train` runs.
 
     Args:
         algo: A started AsyncAlgorithm that listens.
+        lines: Between its processes and the broker.
         num_faults, seconds: How many, over how long.
         seed: Of the random stream.
         directory: For the outside runner's join file.
@@ -76,7 +154,9 @@ class Storm:
         gaps_s: Seconds between two committed updates, all of them.
     """
 
-    def __init__(self, algo: Any, *, num_faults: int, seconds: float, seed: int, directory: Path) -> None:
+    def __init__(
+        self, algo: Any, lines: Lines, *, num_faults: int, seconds: float, seed: int, directory: Path
+    ) -> None:
         self.algo = algo
         self.session = algo.session
         self.num_faults = num_faults
@@ -85,7 +165,11 @@ class Storm:
         self.directory = directory
         self.fired: Counter[str] = Counter()
         self.gaps_s: list[float] = []
+        self._lines = lines.proxies
         self._proxies: dict[str, ChaosProxy] = {}
+        self._join: Any = None
+        self._floods = 0
+        self._holes: set[asyncio.Task[None]] = set()
         self._outside: subprocess.Popen[bytes] | None = None
         self._updated_at = time.monotonic()
         self._runner_faults: list[tuple[int, str, int]] = []
@@ -98,7 +182,7 @@ class Storm:
             RuntimeError: Training stood still, or nobody came back.
         """
         async with contextlib.AsyncExitStack() as stack:
-            join = JoinFile.read(self.session._pipeline._broker.join_files["runner"])
+            self._join = join = JoinFile.read(self.session._pipeline._broker.join_files["runner"])
             for name in ("data", "weights"):
                 proxy = ChaosProxy(join.addresses[name], seed=self.random.getrandbits(32))
                 self._proxies[name] = await stack.enter_async_context(proxy)
@@ -181,9 +265,61 @@ class Storm:
         if kind == "flood":
             await asyncio.to_thread(_flood, self._proxies["data"].upstream)
             return kind
-        if kind == "cut":
-            return kind if self._proxies["data"].cut() + self._proxies["weights"].cut() else ""
+        if kind == "flood with a key":
+            self._floods += 1
+            await asyncio.to_thread(_flood_with_key, self._join, self._floods)
+            return kind
+        if kind in ("cut", "hole"):
+            return self._cut(kind)
+        if kind == "starting":
+            return await self._hit_who_starts()
         return self._join_or_leave()
+
+    def _cut(self, kind: str) -> str:
+        """Break the connections of one process."""
+        outside = {f"outside {name}": proxy for name, proxy in self._proxies.items()}
+        lines = {**self._lines, **outside}
+        whose = self.random.choice(sorted({name.split()[0] for name in lines}))
+        proxies = [proxy for name, proxy in lines.items() if name.split()[0] == whose]
+        if not any(proxy.num_connections for proxy in proxies):
+            return ""
+        if kind == "hole":
+            seconds = self.random.random() * _MAX_HOLE_S
+            task = asyncio.create_task(_hold_up(proxies, seconds), name="hole")
+            self._holes.add(task)
+            task.add_done_callback(self._holes.discard)
+        else:
+            for proxy in proxies:
+                proxy.cut()
+        return f"{kind} {whose.partition('-')[0]}"
+
+    async def _hit_who_starts(self) -> str:
+        """Kill somebody, and his replacement once its process is there."""
+        role = self.random.choice(("runner", "learner", "broker"))
+        before = self._forked()
+        if self._signal(role, signal.SIGKILL) is None:
+            return ""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            if new := self._forked() - before:
+                await asyncio.sleep(self.random.random() * 0.2)
+                pid, number = (
+                    self.random.choice(sorted(new)),
+                    self.random.choice((signal.SIGKILL, signal.SIGSTOP)),
+                )
+                handles = [*self.session.env_runner_group.handles, *self.session.learner_group.handles]
+                names = {handle.pid: handle.name for handle in handles}
+                if pid in names or pid == self.session._pipeline._broker.handle.pid:
+                    return f"kill {role}"  # it has started already
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                return f"starting {role}"
+            await asyncio.sleep(0.005)
+        return f"kill {role}"
+
+    def _forked(self) -> set[int]:
+        server = psutil.Process(get_fork_server().pid)
+        return {child.pid for child in server.children()}
 
     def _pick(self, role: str) -> Any:
         """One that lives and is not frozen; None: there is none, or it is the last rank."""
@@ -224,8 +360,11 @@ class Storm:
             if self._proxies["data"].num_connections == 0:
                 return ""  # it is about to come
             self._note_copies("runner", "runner", self._outside.pid)
+            if self.random.random() < 0.5:
+                self._outside.terminate()
+                return "leave"
             self._leave()
-            return "leave"
+            return "kill outside"
         self._outside = subprocess.Popen(
             [sys.executable, "-m", "rlzmq", "runner", "--join", str(self.directory / "join.toml")],
             stdout=subprocess.DEVNULL,
@@ -238,6 +377,47 @@ class Storm:
         if self._outside is not None:
             self._outside.kill()
             self._outside.wait()
+
+
+async def _hold_up(proxies: list[ChaosProxy], seconds: float) -> None:
+    """Nothing comes through for a while, then the connections break."""
+    for proxy in proxies:
+        proxy.to_server.black_hole = proxy.to_client.black_hole = True
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        for proxy in proxies:
+            proxy.cut()
+            proxy.to_server.black_hole = proxy.to_client.black_hole = False
+
+
+def _flood_with_key(join: JoinFile, number: int) -> None:
+    """A peer that the run has given a key: it asks and never reads, or comes under ever new names."""
+    context: zmq.Context[Any] = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    try:
+        client.set(zmq.LINGER, 0)
+        client.set(zmq.RCVHWM, 1)
+        client.set(zmq.SNDTIMEO, 50)
+        client.set(zmq.ROUTING_ID, b"storm-%d" % number)
+        keys = join.curve()
+        assert keys is not None
+        keys.apply(client)
+        client.connect(join.addresses["data"])
+        deadline, count = time.monotonic() + _FLOOD_S, 0
+        while time.monotonic() < deadline:
+            count += 1
+            name = f"storm-{number}-{count}"
+            asks = (
+                ConfigRequest(),
+                SnapshotRequest(0, 0),
+                Hello("runner", f"{name}@elsewhere", name, num_envs=1),
+            )
+            with contextlib.suppress(zmq.Again):
+                client.send_multipart(encode_message(asks[(number + (count > 1)) % 3]))
+    finally:
+        client.close(0)
+        context.term()
 
 
 def _flood(address: str) -> None:

@@ -231,11 +231,20 @@ def storm_config(args: argparse.Namespace, directory: Path) -> Any:
 
 async def rage(args: argparse.Namespace, directory: Path) -> bool:
     """A storm; whether training never stood still."""
-    from _storm import MAX_STILL_S, Storm
+    from _storm import MAX_STILL_S, Lines, Storm
 
-    async with storm_config(args, directory).build_async() as algo:
+    config = storm_config(args, directory)
+    async with (
+        Lines(directory, args.seed, config.num_env_runners, config.num_learners) as lines,
+        config.build_async() as algo,
+    ):
         storm = Storm(
-            algo, num_faults=args.faults, seconds=60 * args.minutes, seed=args.seed, directory=directory
+            algo,
+            lines,
+            num_faults=args.faults,
+            seconds=60 * args.minutes,
+            seed=args.seed,
+            directory=directory,
         )
         await storm.run()
         stood_still = [gap for gap in storm.gaps_s if gap > MAX_STILL_S]

@@ -8,7 +8,9 @@ forks are safe. It speaks to the process that started it (the *driver*) over inh
 * one status socket per child: to the driver ``{"pid"}`` then ``{"exit", "stderr"}``; from the driver
   ``{"signal"}``; when the driver closes it, the child is killed.
 
-When the driver ends, however it ends, every child is killed and owned directories are removed.
+When the driver ends, however it ends, every child is killed and owned directories are removed. A child's own
+descendants end with it, also those in sessions or groups of their own: each child, and this process above it, adopts
+orphans (PR_SET_CHILD_SUBREAPER), so whoever is adopted here has lost the child that it belonged to.
 """
 
 from __future__ import annotations
@@ -26,15 +28,21 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from rlzmq.actors.process_state import FORK_SERVER_NAME, end_family
 from rlzmq.actors.stderr_tail import StderrTail
 
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_NAME_PATH = "/proc/self/comm"
+_MAX_REAP_S = 1.0  # for children that were killed to be gone
 _MAX_REQUEST_BYTES = 64 * 1024
 
 
@@ -49,6 +57,8 @@ def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[s
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole job: the driver ends it in order
+    child_name = Path(_NAME_PATH).read_text()
+    Path(_NAME_PATH).write_text(FORK_SERVER_NAME)
     control = socket.socket(fileno=control_fd)
     try:
         driver_fd = os.pidfd_open(driver_pid)
@@ -58,7 +68,7 @@ def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[s
         if os.getppid() != driver_pid:
             return  # it ended before the line above
         _import_all(preload)
-    _Server(control, driver_fd, lifeline_fd).serve()
+    _Server(control, driver_fd, lifeline_fd, child_name).serve()
 
 
 @contextlib.contextmanager
@@ -123,17 +133,15 @@ class _Child:
                 self.status.send(json.dumps(message).encode())
 
     def signal(self, number: int) -> None:
-        # A kill takes the child's own children with it: each child leads a process group.
         with contextlib.suppress(ProcessLookupError):
-            if number == signal.SIGKILL:
-                os.killpg(self.pid, number)
-            else:
-                os.kill(self.pid, number)
+            os.kill(self.pid, number)
 
 
 class _Server:
-    def __init__(self, control: socket.socket, driver_fd: int, lifeline_fd: int) -> None:
+    def __init__(self, control: socket.socket, driver_fd: int, lifeline_fd: int, child_name: str) -> None:
         self._pid = os.getpid()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._child_name = child_name
         self._control = control
         self._driver_fd = driver_fd
         self._lifeline_fd = lifeline_fd
@@ -205,7 +213,10 @@ class _Server:
         code = 70
         try:
             os.setpgid(0, 0)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            libc = ctypes.CDLL(None)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            Path(_NAME_PATH).write_text(self._child_name)
             if os.getppid() != self._pid:  # it died before the line above
                 os._exit(code)
             signal.set_wakeup_fd(-1)
@@ -271,8 +282,8 @@ class _Server:
                 return
             if info is None:
                 return
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(info.si_pid, signal.SIGKILL)  # what the child left behind; its id is still its own
+            # What it left behind; its id is still its own.
+            end_family(info.si_pid, parent=self._pid, spared=self._children)
             _, status = os.waitpid(info.si_pid, 0)
             child = self._children.pop(info.si_pid, None)
             if child is not None:
@@ -293,4 +304,8 @@ class _Server:
         """The driver is gone: leave nothing behind. Never returns."""
         for child in self._children.values():
             child.signal(signal.SIGKILL)
+        deadline = time.monotonic() + _MAX_REAP_S
+        while self._children and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.001)
         _clean_up(self._control, self._directories)

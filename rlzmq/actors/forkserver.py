@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.actors.exit_status import ExitStatus
+from rlzmq.actors.process_state import end_family
 from rlzmq.core.errors import PeerLostError
 
 __all__ = ["PRELOAD", "ForkServer", "ForkedChild", "get_fork_server", "prestart", "shutdown"]
@@ -72,7 +73,7 @@ class ForkedChild:
         self._loop.add_reader(status, self._on_status)
 
     def signal(self, number: int) -> None:
-        """Sends a signal; SIGKILL goes to its whole process group. Nothing happens when it has ended."""
+        """Sends a signal; whom it started ends with it, too. Nothing happens when it has ended."""
         if self._status is not None:
             with contextlib.suppress(OSError):
                 self._status.send(json.dumps({"signal": int(number)}).encode())
@@ -95,6 +96,8 @@ class ForkedChild:
         except OSError:
             data = b""
         if not data:
+            if self.pid and not self.exited.done():
+                end_family(self.pid)  # the fork server, which would do so, has died
             self._end(ExitStatus(None))
             return
         message = json.loads(data)

@@ -1,16 +1,84 @@
-"""The state of a process, as the kernel tells it."""
+"""Processes as the kernel shows them: who is stopped, who belongs to whom, and the end of whole families."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["is_stopped"]
+__all__ = ["FORK_SERVER_NAME", "end_family", "is_stopped"]
+
+FORK_SERVER_NAME = "rlzmq-forks"
+"""A fork server's process calls itself so (at most 15 characters); its children have the same command line."""
+
+_MAX_ROUNDS = 100
+_TRACKER = b"multiprocessing.resource_tracker"
+
+
+class _Process(NamedTuple):
+    pid: int
+    name: str
+    state: str
+    parent: int
+    group: int
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped the process (a debugger's stop does not count)."""
+    process = _read(pid)
+    return process is not None and process.state == "T"
+
+
+def end_family(group: int, *, parent: int = 0, spared: Container[int] = ()) -> None:
+    """Kill what a process that has ended left behind.
+
+    Who cleans up when others have ended, and then ends by itself, is left alone: resource trackers of
+    `multiprocessing` (semaphores, shared memory), and fork servers (their own children and directories).
+
+    Args:
+        group: Process group whose members are killed.
+        parent: Whose children are killed as well, in whatever group or session they are; 0: nobody's.
+        spared: Children of `parent` that live on.
+    """
+    killed: set[int] = set()
+    for _ in range(_MAX_ROUNDS):  # who is killed may have started others meanwhile
+        found = [
+            process.pid
+            for process in _processes()
+            if (process.group == group or (parent and process.parent == parent and process.pid not in spared))
+            and process.state not in "ZX"
+            and process.pid not in killed
+            and not (process.name == FORK_SERVER_NAME or _is_tracker(process.pid))
+        ]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(found)
+
+
+def _processes() -> Iterator[_Process]:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (process := _read(int(name))) is not None:
+            yield process
+
+
+def _read(pid: int) -> _Process | None:
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
+        return None
+    name, _, rest = status.partition("(")[2].rpartition(")")
+    state, parent, group = rest.split()[:3]
+    return _Process(pid, name, state, int(parent), int(group))
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
         return False
-    return status.rpartition(")")[2].split()[0] == "T"

@@ -216,12 +216,18 @@ def _check_autoreset(entry: EnvEntry, vector_env: VectorEnv[Any, Any, Any]) -> N
     )
 
 
+class _AsyncVectorEnv(AsyncVectorEnv):
+    def close_extras(self, timeout: int | float | None = None, terminate: bool = False) -> None:
+        super().close_extras(timeout, terminate)
+        del self.error_queue  # else its semaphores are left to the resource tracker, which warns of them
+
+
 def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, Any, Any]:
     # forkserver: a fork of this process would inherit its threads' locks and open sockets.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     try:
         with _main_module_hidden():
-            return AsyncVectorEnv(creators, context=method)
+            return _AsyncVectorEnv(creators, context=method)
     except RlzmqError:
         raise
     except (RuntimeError, EOFError, BrokenPipeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 from recovery_runs import check_account, kill, small, until
 
@@ -325,3 +327,38 @@ async def test_an_env_that_holds_the_interpreters_lock_is_noticed_by_its_silence
     assert not marker.exists()
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
     assert took_s < 10.0, "5 s on a machine that is not busy"
+
+
+def semaphores_of(pid: int) -> list[Path]:
+    """The named semaphores that a process has mapped, by their inodes: maps tell another name."""
+    mapped = {
+        line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm" in line
+    }
+    inodes = {}
+    for path in Path("/dev/shm").glob("sem.mp-*"):
+        with contextlib.suppress(FileNotFoundError):  # of another program, which has ended
+            inodes[path] = str(path.stat().st_ino)
+    return [path for path, inode in inodes.items() if inode in mapped]
+
+
+async def test_a_killed_runner_with_async_environments_leaves_no_semaphores(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with small(1, 0).env_runners(gym_env_vectorize_mode="async").build_async() as algo:
+        await algo.train()
+        handle = algo.env_runner_group.handles[0]
+        semaphores = semaphores_of(handle.pid)
+        workers = psutil.Process(handle.pid).children(recursive=True)
+        assert semaphores
+        assert workers
+        await kill(handle)
+        result = await algo.train()
+        check_account(result, 2)
+        await until(lambda: not any(name.exists() for name in semaphores))
+        await until(lambda: not any(worker.is_running() for worker in workers))
+        left = semaphores_of(algo.env_runner_group.handles[0].pid)
+        assert left
+    assert not any(name.exists() for name in left), (
+        "removed by the end of the run, which says nothing about them"
+    )
+    assert "leaked" not in capfd.readouterr().err

@@ -1,0 +1,94 @@
+"""Whatever an actor's process started ends with it, and leaves no shared memory or semaphores behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from multiprocessing import get_context
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlzmq.actors import forkserver
+from rlzmq.actors.system import ActorSystem
+
+# Starts a process in a session of its own and ends: an orphan.
+DAEMON = """
+import subprocess
+sleeping = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+print(sleeping.pid, flush=True)
+"""
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+class Family:
+    """Has a child that never listens, a child in a session of its own, an orphan, semaphores and shared memory."""
+
+    def start(self) -> tuple[list[int], list[str]]:
+        context = get_context("forkserver")
+        self.locks = [context.Lock() for _ in range(3)]
+        self.memory = SharedMemory(create=True, size=4096)
+        self.spinning: Any = context.Process(target=spin)
+        self.spinning.start()
+        own_session = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        orphan = subprocess.run([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE, text=True, check=True)
+        names = [f"sem.{lock._semlock.name.lstrip('/')}" for lock in self.locks]
+        return [self.spinning.pid, own_session.pid, int(orphan.stdout)], [*names, self.memory.name]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def left(pids: list[int], names: list[str]) -> list[str]:
+    alive = [str(pid) for pid in pids if lives(pid)]
+    return alive + [name for name in names if Path("/dev/shm", name).exists()]
+
+
+async def until_nothing_is_left(pids: list[int], names: list[str]) -> None:
+    async with asyncio.timeout(30):  # the tracker ends by itself, a moment after the others
+        while left(pids, names):  # noqa: ASYNC110 (facts of the kernel's)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[ActorSystem]:
+    async with ActorSystem() as running:
+        yield running
+
+
+@pytest.mark.parametrize("how", ["signal", "kill", "stop", "fork server"])
+async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> None:
+    other = await system.spawn(Family, name="other")
+    actor = await system.spawn(Family, name="actor")
+    others = await other.start()
+    pids, names = await actor.start()
+    assert len(left(pids, names)) == 7
+    if how == "signal":
+        os.kill(actor.pid, signal.SIGKILL)
+    elif how == "kill":
+        actor.kill()
+    elif how == "stop":
+        await actor.stop()
+    else:
+        os.kill(forkserver.get_fork_server().pid, signal.SIGKILL)
+        for pid in [*pids[1:], *others[0][1:]]:  # in a session of its own: init's now, and not found
+            os.kill(pid, signal.SIGKILL)
+        others = ([], [])
+    await actor.exited
+    await until_nothing_is_left(pids, names)
+    assert len(left(*others)) == len(others[0]) + len(others[1]), "the other one's family lives on"
