@@ -43,9 +43,9 @@ from rlzmq.actors.forkserver import get_fork_server
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
 from rlzmq.core.addresses import split_tcp
+from rlzmq.driver import broker_pipeline
 from rlzmq.net.join_file import JoinFile
-from rlzmq.protocol.messages import ConfigRequest, Hello, SnapshotRequest, encode_message
-from rlzmq.runtime import broker_pipeline
+from rlzmq.wire.messages import ConfigRequest, Hello, SnapshotRequest, encode_message
 from tests.net.chaos_proxy import ChaosProxy
 
 __all__ = ["KINDS", "MAX_STILL_S", "Lines", "Storm"]

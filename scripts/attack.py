@@ -33,8 +33,7 @@ def attack(address: str, server_public: str, num: int, rate: float) -> None:
     from collections import Counter
     from concurrent.futures import ThreadPoolExecutor
 
-    from rlzmq.net.addresses import split_tcp
-
+    from rlzmq.core.addresses import split_tcp
     from tests.security.strangers import KINDS, knock, wrong_keys
 
     host, port = split_tcp(address)

@@ -487,8 +487,7 @@ def _free_port() -> int:
 
 def network(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     """A runner behind 100 ms of latency, 1 % of its packets lost (sent again 0.3 s later), with CURVE."""
-    from rlzmq.net.addresses import split_tcp
-
+    from rlzmq.core.addresses import split_tcp
     from rlzmq.net.join_file import JoinFile
 
     place.mkdir(parents=True)
