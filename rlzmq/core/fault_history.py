@@ -114,7 +114,7 @@ def _check_reports(reports: list[Event]) -> None:
         if report["update"] != expected:
             raise HistoryError(f"update {expected} should be reported next, got update {report['update']}")
         account = report["accounting"]
-        total += report["steps"]
+        total += report["trained"]
         if account["trained"] != total:
             raise HistoryError(
                 f"update {expected}: the account has {account['trained']} trained steps, the reports {total}"

@@ -345,6 +345,7 @@ class BrokerPipeline:
                 update=update_id,
                 generation=report.report.generation,
                 steps=report.report.num_env_steps,
+                trained=report.report.num_kept_steps,
                 fragments=[[str(fragment), num_steps] for fragment, num_steps, _ in fragments],
                 accounting=self.accounting.to_dict(),
             )

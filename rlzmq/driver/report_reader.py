@@ -107,7 +107,7 @@ class ReportReader:
         total_dropped = Counter(report.report.dropped)
         dropped = total_dropped - self._dropped
         self._dropped = total_dropped
-        trained = report.report.num_env_steps if report.report.trained else 0  # else dropped: "skipped"
+        trained = report.report.num_kept_steps  # the others are dropped: "skipped"
         lost = max(0, trained + dropped.total() - sampled - accounting.pending)
         self.num_env_steps_without_report += lost
         accounting.add(sampled=sampled + lost, trained=trained, dropped=dict(dropped))

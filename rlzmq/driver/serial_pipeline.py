@@ -60,6 +60,8 @@ class SerialPipeline:
         )
         trained = time.perf_counter()
         num_kept = num_steps if self._learner.was_trained else 0
+        # What lay in a buffer counted as trained before.
+        num_kept -= sum(item.num_steps for item in self._learner.left_out if num_kept or not item.is_fresh)
         self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         self.push_weights()

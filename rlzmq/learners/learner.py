@@ -13,14 +13,19 @@ One update, in this order::
         apply_gradients                     the ranks' vote, then every optimizer's step
     after_gradient_based_update(timesteps)  once
 
+Where minibatches took no step since their loss or gradients were not finite, the env steps at fault are looked for, and
+the update is made again without them, from its beginning (`rlzmq.learners.unusable`).
+
 Works alone in a notebook on a list of episodes. As one of several ranks (`setup_distributed`) it averages
 gradients with its peers; an update then happens on all ranks or on none.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,10 +42,11 @@ from rlzmq.core.stage_timers import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.core.typed_values import freeze_known, thaw
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
-from rlzmq.learners.learner_ranks import UpdateAgreement
+from rlzmq.learners.learner_ranks import UpdateAgreement, UpdateStart
 from rlzmq.learners.minibatches import MinibatchIterator
 from rlzmq.learners.sources import num_env_steps_of
 from rlzmq.learners.train_batch import TrainBatch, TrainBatchBuilder
+from rlzmq.learners.unusable import LeftOut, UnusableSteps, as_batches
 
 __all__ = ["Learner", "TorchLearner"]
 
@@ -48,6 +54,9 @@ _logger = logging.getLogger(__name__)
 
 # Data that make a loss overflow are rare; after so many updates without a step the reason is another one.
 _MAX_UPDATES_IN_VAIN = 10
+# Some data are found only when what was worse is gone.
+_MAX_SEARCHES = 3
+_OVER = object()
 
 
 @dataclass
@@ -97,6 +106,7 @@ class Learner(LearnerHooks):
         num_minibatches_per_epoch: Of the current (or last) update.
         was_trained: Whether the last update took a step; else its minibatches were not finite, every one.
         num_updates_in_vain: How many updates in a row took none.
+        left_out: Steps that the last update went without, on any rank: with them, the loss was not finite.
         device: Where the modules live.
     """
 
@@ -110,6 +120,10 @@ class Learner(LearnerHooks):
         self._num_module_steps: dict[str, int] = {}  # of the current update, on all ranks
         self.was_trained = True
         self.num_updates_in_vain = 0
+        self.left_out: list[LeftOut] = []
+        self._drawn: list[Any] = []  # what the source gave, in the current update
+        self._fresh_kept: Any = None  # what is left of the fresh data, where some was left out
+        self._num_undone: Counter[str] = Counter()
         self._ended_at: float | None = None
         self._waited_s = self._updated_s = 0.0
 
@@ -198,31 +212,96 @@ class Learner(LearnerHooks):
             else shuffle_batch_per_epoch,
             "num_minibatches": num_total_minibatches or None,
         }
-        self._stats.clear()
-        self._num_skipped = {}
-        self._num_module_steps = {}
-        self._num_env_steps_agreed = 0
         began_at = time.perf_counter()
         self._waited_s = 0.0 if self._ended_at is None else began_at - self._ended_at
-        with ShortTraceback(), self._torch_threads(), self._random_stream(), self.all_or_nothing():
+        self.left_out, self._num_undone, self._fresh_kept = [], Counter(), None
+
+        def train(drawn: Sequence[Any] | None = None) -> _Trained:
+            self._stats.clear()
+            self._num_skipped = {}
+            self._num_module_steps = {}
+            self._num_env_steps_agreed = 0
             self.before_gradient_based_update(timesteps=counters)
+            if drawn is not None:
+                return self._train_on((self._builder.build(episodes=one) for one in drawn), options)
+            self._drawn = []
             if data_iterators is not None:
-                done = self._train_on_iterators(data_iterators, num_total_minibatches)
-            elif episodes is not None:
-                done = self._train_on_source(episodes, options)
-            else:
-                done = self._train_on([self._builder.build(batch=batch, batches=batches)], options)
+                return self._train_on_iterators(data_iterators, num_total_minibatches)
+            if episodes is not None:
+                return self._train_on_source(episodes, options)
+            return self._train_on([self._builder.build(batch=batch, batches=batches)], options)
+
+        with ShortTraceback(), self._torch_threads(), self._random_stream(), self.all_or_nothing() as start:
+            done = train()
+            for _ in range(_MAX_SEARCHES):
+                if not self._num_skipped or not self._leave_out_unusable(start, episodes):
+                    break
+                with self._random_stream():
+                    done = train(self._drawn)
             takes_in = self.group is not None or (episodes is not None and self.source.keeps_data)
-            if not takes_in and not (done.num_minibatches or done.batch.num_env_steps):
+            if not takes_in and not (done.num_minibatches or done.batch.num_env_steps or self.left_out):
                 return self._results(done)  # no data, no update: nothing changes
             self.weights_seq_no += 1
-            self._leave_out_skipped(done)
+            self._leave_out_skipped(done, start)
+            self._drawn, self._fresh_kept = [], None
             self._count(done)
             self.after_gradient_based_update(timesteps=counters)
             self.commit_update(num_skipped=sum(self._num_skipped.values()))
             self._ended_at = time.perf_counter()
             self._updated_s = self._ended_at - began_at
             return self._results(done)
+
+    def _leave_out_unusable(self, start: UpdateStart, fresh: Any) -> bool:
+        """Prepare to make the update again, after some of its minibatches took no step. A collective.
+
+        The steps that made the loss overflow are found, with the weights that the update began with. Then the learner
+        is put back to where the update began, and neither what the source gave nor what it keeps has them any more.
+
+        Returns:
+            False if none are found on any rank, or if they are most of what was trained: then it is the weights, or
+            the loss, and nothing changes.
+        """
+        searches: dict[int, UnusableSteps] = {}
+        for drawn in self._drawn:
+            if id(drawn) not in searches:
+                searches[id(drawn)] = UnusableSteps(self, as_batches(drawn))
+        passes = itertools.chain.from_iterable(search.search() for search in searches.values())
+        with start.weights.in_place():
+            is_over = False
+            while not is_over:
+                is_over = next(passes, _OVER) is _OVER
+                if self.group is not None:
+                    is_over = not int(self.group.all_reduce(torch.tensor([int(not is_over)]), "max")[0])
+        counts = [sum(search.num_steps for search in searches.values())]
+        counts.append(sum(search.num_found for search in searches.values()))
+        num_steps, num_found = map(sum, zip(*self.gather(counts), strict=True))
+        if not 0 < 2 * num_found <= num_steps:
+            return False
+        mine: list[tuple[Any, ...]] = []
+        kept: dict[int, Any] = {}
+        for drawn in self._drawn:
+            search = searches[id(drawn)]
+            if not search.found or id(drawn) in kept:
+                continue
+            _logger.warning(
+                "rank %d, weights version %d: %s made the loss or its gradients NaN or infinite, though the values are "
+                "finite. The update is made again without them.",
+                self.rank,
+                self.weights_seq_no,
+                search,
+            )
+            usable = kept[id(drawn)] = search.without()
+            is_fresh = any(drawn is one for one in (fresh, self._fresh_kept))
+            is_gone = self.source.replace(drawn, usable if usable[0].num_env_steps else None)
+            if is_fresh:
+                self._fresh_kept = usable
+            if is_fresh or is_gone:
+                mine += [(*item, is_fresh) for item in search.left_out()]
+        self.left_out += [LeftOut(*item) for of_rank in self.gather(mine) for item in of_rank]
+        self._drawn = [kept.get(id(drawn), drawn) for drawn in self._drawn]
+        self._num_undone.update(self._num_skipped)
+        start.begin_again()
+        return True
 
     def prepare(self, episodes: Any) -> TrainBatch:
         """Run the learner connector ahead of `update`, e.g. on another thread while an update runs.
@@ -262,8 +341,14 @@ class Learner(LearnerHooks):
             num_batches = int(self.group.all_reduce(torch.tensor([num_batches]), "min")[0])
         rng = np.random.default_rng(derive_seed(self._seed, "source", self.rank, self.weights_seq_no))
         return self._train_on(
-            (self._builder.build(episodes=drawn) for drawn in source.batches(num_batches, rng)), options
+            (self._builder.build(episodes=drawn) for drawn in self._noted(source.batches(num_batches, rng))),
+            options,
         )
+
+    def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for drawn in batches:
+            self._drawn.append(drawn)
+            yield drawn
 
     def _train_on(self, train_batches: Iterable[TrainBatch], options: Mapping[str, Any]) -> _Trained:
         """Train one batch after the other; of several ranks, all have equally many."""
@@ -336,9 +421,10 @@ class Learner(LearnerHooks):
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
         self.num_gradient_updates_lifetime += 1
+        self.num_passes += 1
 
-    def _leave_out_skipped(self, done: _Trained) -> None:
-        """What went through no optimizer step was not trained.
+    def _leave_out_skipped(self, done: _Trained, start: UpdateStart) -> None:
+        """What went through no optimizer step was not trained, and leaves no trace.
 
         Raises:
             NotFiniteError: So it was with update after update.
@@ -350,9 +436,14 @@ class Learner(LearnerHooks):
             if module_id in done.batch.num_module_steps:
                 done.batch.num_module_steps[module_id] = 0
         self.was_trained = not skipped or len(skipped) < len(self.trained_module_ids)
+        start.weights.restore_not_finite()
         if self.was_trained:
             self.num_updates_in_vain = 0
             return
+        start.weights.restore()
+        self.source.rollback(start.source)
+        for drawn in self._drawn:
+            self.source.replace(drawn, None)
         done.batch.num_env_steps = self._num_env_steps_agreed = 0
         self.num_updates_in_vain += 1
         if self.num_updates_in_vain >= _MAX_UPDATES_IN_VAIN:
@@ -393,7 +484,8 @@ class Learner(LearnerHooks):
                 "num_module_steps_trained_lifetime": self.num_module_steps_trained_lifetime.get(module_id, 0),
                 "num_trainable_parameters": self._num_parameters(module_id, trainable=True),
                 "weights_seq_no": self.weights_seq_no,
-                "num_nonfinite_gradients_skipped": self._num_skipped.get(module_id, 0),
+                "num_nonfinite_gradients_skipped": self._num_skipped.get(module_id, 0)
+                + self._num_undone[module_id],
                 "module_train_batch_size_mean": self._minibatch_rows.get(module_id, 0),
             }
             sampled_with = train_batch.mean_weights_seq_no.get(module_id)
@@ -417,7 +509,7 @@ class Learner(LearnerHooks):
             num_non_trainable_parameters=sum(self._num_parameters(m, trainable=False) for m in self.module),
             num_gradient_updates=done.num_minibatches,
             num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
-            num_nonfinite_gradients_skipped=sum(self._num_skipped.values()),
+            num_nonfinite_gradients_skipped=sum(self._num_skipped.values()) + self._num_undone.total(),
             weights_seq_no=self.weights_seq_no,
             learner_thread_in_queue_wait_timer=self._waited_s,
             learner_thread_update_timer=self._updated_s,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rlzmq.learners.data_parallel import DataParallelForward
 
-__all__ = ["COMPARE_EVERY_UPDATES", "LearnerRanks", "UpdateAgreement"]
+__all__ = ["COMPARE_EVERY_UPDATES", "LearnerRanks", "UpdateAgreement", "UpdateStart"]
 
 _log = logging.getLogger("rlzmq.learners")
 
@@ -54,18 +54,55 @@ class UpdateAgreement:
     loss_weights: dict[str, float]
 
 
+class UpdateStart:
+    """What a learner was when an update began.
+
+    Args:
+        learner: The Learner.
+
+    Attributes:
+        weights: Its weights, buffers and optimizers.
+        source: A checkpoint of its source.
+    """
+
+    def __init__(self, learner: LearnerRanks) -> None:
+        self._learner = learner
+        tensors = [t for _, module in learner.module.items() for t in _tensors(module.unwrapped())]
+        self.weights = UpdateSnapshot(tensors, [entry.optimizer for entry in learner._optimizers])
+        self._counters = learner.get_state(["weights_seq_no", "counters", "metrics", "extra"])
+        self.source = learner.source.checkpoint()
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self.weights.restore()
+        self._learner.set_state(self._counters)
+        self._learner.source.rollback(self.source)
+
+    def begin_again(self) -> None:
+        """Put everything back but the source, which has taken in and given what the update trains."""
+        ratio = self._learner.source.ratio
+        planned = None if ratio is None else ratio.get_state()
+        self.weights.restore()
+        self._learner.set_state(self._counters)
+        if ratio is not None and planned is not None:
+            ratio.set_state(planned)
+
+
 class LearnerRanks(LearnerBase):
     """The part of a Learner that knows of its peers. Alone (`group` is None) it does nothing.
 
     Attributes:
         group: The RankGroup; None: alone.
         num_divergences: How often the ranks were found to hold different weights; see `mend_divergence`.
+        num_passes: Minibatches that went through the loss here, whatever became of them.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.group: RankGroup | None = None
         self.num_divergences = 0
+        self.num_passes = 0
+        self._group_aside: RankGroup | None = None
         self._data_parallel: DataParallelForward | None = None
 
     def setup_distributed(
@@ -288,6 +325,37 @@ class LearnerRanks(LearnerBase):
             self.group.vote([], step_id=self.num_gradient_updates_lifetime, num_skipped=num_skipped)
             faults.at("learner.voted")
 
+    @property
+    def progress(self) -> int:
+        """Rises as long as this rank does something; from any thread. Of several ranks: see `RankGroup.num_entered`."""
+        group = self.group or self._group_aside
+        return self.num_passes if group is None else group.num_entered
+
+    @contextmanager
+    def group_aside(self) -> Iterator[None]:
+        """This rank computes something alone: what asks for the other ranks' values gets its own."""
+        self._group_aside = self.group
+        self.group = None
+        try:
+            yield
+        finally:
+            self.group = self._group_aside
+            self._group_aside = None
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's plain value, in rank order. A collective.
+
+        Raises:
+            PeerLostError: A peer died or hangs.
+        """
+        if self.group is None:
+            return [value]
+        packed = msgpack.packb(value)
+        return [
+            msgpack.unpackb(self.group.broadcast_bytes(packed if rank == self.rank else None, rank))
+            for rank in range(self.num_ranks)
+        ]
+
     def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
         """The weighted mean of each named value over all ranks; the same names on all ranks.
 
@@ -308,26 +376,18 @@ class LearnerRanks(LearnerBase):
         }
 
     @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """If the block raises, weights, optimizers, counters, metrics and source of a rank are put back.
+    def all_or_nothing(self) -> Iterator[UpdateStart]:
+        """If the block raises, weights, optimizers, counters, metrics and source are put back.
 
         An error of this rank's own (in a loss, say) makes it leave the group, so that its peers learn of it
         at once instead of waiting for it.
         """
-        if self.group is None:
-            yield
-            return
-        tensors = [t for _, module in self.module.items() for t in _tensors(module.unwrapped())]
-        snapshot = UpdateSnapshot(tensors, [entry.optimizer for entry in self._optimizers])
-        counters = self.get_state(["weights_seq_no", "counters", "metrics", "extra"])
-        source = self.source.checkpoint()
+        start = UpdateStart(self)
         try:
-            yield
+            yield start
         except BaseException as error:
-            snapshot.restore()
-            self.set_state(counters)
-            self.source.rollback(source)
-            if not isinstance(error, (PeerLostError, DesynchronizedError)):
+            start.restore()
+            if self.group is not None and not isinstance(error, (PeerLostError, DesynchronizedError)):
                 self.leave_distributed()
             raise
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 __all__ = ["UpdateSnapshot"]
@@ -16,8 +17,9 @@ __all__ = ["UpdateSnapshot"]
 class UpdateSnapshot:
     """Copies of weights, buffers and optimizer state, so that an update happens whole or not at all.
 
-    A group of learners takes one before each update: when a peer dies in the middle of it, the survivors go
-    back to the weights that all of them had, and the update's data can be trained again.
+    A learner takes one before each update: when a peer dies in the middle of it, the survivors go back to the
+    weights that all of them had, and the update's data can be trained again; so can what is left of them when
+    some made the loss overflow.
 
     Args:
         tensors: Parameters and buffers.
@@ -28,23 +30,45 @@ class UpdateSnapshot:
         self._tensors = list(tensors)
         with torch.no_grad():
             self._copies = [tensor.detach().clone() for tensor in self._tensors]
-        self._optimizers = [(optimizer, _copy_state(optimizer)) for optimizer in optimizers]
+        self._optimizers = [(optimizer, _copied(optimizer.state)) for optimizer in optimizers]
 
     def restore(self) -> None:
         """Put everything back, in place."""
-        with torch.no_grad():
-            for tensor, saved in zip(self._tensors, self._copies, strict=True):
-                tensor.copy_(saved)
+        self._copy(self._copies)
         for optimizer, state in self._optimizers:
             optimizer.state.clear()
-            optimizer.state.update(state)
+            optimizer.state.update(_copied(state))
+
+    def restore_not_finite(self) -> None:
+        """Put back the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
+        with torch.no_grad():
+            for tensor, saved in zip(self._tensors, self._copies, strict=True):
+                is_buffer = not isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+                if is_buffer and not bool(torch.isfinite(tensor).all()):
+                    tensor.copy_(saved)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The weights and buffers as they were, for as long as the block runs."""
+        with torch.no_grad():
+            newer = [tensor.detach().clone() for tensor in self._tensors]
+            self._copy(self._copies)
+        try:
+            yield
+        finally:
+            self._copy(newer)
+
+    def _copy(self, values: list[Tensor]) -> None:
+        with torch.no_grad():
+            for tensor, value in zip(self._tensors, values, strict=True):
+                tensor.copy_(value)
 
 
-def _copy_state(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
+def _copied(state: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, dict[str, Any]]:
     return {
         parameter: {
             key: value.clone() if isinstance(value, Tensor) else copy.copy(value)
             for key, value in values.items()
         }
-        for parameter, values in optimizer.state.items()
+        for parameter, values in state.items()
     }

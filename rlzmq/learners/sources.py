@@ -82,6 +82,19 @@ class BatchSource(ABC):
         """Size of what it keeps, in bytes."""
         return 0
 
+    def replace(self, batch: Any, usable: Any) -> bool:
+        """Keep `usable` in place of a batch that `batches` gave, of which some made a loss overflow.
+
+        Args:
+            batch: The very object.
+            usable: What may be trained of it; None: nothing.
+
+        Returns:
+            Whether what is unusable is not kept any more. Sources that do not know what a batch was made of may give
+            it again: then it is found again.
+        """
+        return not self.keeps_data
+
     @abstractmethod
     def checkpoint(self) -> Any:
         """What `rollback` needs; cheap, nothing is copied."""
@@ -165,6 +178,13 @@ class CircularBuffer(BatchSource):
             drawn = (episodes if left > 1 else None, left - 1)
             self._slots = (*self._slots[:index], drawn, *self._slots[index + 1 :])
             yield episodes
+
+    def replace(self, batch: Any, usable: Any) -> bool:
+        self._slots = tuple(
+            (usable, uses if usable is not None else 0) if held is batch else (held, uses)
+            for held, uses in self._slots
+        )
+        return True
 
     @property
     def keeps_data(self) -> bool:

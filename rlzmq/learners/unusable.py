@@ -1,48 +1,191 @@
-"""Which data made a loss overflow: one more pass over what an update skipped, a batch at a time."""
+"""Which steps made a loss overflow: a search by halves over what an update trained, and the batches without them."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
 
+from rlzmq.episodes.bad_values import BadValues
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.learners.gradients import global_norm
+from rlzmq.learners.update_stats import UpdateStats
 
-__all__ = ["find_unusable"]
+__all__ = ["ORIGIN", "LeftOut", "UnusableSteps", "as_batches"]
 
 _log = logging.getLogger("rlzmq.learners")
 
+ORIGIN = "origin"
+"""The key of a batch's meta under which its owner keeps where it came from: plain values, never read here."""
 
-def find_unusable(learner: Any, batches: Sequence[Any]) -> list[int]:
-    """Which of several batches of episodes, each taken alone, make a loss or its gradients not finite.
+_STEPS = "steps_of_whole"  # in the meta of a batch that was cut: which env steps of the whole one are left
 
-    The learner's rank does it alone, and nothing of it changes. None are found where no batch gives a finite loss:
-    then it is the weights.
+# Halvings per search: each is a forward and a backward pass. What is not narrowed down then is left out whole.
+_MAX_HALVINGS = 100
+_MAX_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Steps that an update went without.
+
+    Attributes:
+        origin: The batch's own, of its meta; None: it has none.
+        first, num_steps: Which env steps of the batch as it came, as `slice_steps` counts them.
+        is_fresh: They came with this update; else they lay in a buffer since one before it.
+    """
+
+    origin: Any
+    first: int
+    num_steps: int
+    is_fresh: bool
+
+
+@dataclass(slots=True)
+class UnusableSteps:
+    """The search through some batches, and what it found: env steps that, taken alone, make a loss or its gradients
+    NaN or infinite.
 
     Args:
-        learner: A Learner, between two updates.
-        batches: EpisodeBatches or MultiAgentEpisodeBatches.
+        learner: A Learner with the weights that the update began with.
+        batches: EpisodeBatches or MultiAgentEpisodeBatches, each as long as it was trained.
+
+    Attributes:
+        found: (index of the batch, first env step, one after the last), in order.
+        num_steps: Env steps of all batches.
     """
-    group, learner.group = learner.group, None  # the other ranks do not wait for this
-    modules = [module.unwrapped() for _, module in learner.module.items()]
-    buffers = [buffer for m in modules if isinstance(m, nn.Module) for buffer in m.buffers()]
-    before, metrics = [buffer.clone() for buffer in buffers], learner.metrics.get_state()
+
+    learner: Any
+    batches: Sequence[Any]
+    found: list[tuple[int, int, int]] = field(default_factory=list)
+    num_steps: int = 0
+    _num_halvings: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_steps = sum(batch.num_env_steps for batch in self.batches)
+
+    @property
+    def num_found(self) -> int:
+        """Env steps that were found."""
+        return sum(end - begin for _, begin, end in self.found)
+
+    def search(self) -> Iterator[None]:
+        """Look for them, with a pause before each pass through the loss, in which ranks may wait for each other.
+
+        Parts of a minibatch's size are tried first, then halves of those that are unusable. Of a part whose halves are
+        usable, each for itself, all is. The learner's rank does it alone; nothing of it but buffers changes.
+        """
+        size = self.learner._setting("minibatch_size", None) or max(1, self.num_steps)
+        try:
+            for index, batch in enumerate(self.batches):
+                for begin in range(0, batch.num_env_steps, size):
+                    part = begin, min(begin + size, batch.num_env_steps)
+                    yield
+                    if not self._is_usable(batch, *part):
+                        yield from self._narrow(index, *part)
+        except Exception:  # the update itself went through: this only looks for what was wrong with it
+            _log.warning(
+                "rank %d: what made the loss overflow is not known", self.learner.rank, exc_info=True
+            )
+            self.found.clear()
+
+    def without(self) -> list[Any]:
+        """The batches without what was found, and without those of which nothing is left."""
+        usable = []
+        for index, batch in enumerate(self.batches):
+            bad = [(begin, end) for of, begin, end in self.found if of == index]
+            if bad:
+                mask = np.ones(batch.num_env_steps, np.bool_)
+                for begin, end in bad:
+                    mask[begin:end] = False
+                cut = BadValues(usable=mask).cut_out_of(batch)
+                cut.meta = {**batch.meta, _STEPS: _steps_of_whole(batch)[mask]}
+                if cut.num_env_steps:
+                    usable.append(cut)
+            else:
+                usable.append(batch)
+        return usable or [self.batches[0].slice_steps(0, 0)]
+
+    def left_out(self) -> Iterator[tuple[Any, int, int]]:
+        """(origin of the batch, first, num_steps) of what was found, before anything was cut out of the batch."""
+        for index, begin, end in self.found:
+            batch = self.batches[index]
+            steps = _steps_of_whole(batch)[begin:end]
+            for run in np.split(steps, np.flatnonzero(np.diff(steps) != 1) + 1):
+                yield batch.meta.get(ORIGIN), int(run[0]), len(run)
+
+    def __str__(self) -> str:
+        shown = [self._describe(*item) for item in self.found[:_MAX_SHOWN]]
+        return ", ".join(shown) + (", …" if len(self.found) > _MAX_SHOWN else "")
+
+    def _narrow(self, index: int, begin: int, end: int) -> Iterator[None]:
+        batch, middle = self.batches[index], (begin + end) // 2
+        bad = []
+        if end - begin > 1 and self._num_halvings < _MAX_HALVINGS:
+            self._num_halvings += 1
+            for half in ((begin, middle), (middle, end)):
+                yield
+                if not self._is_usable(batch, *half):
+                    bad.append(half)
+        if not bad:
+            self.found.append((index, begin, end))
+        for half in bad:
+            yield from self._narrow(index, *half)
+
+    def _is_usable(self, batch: Any, begin: int, end: int) -> bool:
+        with _alone(self.learner):
+            return _is_finite(self.learner, batch.slice_steps(begin, end))
+
+    def _describe(self, index: int, begin: int, end: int) -> str:
+        part = self.batches[index].slice_steps(begin, end)
+        steps = f"{end - begin} env step{'s' if end - begin > 1 else ''}"
+        if isinstance(part, EpisodeBatch):
+            episode, t = part.episode_ids[0], int(part.t_started[0])
+        else:
+            episode, t = part.episode_ids[0], int(part.env_t_started[0])
+        where = f"{steps} from step {t} of episode {episode} (env {int(part.env_index[0])}"
+        origin = part.meta.get(ORIGIN)
+        return where + (")" if origin is None else f", fragment {'/'.join(map(str, origin[:3]))})")
+
+
+def _steps_of_whole(batch: Any) -> Any:
+    steps = batch.meta.get(_STEPS)
+    return np.arange(batch.num_env_steps) if steps is None else steps
+
+
+def as_batches(episodes: Any) -> list[Any]:
+    """What `Learner.update` takes as episodes as a list of batches on columns; [] where that cannot be."""
+    kinds = (EpisodeBatch, MultiAgentEpisodeBatch)
+    listed: list[Any] = [episodes] if isinstance(episodes, kinds) else list(episodes)
+    if listed and all(isinstance(item, kinds) for item in listed):
+        return [batch.updated() for batch in listed]
+    for kind in kinds:
+        try:
+            return [kind.from_episodes(listed)]
+        except (TypeError, ValueError):
+            continue
+    return []
+
+
+@contextmanager
+def _alone(learner: Any) -> Iterator[None]:
+    """What a loss draws, logs or asks other ranks for has no effect on the learner."""
+    stats, learner._stats = learner._stats, UpdateStats()
+    metrics = learner.metrics.get_state()
     try:
-        with torch.random.fork_rng():
-            unusable = [index for index, batch in enumerate(batches) if not _is_finite(learner, batch)]
-    except Exception:  # the update itself went through: this only looks for what was wrong with it
-        _log.warning("rank %d: what made the loss overflow is not known", learner.rank, exc_info=True)
-        return []
+        with torch.random.fork_rng(), learner.group_aside():
+            yield
     finally:
-        learner.group = group
+        learner._stats = stats
+        learner.num_passes += 1
         learner.metrics.set_state(metrics)
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
-    return unusable if len(unusable) < len(batches) else []
 
 
 def _is_finite(learner: Any, batch: Any) -> bool:

@@ -9,8 +9,8 @@ __all__ = ["DROP_REASONS", "DropReason", "StepAccount"]
 
 # surplus: beyond an exact batch; stale: sampled under weights that are too old; fenced: of a
 # superseded incarnation; rejected: malformed, wrong shape or not finite; quarantined: learners died
-# with it; rolled_back: of a lineage that was abandoned for a checkpoint; skipped: its step was not
-# finite and all ranks skipped it.
+# with it; rolled_back: of a lineage that was abandoned for a checkpoint; skipped: it made the loss not
+# finite and was left out of its update, or all ranks skipped all steps of the update.
 DropReason = Literal["surplus", "stale", "fenced", "rejected", "quarantined", "rolled_back", "skipped"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
@@ -68,6 +68,14 @@ class StepAccount:
         self.sampled += num_steps
         self.trained += num_steps
         self.check()
+
+    def retract(self, num_steps: int, reason: DropReason) -> None:
+        """Steps that counted as trained turn out to have lain in a learner's buffer, and are dropped from it."""
+        num_steps = min(num_steps, self.trained)
+        if num_steps:
+            self.trained -= num_steps
+            self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
+            self.check()
 
     def disown(self, num_steps: int) -> None:
         """Pending steps were counted elsewhere already: they were sent a second time."""

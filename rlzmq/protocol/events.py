@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from rlzmq.protocol.weights import Publication
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.messages import Notice, Progress, UpdateReport, Welcome, WireMessage, encode_message
+from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 __all__ = [
@@ -228,7 +229,8 @@ class UpdateTrained:
     Attributes:
         num_trained_steps: Steps that went through the loss (counting replayed ones once per use).
         results: One `values.pack_blob` frame.
-        unusable: Indices of shards that make the loss not finite, each taken alone.
+        left_out: Steps that it went without, on all ranks, since they make the loss not finite: of this update's
+            fragments, or of those of one before it that lay in a buffer.
     """
 
     update_id: int
@@ -236,7 +238,7 @@ class UpdateTrained:
     trained: bool
     num_trained_steps: int
     results: Buffer = b""
-    unusable: tuple[int, ...] = ()
+    left_out: tuple[FragmentRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

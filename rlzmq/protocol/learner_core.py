@@ -288,9 +288,8 @@ class LearnerCore(PeerCore):
             event.num_trained_steps,
         )
         payload = (event.results, *at_hand.train_ranges)
-        if event.unusable:
-            shards = [at_hand.shards[index] for index in event.unusable]
-            payload += tuple(pack_ranges(FragmentRange(s.fragment, s.first, s.num_steps) for s in shards))
+        if event.left_out:
+            payload += tuple(pack_ranges(event.left_out))
         self._memory.done[event.update_id] = Done(done, payload, now)
         return [Send(b"", done, payload)]
 

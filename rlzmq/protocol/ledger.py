@@ -228,33 +228,45 @@ class Ledger:
 
     # ------------------------------------------------------------------ ends
 
-    def commit(self, ranges: Iterable[FragmentRange], *, trained: bool = True) -> None:
-        """An update's ranges are trained (or, if all ranks skipped the step, dropped as such).
+    def commit(self, ranges: Iterable[FragmentRange], *, left_out: Iterable[FragmentRange] = ()) -> int:
+        """An update's ranges are done with: trained, but for what was left out, which is dropped.
 
         What was done or sent before this broker's time is counted here too, once.
+
+        Args:
+            ranges: The whole batch.
+            left_out: Parts of them; or of ranges that an update before has committed as trained, while they lay in a
+                buffer of the learners.
+
+        Returns:
+            By how many env steps the trained ones have become more; negative where more were taken back.
         """
-        for fragment, first, num_steps in ranges:
-            entry, end = self.entries.get(fragment), first + num_steps
+        ranges, left_out = list(ranges), list(left_out)
+        num_trained = 0
+        for item in ranges:
+            (fragment, first, num_steps), end = item, item.first + item.num_steps
+            entry = self.entries.get(fragment)
             newly = 0
+            skipped = min(num_steps, sum(part.num_steps for part in left_out if _is_within(part, item)))
             if entry is not None:
                 # Updates are committed in order, so nothing lies between what is done and `first`;
                 # if it did, it would be lost: count it as such rather than as trained.
                 gap = max(0, min(first, entry.num_steps) - entry.done)
                 newly = max(0, min(end, entry.num_steps) - entry.done - gap)
                 self._advance(entry, end)
-                self.accounting.drop(gap, "skipped")
-                if trained:
-                    self.accounting.train(newly)
-                else:
-                    self.accounting.drop(newly, "skipped")
+                self.accounting.drop(gap + min(skipped, newly), "skipped")
+                self.accounting.train(max(0, newly - skipped))
                 self._close_if_done(entry)
             elif not self.is_committed(fragment):
                 self._remember_done(fragment, end)
-            if newly < num_steps:
-                if trained:
-                    self.accounting.recover(num_steps - newly)
-                else:
-                    self.accounting.refuse(num_steps - newly, "skipped")
+            refused = max(0, skipped - newly)
+            self.accounting.refuse(refused, "skipped")
+            if newly + refused < num_steps:
+                self.accounting.recover(num_steps - newly - refused)
+            num_trained += num_steps - skipped
+        retracted = sum(p.num_steps for p in left_out if not any(_is_within(p, item) for item in ranges))
+        self.accounting.retract(retracted, "skipped")
+        return num_trained - retracted
 
     def note_trained(self, ranges: Iterable[FragmentRange]) -> None:
         """Learners say that these were trained: under an earlier broker, if they are not done here.
@@ -362,3 +374,11 @@ class Ledger:
             self._free[entry.id] = entry
         else:
             self._free.pop(entry.id, None)
+
+
+def _is_within(part: FragmentRange, whole: FragmentRange) -> bool:
+    return (
+        part.fragment == whole.fragment
+        and whole.first <= part.first
+        and part.first + part.num_steps <= whole.first + whole.num_steps
+    )

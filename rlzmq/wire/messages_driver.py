@@ -61,8 +61,9 @@ class UpdateReport(WireMessage):
 
     Attributes:
         min_generation: Of the last RESET that the broker knows: the lineage that it reports on.
-        trained: False if all ranks skipped the step.
         num_env_steps: Of the batch.
+        num_kept_steps: Of them, less what was left out as not finite, also of batches before that learners had in a
+            buffer: negative where that is more.
         num_trained_steps: Trained by all ranks, repetitions counted.
         accounting, dropped: In env steps over the broker's lifetime (and what the driver had before).
         sampling_s: From OPEN_UPDATE until the batch was complete.
@@ -74,8 +75,8 @@ class UpdateReport(WireMessage):
     min_generation: int
     update_id: int
     generation: int
-    trained: bool
     num_env_steps: int
+    num_kept_steps: int
     num_trained_steps: int
     accounting: dict[str, int]
     dropped: dict[str, int]

@@ -113,7 +113,8 @@ class UpdateDone(WireMessage):
     step as not finite). Sent again until UPDATE_COMMITTED.
 
     Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN; two more,
-    packed likewise, where some of this rank's fragments made the loss not finite.
+    packed likewise, with the steps that the update went without on any rank, since they made the loss not finite
+    (also of fragments from updates before it, where ranks keep a buffer).
     """
 
     kind: ClassVar[Kind] = Kind.UPDATE_DONE

@@ -22,6 +22,7 @@ def report(update: int, fragments: list[list[Any]], trained: int, dropped: int =
         "event": "report",
         "update": update,
         "steps": 10,
+        "trained": 10,
         "fragments": fragments,
         "accounting": account,
         "generation": 1,

@@ -33,12 +33,11 @@ def _reader(blamed: list[tuple[int, str]] | None = None) -> ReportReader:
 
 def _report(
     *seqs: int,
-    trained: bool = True,
-    num_env_steps: int = 0,
+    num_kept_steps: int = 0,
     dropped: dict[str, int] | None = None,
     **more: Any,
 ) -> Report:
-    message: Any = SimpleNamespace(num_env_steps=num_env_steps, trained=trained, dropped=dropped or {})
+    message: Any = SimpleNamespace(num_kept_steps=num_kept_steps, dropped=dropped or {})
     return Report(
         message, [(FragmentId(*KEY, seq), 10, b"") for seq in seqs], [], **{"watermarks": {}, **more}
     )
@@ -76,24 +75,32 @@ def test_own_runners_are_trusted_and_blamed_and_others_are_not() -> None:
 def test_the_account_follows_the_brokers() -> None:
     reader, accounting = _reader(), Accounting()
     reader.begin_after({"stale": 100})  # of another driver's run
-    reader.account(_report(num_env_steps=40, dropped={"stale": 100, "surplus": 5}), 50, accounting)
+    reader.account(_report(num_kept_steps=40, dropped={"stale": 100, "surplus": 5}), 50, accounting)
     assert accounting.to_dict() == {"sampled": 50, "trained": 40, "dropped": {"surplus": 5}, "pending": 5}
-    reader.account(_report(num_env_steps=40, dropped={"stale": 101, "surplus": 5}), 36, accounting)
+    reader.account(_report(num_kept_steps=40, dropped={"stale": 101, "surplus": 5}), 36, accounting)
     assert accounting.to_dict()["dropped"] == {"surplus": 5, "stale": 1}
     assert (accounting.pending, reader.num_env_steps_without_report) == (0, 0)
 
 
 def test_steps_of_fragments_that_no_report_names_are_counted_as_such() -> None:
     reader, accounting = _reader(), Accounting()
-    reader.account(_report(num_env_steps=40), 25, accounting)
+    reader.account(_report(num_kept_steps=40), 25, accounting)
     assert (accounting.sampled, accounting.trained, accounting.pending) == (40, 40, 0)
     assert reader.num_env_steps_without_report == 15
 
 
 def test_a_batch_that_all_ranks_skipped_is_dropped_and_not_trained() -> None:
     reader, accounting = _reader(), Accounting()
-    reader.account(_report(num_env_steps=40, trained=False, dropped={"skipped": 40}), 40, accounting)
+    reader.account(_report(dropped={"skipped": 40}), 40, accounting)
     assert accounting.to_dict() == {"sampled": 40, "trained": 0, "dropped": {"skipped": 40}, "pending": 0}
+    assert reader.num_env_steps_without_report == 0
+
+
+def test_what_was_trained_is_taken_back_where_a_buffer_held_what_no_loss_can_use() -> None:
+    reader, accounting = _reader(), Accounting()
+    reader.account(_report(num_kept_steps=40), 40, accounting)
+    reader.account(_report(num_kept_steps=-10, dropped={"skipped": 50}), 40, accounting)
+    assert accounting.to_dict() == {"sampled": 80, "trained": 30, "dropped": {"skipped": 50}, "pending": 0}
     assert reader.num_env_steps_without_report == 0
 
 

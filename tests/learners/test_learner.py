@@ -13,10 +13,8 @@ from torch import Tensor
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.learner import Learner
-from rlzmq.learners.unusable import find_unusable
 from rlzmq.modules.apis import SelfSupervisedLossAPI
 from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import (
@@ -542,36 +540,3 @@ def test_what_a_subclass_logs_is_in_the_results() -> None:
 
     learner = square_learner(learner_class=LoggingLearner)
     assert learner.update(batch=rows(8))["default_policy"]["mine"] == 3.0
-
-
-class OverflowingLearner(SquareLearner):
-    """Its loss is infinite where an input is 9, its gradient where one is 8; it draws and keeps what it may not."""
-
-    def compute_loss_for_module(self, *, batch: Any, fwd_out: Any, **kwargs: Any) -> Tensor:
-        torch.rand(1)
-        self.metrics.log_value("calls", 1, reduce="sum")
-        loss = super().compute_loss_for_module(batch=batch, fwd_out=fwd_out, **kwargs)
-        if bool((batch["obs"] == 9).any()):
-            return loss * float("inf")
-        return loss + torch.sqrt(loss * 0.0) if bool((batch["obs"] == 8).any()) else loss
-
-
-def episode_with(value: float) -> SingleAgentEpisode:
-    episode = SingleAgentEpisode()
-    episode.add_env_reset(np.ones(4, np.float32))
-    for _ in range(3):
-        episode.add_env_step(np.full(4, value, np.float32), 0, 1.0)
-    return episode
-
-
-def test_the_data_that_make_a_loss_or_gradient_infinite_are_found_and_nothing_changes() -> None:
-    learner = square_learner(learner_class=OverflowingLearner)
-    batches = [EpisodeBatch.from_episodes([episode_with(value)]) for value in (1, 9, 2, 8)]
-    learner.update(episodes=batches)
-    assert learner.was_trained is False
-    before, random, logged = weights(learner), torch.get_rng_state(), learner.metrics.get_state()
-    assert find_unusable(learner, batches) == [1, 3]
-    assert find_unusable(learner, [batches[1], batches[3]]) == []  # all of them: it is not the data
-    assert np.array_equal(weights(learner), before)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert learner.metrics.get_state() == logged

@@ -27,7 +27,7 @@ from rlzmq.wire.messages import (
     UpdateReport,
     Welcome,
 )
-from rlzmq.wire.ranges import pack_ranges
+from rlzmq.wire.ranges import FragmentRange, pack_ranges
 from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import unpack_blob
 
@@ -165,11 +165,18 @@ def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
     bench.fragment(steps=20)
     bench.done(bench.make_ready(), trained=False)
     (report,) = bench.sent("driver", UpdateReport)
-    assert not report.trained
+    assert (report.num_env_steps, report.num_kept_steps) == (20, 0)
     assert report.dropped == {"skipped": 20}
 
 
-def test_a_fragment_that_made_the_loss_overflow_is_put_aside_with_what_is_left_of_it():
+def _detail(fragment: FragmentId, num_steps: int) -> str:
+    return (
+        f"{fragment}: the values of {num_steps} env steps are finite, and with them alone the loss or its gradients "
+        "are not"
+    )
+
+
+def test_steps_that_made_the_loss_overflow_are_dropped_and_their_fragment_is_put_aside():
     bench = Bench()
     bench.ready_run(batch=20)
     bench.runner()
@@ -177,19 +184,60 @@ def test_a_fragment_that_made_the_loss_overflow_is_put_aside_with_what_is_left_o
     bench.fragment(steps=15)  # of which an on-policy update takes 5
     plan = bench.make_ready()
     good, bad = bench.state.runs[0].ranges
-    message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, False, 0)
-    bench.send("learner-0", message, (b"results", *pack_ranges([good, bad]), *pack_ranges([bad])))
+    message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, True, 0)
+    left_out = pack_ranges([FragmentRange(bad.fragment, 1, 2), FragmentRange(bad.fragment, 4, 1)])
+    bench.send("learner-0", message, (b"results", *pack_ranges([good, bad]), *left_out))
     (put_aside,) = [item for item in bench.out if isinstance(item, Quarantine)]
     assert put_aside.fragment == bad.fragment
     assert put_aside.frames
-    reason = f"{bad.fragment}: its values are finite, and with them alone the loss or its gradients are not"
-    assert put_aside.reason == reason
+    assert put_aside.reason == _detail(bad.fragment, 3)
     (notice,) = [notice for notice in bench.sent("driver", Notice) if notice.event == "bad_fragment"]
-    assert (notice.role, notice.name, notice.detail) == ("runner", "runner", reason)
+    assert (notice.role, notice.name, notice.detail) == ("runner", "runner", _detail(bad.fragment, 3))
     (report,) = bench.sent("driver", UpdateReport)
-    assert not report.trained
-    assert report.dropped == {"skipped": 20, "quarantined": 10}
+    assert report.num_kept_steps == 17
+    assert report.dropped == {"skipped": 3, "surplus": 10}
     assert bench.state.ledger.entries == {}
+
+
+def test_what_learners_find_in_their_buffers_is_taken_back_and_its_runner_blamed():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.done(bench.make_ready())
+    old = FragmentId("uuid-runner", 1, 0)
+    bench.open(1, batch=20)
+    bench.fragment(steps=20, version=1)
+    plan = bench.make_ready()
+    message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, True, 0)
+    payload = (b"", *pack_ranges(bench.state.runs[1].ranges), *pack_ranges([FragmentRange(old, 3, 4)]))
+    bench.send("learner-0", message, payload)
+    (report,) = bench.sent("driver", UpdateReport)
+    assert report.num_kept_steps == 16
+    assert report.accounting == {"sampled": 40, "trained": 36, "pending": 0}
+    assert report.dropped == {"skipped": 4}
+    (notice,) = [notice for notice in bench.sent("driver", Notice) if notice.event == "bad_fragment"]
+    assert (notice.name, notice.detail) == ("runner", _detail(old, 4))
+
+
+def test_a_runner_whose_fragments_make_the_loss_overflow_again_and_again_is_expelled():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    for update_id in range(10):
+        if update_id:
+            bench.open(update_id, batch=20)
+        bench.fragment(steps=20, version=update_id)
+        plan = bench.make_ready()
+        (bad,) = bench.state.runs[update_id].ranges
+        assert "uuid-runner" in bench.state.runners
+        message = UpdateDone(plan.update_id, plan.attempt, plan.generation, 0, 1, True, 0)
+        bench.send(
+            "learner-0", message, (b"", *pack_ranges([bad]), *pack_ranges([bad._replace(num_steps=1)]))
+        )
+    assert bench.state.runners == {}
+    (refused,) = bench.sent("runner", Refused)
+    assert refused.reason == "expelled"
 
 
 @pytest.mark.parametrize(("version", "generation"), [(1, 1), (10**6, 1), (0, 2)])

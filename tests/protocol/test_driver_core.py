@@ -33,8 +33,8 @@ def _report(core, update_id=0, watermarks=(), dropped=None, accounting=None, **f
     message = m.UpdateReport(
         update_id=update_id,
         generation=1,
-        trained=True,
         num_env_steps=10,
+        num_kept_steps=10,
         num_trained_steps=10,
         accounting=counts,
         dropped=dropped or {},

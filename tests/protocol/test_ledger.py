@@ -70,9 +70,36 @@ def test_released_steps_are_free_again_in_the_same_order():
 
 def test_a_skipped_step_drops_its_data():
     ledger = _ledger(5)
-    ledger.commit([ledger.take(ledger.entries[_id(0)], 5)], trained=False)
+    taken = ledger.take(ledger.entries[_id(0)], 5)
+    assert ledger.commit([taken], left_out=[taken]) == 0
     assert ledger.accounting.dropped == {"skipped": 5}
     assert ledger.is_committed(_id(0))
+
+
+def test_steps_that_an_update_went_without_are_dropped_and_the_others_trained():
+    ledger = _ledger(5, 5)
+    ranges = [ledger.take(ledger.entries[_id(seq)], 5) for seq in (0, 1)]
+    assert ledger.commit(ranges, left_out=[FragmentRange(_id(1), 1, 2), FragmentRange(_id(1), 4, 1)]) == 7
+    assert (ledger.accounting.trained, ledger.accounting.dropped) == (7, {"skipped": 3})
+    assert ledger.is_committed(_id(1))
+
+
+def test_what_is_taken_out_of_a_buffer_later_was_not_trained():
+    ledger = _ledger(5, 5)
+    ledger.commit([ledger.take(ledger.entries[_id(0)], 5)])
+    taken = ledger.take(ledger.entries[_id(1)], 5)
+    assert ledger.commit([taken], left_out=[FragmentRange(_id(0), 0, 2)]) == 3
+    assert (ledger.accounting.trained, ledger.accounting.dropped) == (8, {"skipped": 2})
+
+
+@pytest.mark.parametrize("was_sent_again", [True, False])
+def test_what_was_left_out_under_an_earlier_broker_is_counted_here_once(was_sent_again: bool) -> None:
+    ledger = _ledger(*([5] if was_sent_again else []))
+    whole = FragmentRange(_id(0), 0, 5)
+    assert ledger.commit([whole], left_out=[FragmentRange(_id(0), 2, 1)]) == 4
+    ledger.accept(_id(0), 5, generation=0, version=0)
+    account = ledger.accounting
+    assert (account.sampled, account.trained, account.dropped, account.pending) == (5, 4, {"skipped": 1}, 0)
 
 
 def test_fragments_refused_at_the_door_are_counted_once():
@@ -174,10 +201,19 @@ class LedgerMachine(RuleBasedStateMachine):
             self.updates.append([item for shard in shards for item in shard])
 
     @precondition(lambda self: self.updates)
-    @rule(trained=st.booleans())
-    def commit(self, trained):
+    @rule(data=st.data())
+    def commit(self, data):
         ranges = self.updates.pop(0)
-        self.ledger.commit(ranges, trained=trained)
+        left_out = []
+        for fragment, first, num_steps in ranges:
+            start = data.draw(st.integers(0, num_steps))
+            length = data.draw(st.integers(0, num_steps - start))
+            left_out.append(FragmentRange(fragment, first + start, length))
+        num_left_out = sum(item.num_steps for item in left_out)
+        before = self.ledger.accounting.trained
+        num_trained = self.ledger.commit(ranges, left_out=left_out)
+        assert num_trained == sum(item.num_steps for item in ranges) - num_left_out
+        assert self.ledger.accounting.trained - before == num_trained
         for fragment, first, num_steps in ranges:
             for step in range(first, first + num_steps):
                 assert (fragment, step) not in self.trained, "trained twice"

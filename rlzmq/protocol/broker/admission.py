@@ -126,11 +126,13 @@ class Admission:
         if peer is not None:
             self._door.expel(peer, "it does not read what it is sent")
 
-    def on_unusable(self, runner: str, detail: str) -> None:
-        """A learner could not use a fragment of this runner; one that delivers no other is expelled."""
-        peer = self._state.runners.get(runner)
-        if peer is not None and peer.num_unusable >= _MAX_UNUSABLE:
-            self._door.expel(peer, f"{peer.num_unusable} unusable fragments; the last: {detail}")
+    def expel_blamed(self) -> None:
+        """Learners could not use fragments: a runner from which too many came is expelled."""
+        blamed, self._state.blamed = self._state.blamed, []
+        for runner, detail in blamed:
+            peer = self._state.runners.get(runner)
+            if peer is not None and peer.num_unusable >= _MAX_UNUSABLE:
+                self._door.expel(peer, f"{peer.num_unusable} unusable fragments; the last: {detail}")
 
     # ------------------------------------------------------------------ those who are not registered
 

@@ -157,6 +157,7 @@ class BrokerCore:
         else:
             self._admission.on_malformed(event)
         self._updates.progress(now)
+        self._admission.expel_blamed()
         self._grants.progress(now)
         self._intake.acknowledge()
         out, state.out = [*state.journal.take(), *state.out], []
@@ -215,7 +216,6 @@ class BrokerCore:
         message = event.message
         assert isinstance(message, ShardRefused)
         self._updates.on_shard_refused(message)
-        self._admission.on_unusable(message.fragment.runner, message.detail)
 
     def _on_status_request(self, peer: Peer, event: Received, now: float) -> None:
         self.state.send(peer, Status(), (pack_blob({**self.status(), **self.more_status()}),))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from rlzmq.protocol.broker.state import BrokerState, Peer, Run
 from rlzmq.protocol.events import Quarantine
-from rlzmq.protocol.ledger import Entry
 from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Recovery"]
 
@@ -115,18 +115,21 @@ class Recovery:
             entry.deaths += 1
             if entry.deaths >= state.options.death_limit:
                 detail = f"{fragment}: {entry.deaths} learners died with it"
-                self.set_aside(entry, "quarantined", detail)
+                self.set_aside(entry.id, "quarantined", detail)
                 state.drop(entry, "quarantined")
 
-    def set_aside(self, entry: Entry, event: str, detail: str) -> None:
-        """Quarantines an unusable fragment, counts it against its runner, and tells the driver."""
+    def set_aside(self, fragment: FragmentId, event: str, detail: str) -> None:
+        """Quarantines an unusable fragment where it is still here, counts it against its runner, tells the driver."""
         state = self._state
-        state.out.append(Quarantine(entry.id, detail, entry.frames))
-        peer = state.runners.get(entry.id.runner)
+        entry, peer = state.ledger.entries.get(fragment), state.runners.get(fragment.runner)
+        if entry is not None:
+            state.out.append(Quarantine(entry.id, detail, entry.frames))
         if peer is not None:
             peer.num_bad += 1
             peer.num_unusable += 1
-        state.notify(event, "runner", entry.runner_name, detail)
+            state.blamed.append((peer.uuid, detail))
+        name = entry.runner_name if entry is not None else peer.hello.name if peer is not None else ""
+        state.notify(event, "runner", name, detail)
 
     def release(self, from_update: int = -1) -> None:
         """Gives back what these updates have taken; those before them keep theirs."""

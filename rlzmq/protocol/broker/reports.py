@@ -20,11 +20,12 @@ class Reports:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def make(self, run: Run, opened: OpenedUpdate, versions: list[int], now: float) -> None:
+    def make(self, run: Run, opened: OpenedUpdate, num_kept: int, versions: list[int], now: float) -> None:
         """An update is committed: tell the driver.
 
         Args:
             run, opened: Of the update.
+            num_kept: By how many env steps the trained ones of the account have become more.
             versions: Weights versions of the fragments that it trained.
             now: When it was committed.
         """
@@ -36,8 +37,8 @@ class Reports:
             min_generation=state.min_generation,
             update_id=run.update_id,
             generation=run.generation,
-            trained=run.trained,
             num_env_steps=run.num_steps,
+            num_kept_steps=num_kept,
             num_trained_steps=run.num_trained_steps,
             accounting=accounting.counts(),
             dropped=dict(accounting.dropped),

@@ -110,7 +110,7 @@ class Run:
         is_training: TRAIN was sent: the plan stands until the generation ends.
         results: Per rank, what its UPDATE_DONE brought.
         trained_steps: Per rank, env steps that it trained, repetitions counted.
-        unusable: Fragments that made the loss not finite, as the ranks found out.
+        left_out: Steps that made the loss not finite, as the ranks found out.
         planned_at: When its batch was complete; None if adopted.
     """
 
@@ -128,7 +128,7 @@ class Run:
     trained: bool = True
     trained_steps: dict[int, int] = field(default_factory=dict)
     results: dict[int, Buffer] = field(default_factory=dict)
-    unusable: set[FragmentId] = field(default_factory=set)
+    left_out: set[FragmentRange] = field(default_factory=set)
     planned_at: float | None = None
 
     @property
@@ -197,6 +197,7 @@ class BrokerState:
         self.unpublished: dict[int, int] = {}
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
         self.settled: list[FragmentId] = []  # done with, for the next report
+        self.blamed: list[tuple[str, str]] = []  # runners of unusable fragments, and why: to be looked at
         self.is_paused = False
         # data
         self.ledger = Ledger()

@@ -48,7 +48,7 @@ class Updates:
             return
         self._recovery.release(message.update_id)
         detail = f"{message.fragment}: {message.reason}: {message.detail}"
-        self._recovery.set_aside(entry, "bad_fragment", detail)
+        self._recovery.set_aside(entry.id, "bad_fragment", detail)
         state.drop(entry, "rejected")
 
     def on_update_done(self, peer: Peer, event: Received, now: float) -> None:
@@ -58,7 +58,7 @@ class Updates:
         if message.rank != peer.hello.rank:
             return
         ranges = unpack_ranges(event.payload[1:3])
-        unusable = unpack_ranges(event.payload[3:]) if len(event.payload) > 3 else []
+        left_out = unpack_ranges(event.payload[3:]) if len(event.payload) > 3 else []
         if state.next_commit is not None and message.update_id < state.next_commit:
             self._recovery.note_trained(ranges)
             peer.next_update = max(peer.next_update, message.update_id + 1)
@@ -74,7 +74,7 @@ class Updates:
         run.results[message.rank] = event.payload[0] if event.payload else b""
         run.trained = message.trained
         run.trained_steps[message.rank] = message.num_trained_steps
-        run.unusable.update(item.fragment for item in unusable)
+        run.left_out.update(left_out)
         peer.next_update = max(peer.next_update, message.update_id + 1)
         if len(run.results) >= run.num_ranks:
             run.is_settled = True
@@ -116,15 +116,16 @@ class Updates:
         for entry in entries:
             state.to_be_reported(entry)
         versions = [entry.version for entry in entries] or [update.weights_version]
-        unusable = [entry for entry in entries if entry.id in run.unusable]
-        for entry in unusable:
+        for fragment in sorted({item.fragment for item in run.left_out}):
+            num_steps = sum(item.num_steps for item in run.left_out if item.fragment == fragment)
             detail = (
-                f"{entry.id}: its values are finite, and with them alone the loss or its gradients are not"
+                f"{fragment}: the values of {num_steps} env steps are finite, and with them alone the loss or its "
+                "gradients are not"
             )
-            self._recovery.set_aside(entry, "bad_fragment", detail)
-        ledger.commit(run.ranges, trained=run.trained)
-        for entry in unusable:
-            state.drop(entry, "quarantined")
+            self._recovery.set_aside(fragment, "bad_fragment", detail)
+        num_kept = ledger.commit(
+            run.ranges, left_out=run.left_out if run.trained else {*run.ranges, *run.left_out}
+        )
         state.journal.trained(run.update_id, run.ranges)
         del state.runs[run.update_id]
         del state.open[run.update_id]
@@ -134,7 +135,7 @@ class Updates:
         if update.staleness == 0:
             # Whatever is left was sampled for this exact batch or before it.
             self._drop_older(update.weights_version + 1, "surplus")
-        self._reports.make(run, opened, versions, now)
+        self._reports.make(run, opened, num_kept, versions, now)
 
     # ------------------------------------------------------------------ planning
 

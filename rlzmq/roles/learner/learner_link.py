@@ -19,7 +19,7 @@ from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.learners.distributed import DesynchronizedError
-from rlzmq.learners.unusable import find_unusable
+from rlzmq.learners.unusable import ORIGIN
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
@@ -37,6 +37,8 @@ from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buf
 from rlzmq.roles.fragment_data import open_fragment
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.peer_link import Curve, PeerLink, new_peer_id
+from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import pack_blob
 
 __all__ = ["LearnerLink"]
@@ -120,10 +122,7 @@ class LearnerLink(PeerLink):
             self._run_blocking(self._snapshot).add_done_callback(self._publish)
 
     def _tick(self) -> None:
-        group = self._learner.group
-        self.core.progress = (
-            group.num_entered if group is not None else self._learner.num_gradient_updates_lifetime
-        )
+        self.core.progress = self._learner.progress
         super()._tick()
 
     def act(self, instruction: Instruction) -> None:
@@ -139,6 +138,7 @@ class LearnerLink(PeerLink):
         try:
             batch = open_fragment(shard.frames, self._check, is_multi_agent=self._is_multi_agent)
             batch = _steps_of(batch, shard)
+            batch.meta[ORIGIN] = (*shard.fragment, shard.first)
         except MemoryError:
             raise
         except Exception as error:  # whatever it is, whoever sent it: a shard is decoded or refused
@@ -160,17 +160,14 @@ class LearnerLink(PeerLink):
 
         faults.at("learner.train")
 
-        def job() -> tuple[bytes, Any, int, list[int]]:
+        def job() -> tuple[bytes, Any, int]:
             results = self._learner.update(
                 # Without any sampling the learner's own count of trained steps is what schedules follow.
                 episodes=batches,
                 timesteps={"num_env_steps_sampled_lifetime": num_steps} if num_steps else None,
             )
-            has_skipped = results["__all_modules__"]["num_nonfinite_gradients_skipped"] > 0
-            unusable = find_unusable(self._learner, batches) if has_skipped else []
             weights = self._snapshot() if self._rank == 0 else None
-            num_trained = results["__all_modules__"]["num_env_steps_trained"]
-            return pack_blob(results), weights, num_trained, unusable
+            return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
         def finish(done: Any) -> None:
             if done.cancelled():
@@ -185,7 +182,13 @@ class LearnerLink(PeerLink):
                 return
             faults.at("learner.trained")
             self._check.trained()
-            self.num_env_steps_before = num_steps
+            left_out = tuple(
+                FragmentRange(FragmentId(*item.origin[:3]), item.origin[3] + item.first, item.num_steps)
+                for item in self._learner.left_out
+            )
+            was_trained = self._learner.was_trained
+            if was_trained:
+                self.num_env_steps_before = num_steps - sum(item.num_steps for item in left_out)
             if faults.is_recording:
                 ranges = [[str(f), first, n] for f, first, n in self.core.training_ranges(update.update_id)]
                 faults.record(
@@ -196,10 +199,9 @@ class LearnerLink(PeerLink):
                     rank=self._rank,
                     ranges=ranges,
                 )
-            blob, weights, num_trained, unusable = done.result()
-            was_trained = self._learner.was_trained
+            blob, weights, num_trained = done.result()
             trained = UpdateTrained(
-                update.update_id, update.attempt, was_trained, num_trained, blob, tuple(unusable)
+                update.update_id, update.attempt, was_trained, num_trained, blob, left_out
             )
             if weights is not None:
                 self.handle(weights)
