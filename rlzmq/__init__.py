@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.import_errors import MissingNameFinder, import_failure
+from rlzmq.core.version import __version__
 
 if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.actors.system import ActorHandle as ActorHandle, ActorSystem as ActorSystem
@@ -190,8 +191,6 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.driver.env_runner_group import EnvRunnerGroup as EnvRunnerGroup
     from rlzmq.driver.learner_group import LearnerGroup as LearnerGroup
     from rlzmq.driver.parallel_sample import synchronous_parallel_sample as synchronous_parallel_sample
-
-__version__ = "0.1.0"
 
 # public name -> module that defines it, relative to this package
 _EXPORTS: dict[str, str] = {

@@ -133,13 +133,11 @@ class ForkServer:
     """
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
-        import rlzmq
-
         self._owner_pid = os.getpid()
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline_read, self._lifeline_write = os.pipe()
-        root = str(Path(rlzmq.__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         fds = (theirs.fileno(), lifeline_read)
         # One thread everywhere by default: children take the driver's own settings over later.
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

@@ -16,6 +16,8 @@ from rlzmq.algorithms.checkpoints import (
     read_algorithm,
 )
 from rlzmq.algorithms.policy import Policy
+from rlzmq.algorithms.registry import config_class_named
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.driver.env_runner_group import EnvRunnerGroup
 from rlzmq.driver.learner_group import LearnerGroup
@@ -50,11 +52,9 @@ class Algorithm:
     @classmethod
     def get_default_config(cls) -> Any:
         """A config of this algorithm with its defaults; algorithms of one's own override it, or set `config_class`."""
-        from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+        return (cls.config_class or config_class_named("AlgorithmConfig"))(algo_class=cls)
 
-        return (cls.config_class or AlgorithmConfig)(algo_class=cls)
-
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: BaseConfig) -> None:
         _check_is_config(type(self), config)
         if not config.is_frozen:
             config = config._for_build(None, True)
@@ -214,7 +214,9 @@ class Algorithm:
         self.restore_from_path(path)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, *, config: Any = None, trust_code: bool = False) -> Self:
+    def from_checkpoint(
+        cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+    ) -> Self:
         """An algorithm that goes on from a checkpoint.
 
         Args:
@@ -257,7 +259,9 @@ class Algorithm:
         return self._run(self._async.save_checkpoint())  # type: ignore[no-any-return]
 
     @classmethod
-    def resume(cls, directory: str | Path, *, config: Any = None, trust_code: bool = False) -> Self:
+    def resume(
+        cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+    ) -> Self:
         """An algorithm that goes on in a run directory, and keeps its checkpoints there.
 
         It begins with the newest whole checkpoint in it, or anew where there is none.
@@ -313,15 +317,13 @@ class _WithStepOfFace(AsyncAlgorithm):
         return await in_calling_thread(self._face.algorithm.training_step)
 
 
-def _check_is_config(algorithm: type[Algorithm], config: Any) -> None:
+def _check_is_config(algorithm: type[Algorithm], config: BaseConfig) -> None:
     """What people write first: ``PPO("CartPole-v1")``, a dict, or the config's class.
 
     Raises:
         TypeError: It is no config; says what to write.
     """
-    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
-
-    if isinstance(config, AlgorithmConfig):
+    if isinstance(config, BaseConfig):
         return
     own = algorithm.config_class.__name__ if algorithm.config_class is not None else "AlgorithmConfig"
     text = f"{own}().environment({config!r})" if isinstance(config, str) else f"{own}().environment(…)"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.algorithms.presets import apply_preset, find_preset
-from rlzmq.algorithms.registry import algorithm_class_of, algorithm_of
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import load_named
-from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.lazy import LazyModule
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
@@ -51,6 +50,7 @@ class AlgorithmConfig(BaseConfig):
     """
 
     # What an algorithm is made of, by name: it brings torch.
+    _algorithm: ClassVar[str] = ""  # the public name of its Algorithm class
     _learner_class: ClassVar[str] = "rlzmq.learners.learner:TorchLearner"
     _module_class: ClassVar[str] = ""  # the default actor-critic
 
@@ -68,7 +68,7 @@ class AlgorithmConfig(BaseConfig):
             >>> config = PPOConfig.preset("CartPole-v1").training(lr=3e-4)
         """
         config = cls()
-        algorithm = algorithm_of(cls)
+        algorithm = cls._algorithm.lower()
         found = find_preset(algorithm, env)
         config.environment(found)
         apply_preset(config, algorithm, found)
@@ -99,18 +99,10 @@ class AlgorithmConfig(BaseConfig):
         with ShortTraceback():
             return async_algorithm.AsyncAlgorithm(self._for_build(env, use_copy))
 
-    def _algorithm_class(self) -> Any:
-        algo_class = self._algo_class or self._default_algo_class()
-        if algo_class is None:
-            raise ConfigurationError(
-                f"{type(self).__name__} names no algorithm: use an algorithm's own config, e.g. PPOConfig(), "
-                "or AlgorithmConfig(algo_class=YourAlgorithm)."
-            )
-        return algo_class
-
     def _default_algo_class(self) -> Any:
         """The Algorithm that this config class, or the nearest of its bases, is of."""
-        return algorithm_class_of(type(self))
+        public = importlib.import_module("rlzmq")  # which explains what goes wrong in the import
+        return getattr(public, self._algorithm) if self._algorithm else None
 
     # -- connectors -----------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.run_state import RunState
 from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.algorithms.training_loop import TrainingLoop
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import CheckpointError, ClosedError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
@@ -68,7 +69,7 @@ class AsyncAlgorithm:
         session: Who samples and who learns.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: BaseConfig) -> None:
         apply_log_level(config)
         self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.custom_stats_cls_lookup)
         self.session = Session(config)
@@ -455,7 +456,7 @@ class AsyncAlgorithm:
 
     @classmethod
     async def from_checkpoint(
-        cls, path: str | Path, *, config: Any = None, trust_code: bool = False
+        cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> AsyncAlgorithm:
         """A started algorithm that goes on from a checkpoint.
 
@@ -507,7 +508,7 @@ class AsyncAlgorithm:
 
     @classmethod
     async def resume(
-        cls, directory: str | Path, *, config: Any = None, trust_code: bool = False
+        cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> AsyncAlgorithm:
         """A started algorithm that goes on in a run directory, and keeps its checkpoints there.
 

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.callbacks import CallbackList
 
 __all__ = ["Face"]
@@ -23,7 +24,7 @@ class Face:
         callbacks: All of the config.
     """
 
-    def __init__(self, algorithm: Any, config: Any) -> None:
+    def __init__(self, algorithm: Any, config: BaseConfig) -> None:
         self.algorithm = algorithm
         self.callbacks = CallbackList(config)
 

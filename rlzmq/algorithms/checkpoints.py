@@ -7,11 +7,12 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlzmq.algorithms.registry import ALGORITHMS, config_class_named, name_of_config
 from rlzmq.algorithms.state_tree import to_parts, to_tree
 from rlzmq.algorithms.stored_modules import with_stored_modules
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import load_named, names_code, plain_setting
 from rlzmq.core.checkpoint import find_inside, local_path, read_checkpoint, read_manifest, write_checkpoint
 from rlzmq.core.checkpoint_series import find_checkpoint
@@ -35,6 +36,7 @@ __all__ = [
 
 _log = logging.getLogger("rlzmq.checkpoints")
 
+_Config = TypeVar("_Config", bound=BaseConfig)
 _CONFIG = "config"
 # Where a run keeps its data on its machine: a run that goes on from a checkpoint says so anew.
 _PLACES = ("durability", "journal_dir")
@@ -42,7 +44,9 @@ _NEEDED = ("algorithm", "learner_group/learner", "env_runner", "accounting")
 _MODULES = "learner_group/learner/rl_module"
 
 
-def write_algorithm(path: str | Path | None, algorithm: Any, config: Any, state: Mapping[str, Any]) -> str:
+def write_algorithm(
+    path: str | Path | None, algorithm: Any, config: BaseConfig, state: Mapping[str, Any]
+) -> str:
     """Write state and config as one checkpoint; the absolute path.
 
     Without a path it is a new directory in the temporary one, which a log line names; of one that could not be
@@ -65,7 +69,7 @@ def write_algorithm(path: str | Path | None, algorithm: Any, config: Any, state:
 
 
 def to_components(
-    algorithm: Any, config: Any, state: Mapping[str, Any]
+    algorithm: Any, config: BaseConfig, state: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `write_checkpoint` takes: the components (state and config), and what the manifest says of them."""
     values, left_out = {}, []
@@ -124,7 +128,7 @@ def read_algorithm(path: str | Path) -> dict[str, Any]:
     return state
 
 
-def load_config(path: str | Path, *, trust_code: bool = False) -> Any:
+def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
     """The config that a checkpoint was written with.
 
     Args:
@@ -150,7 +154,7 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> Any:
     return config_class.from_state(stored["values"])
 
 
-def _config_class(path: Path, trust_code: bool) -> Any:
+def _config_class(path: Path, trust_code: bool) -> type[BaseConfig]:
     """The class of the stored config. One that is not the library's own is code, too."""
     about = read_manifest(path)["about"]
     built_in = config_class_named(str(about.get("config")))
@@ -173,8 +177,8 @@ def _config_class(path: Path, trust_code: bool) -> Any:
 
 
 def config_to_go_on_with(
-    path: str | Path, state: Mapping[str, Any], config: Any, *, trust_code: bool = False
-) -> Any:
+    path: str | Path, state: Mapping[str, Any], config: BaseConfig | None, *, trust_code: bool = False
+) -> BaseConfig:
     """The config of a run that goes on from a checkpoint: with its modules, and its seed.
 
     Args:
@@ -239,7 +243,7 @@ def read_component(path: str | Path, component: str) -> dict[str, Any]:
     return state  # type: ignore[no-any-return]
 
 
-def with_stored_seed(config: Any, path: str | Path) -> Any:
+def with_stored_seed(config: _Config, path: str | Path) -> _Config:
     """`config`, with the seed that the run before had if it names none: the run goes on, and whoever
     joined it before is still of the same config."""
     if config.seed is not None:

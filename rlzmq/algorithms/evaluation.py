@@ -19,6 +19,7 @@ from typing import Any
 from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.callback_dispatch import Face
 from rlzmq.algorithms.results import merge_into
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.typed_values import freeze_known, thaw
@@ -52,7 +53,7 @@ class Evaluation:
         metrics: The algorithm's MetricsLogger, for callbacks.
     """
 
-    def __init__(self, config: Any, session: Session, face: Face, metrics: MetricsLogger) -> None:
+    def __init__(self, config: BaseConfig, session: Session, face: Face, metrics: MetricsLogger) -> None:
         self._config = config
         self._session = session
         self._face = face
@@ -78,7 +79,7 @@ class Evaluation:
         self.env_runner_group = group
         return group
 
-    async def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> None:
+    async def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> None:
         """From now on the evaluation runners have these modules.
 
         Args:
@@ -219,7 +220,8 @@ class Evaluation:
         return SamplingRound(group, until_end=until_end, force_reset=force_reset)
 
     async def _call_custom_function(self) -> dict[str, Any]:
-        function, algorithm = self._config.custom_evaluation_function, self._face.algorithm
+        function: Any = self._config.custom_evaluation_function
+        algorithm = self._face.algorithm
         outcome = await in_calling_thread(lambda: function(algorithm, algorithm.eval_env_runner_group))
         if inspect.isawaitable(outcome):
             outcome = await outcome

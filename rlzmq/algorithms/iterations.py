@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlzmq.algorithms.results import ResultBuilder
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.typed_values import freeze_known, thaw
 from rlzmq.driver.session import Session
@@ -27,7 +28,7 @@ class Iterations:
         results: Collects the reports.
     """
 
-    def __init__(self, config: Any, session: Session, metrics: MetricsLogger) -> None:
+    def __init__(self, config: BaseConfig, session: Session, metrics: MetricsLogger) -> None:
         self._config = config
         self._session = session
         self._metrics = metrics

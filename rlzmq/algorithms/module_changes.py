@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.module_configs import ModuleConfigs
@@ -40,14 +41,14 @@ class ModuleChange:
 
 
 def with_module(
-    config: Any,
+    config: BaseConfig,
     module_id: str,
     module_spec: RLModuleSpec | None = None,
     *,
     config_overrides: Mapping[str, Any] | None = None,
     new_agent_to_module_mapping_fn: MappingFn | None = None,
     new_should_module_be_updated: Any = None,
-) -> Any:
+) -> BaseConfig:
     """A copy of `config` that has one module more; frozen if `config` is.
 
     Arguments are as of `Algorithm.add_module`.
@@ -80,12 +81,12 @@ def with_module(
 
 
 def without_module(
-    config: Any,
+    config: BaseConfig,
     module_id: str,
     *,
     new_agent_to_module_mapping_fn: MappingFn | None = None,
     new_should_module_be_updated: Any = None,
-) -> Any:
+) -> BaseConfig:
     """A copy of `config` that has one module less; frozen if `config` is.
 
     Raises:
@@ -123,7 +124,7 @@ def without_module(
     return _finished(config, new, new_agent_to_module_mapping_fn, new_should_module_be_updated)
 
 
-def _finished(config: Any, new: Any, mapping_fn: MappingFn | None, to_train: Any) -> Any:
+def _finished(config: BaseConfig, new: BaseConfig, mapping_fn: MappingFn | None, to_train: Any) -> BaseConfig:
     if mapping_fn is not None:
         new.policy_mapping_fn = mapping_fn
     if to_train is not None:
@@ -246,7 +247,7 @@ def plan_training(before: ModuleConfigs, module_ids: Sequence[str] | None) -> Mo
     return ModuleChange(ModuleConfigs(**places), change)
 
 
-def training(config: Any, module_ids: Sequence[str] | None) -> Any:
+def training(config: BaseConfig, module_ids: Sequence[str] | None) -> BaseConfig:
     """`config`, or a copy, that trains these of its modules; None: all."""
     trained = module_ids and [module_id for module_id in module_ids if module_id in config.module_ids]
     now = config.policies_to_train
@@ -259,7 +260,7 @@ def training(config: Any, module_ids: Sequence[str] | None) -> Any:
     return new
 
 
-def _with_new_rules(config: Any, mapping_fn: MappingFn | None, to_train: Any) -> Any:
+def _with_new_rules(config: BaseConfig, mapping_fn: MappingFn | None, to_train: Any) -> BaseConfig:
     if mapping_fn is None and to_train is None:
         return config
     new = config.copy(copy_frozen=False)

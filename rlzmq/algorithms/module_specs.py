@@ -7,9 +7,11 @@ from typing import Any
 
 from gymnasium.spaces import Dict as DictSpace
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
+from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from rlzmq.runners.multi.module_spaces import module_spaces
@@ -18,7 +20,7 @@ __all__ = ["multi_rl_module_spec"]
 
 
 def multi_rl_module_spec(
-    config: Any, env: Any, spaces: Mapping[str, Any] | None, inference_only: bool
+    config: BaseConfig, env: Any, spaces: Mapping[str, Any] | None, inference_only: bool
 ) -> MultiRLModuleSpec:
     """All modules of `config` with their spaces, classes and model settings filled in.
 
@@ -60,7 +62,7 @@ def multi_rl_module_spec(
     return result
 
 
-def _given_specs(config: Any) -> dict[str, RLModuleSpec | None]:
+def _given_specs(config: BaseConfig) -> dict[str, RLModuleSpec | None]:
     specs: dict[str, RLModuleSpec | None] = dict.fromkeys(config.module_ids)
     outer = config.rl_module_spec
     if isinstance(outer, MultiRLModuleSpec):
@@ -77,7 +79,7 @@ def _given_specs(config: Any) -> dict[str, RLModuleSpec | None]:
 
 
 def _module_spaces(
-    config: Any, env: Any, spaces: Mapping[str, Any] | None, module_ids: list[str]
+    config: BaseConfig, env: Any, spaces: Mapping[str, Any] | None, module_ids: list[str]
 ) -> dict[str, tuple[Any, Any]]:
     spaces = dict(spaces or {})
     known = {mid: tuple(spaces[mid]) for mid in module_ids if mid in spaces}
@@ -94,7 +96,8 @@ def _module_spaces(
         return {**dict.fromkeys(module_ids, (observation_space, action_space)), **known}
     if not isinstance(observation_space, DictSpace) or not isinstance(action_space, DictSpace):
         return {mid: known.get(mid, (observation_space, action_space)) for mid in module_ids}
-    told = module_spaces(module_ids, config.policy_mapping_fn, observation_space, action_space)
+    mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
+    told = module_spaces(module_ids, mapping_fn, observation_space, action_space)
     return {**told, **known}
 
 

@@ -18,6 +18,7 @@ import torch
 from rlzmq.algorithms.checkpoints import load_config, read_algorithm
 from rlzmq.algorithms.policy_inputs import as_batch_of, as_value_of, first_row
 from rlzmq.algorithms.stored_modules import with_stored_modules
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
@@ -25,7 +26,7 @@ from rlzmq.core.space_plain import space_from_plain
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import num_items, tree_map, tree_stack, tree_unstack
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
-from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode, default_agent_to_module_mapping_fn
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.runners.module_step import ModuleStep
 
@@ -68,7 +69,7 @@ class Policy:
 
     def __init__(
         self,
-        config: Any,
+        config: BaseConfig,
         modules: Any,
         *,
         spaces: tuple[Any, Any],
@@ -80,7 +81,7 @@ class Policy:
         self.config = config
         self._modules = modules.eval()
         self._is_multi_agent: bool = config.is_multi_agent
-        self._mapping_fn = config.policy_mapping_fn
+        self._mapping_fn = config.policy_mapping_fn or default_agent_to_module_mapping_fn
         self._agent_id = agent_id
         self.observation_space, self.action_space = spaces
         if module_id is None and not self._is_multi_agent:
@@ -139,7 +140,7 @@ class Policy:
         *,
         module_id: str | None = None,
         agent_id: Any = None,
-        config: Any = None,
+        config: BaseConfig | None = None,
         trust_code: bool = False,
     ) -> Self:
         """The policy of an algorithm's checkpoint; the env need not be there.

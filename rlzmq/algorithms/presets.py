@@ -6,6 +6,7 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
@@ -36,7 +37,7 @@ def find_preset(algorithm: str, name: str) -> str:
     return name if name in presets else found[0]
 
 
-def apply_preset(config: Any, algorithm: str, env: object) -> bool:
+def apply_preset(config: BaseConfig, algorithm: str, env: object) -> bool:
     """Set what the algorithm's preset for `env` says, if there is one.
 
     Args:

@@ -1,13 +1,13 @@
-"""The algorithms by name, for the command line, for checkpoints, and for configs that build them.
+"""The algorithms by name, for the command line and for checkpoints.
 
 Code is imported when it is asked for: an algorithm brings torch.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import load_named
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.suggest import did_you_mean
@@ -15,8 +15,6 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = [
     "ALGORITHMS",
     "BASE_CONFIG",
-    "algorithm_class_of",
-    "algorithm_of",
     "config_class_named",
     "get_config_class",
     "name_of_config",
@@ -41,28 +39,13 @@ def get_config_class(algorithm: str) -> Any:
     return load_named(ALGORITHMS[algorithm.lower()])
 
 
-def algorithm_of(config_class: type) -> str:
-    """The name of the algorithm that a config class, or the nearest of its bases, is of; "" if there is none."""
-    names = {_name(path): name for name, path in ALGORITHMS.items()}
-    return next((names[klass.__name__] for klass in config_class.__mro__ if klass.__name__ in names), "")
-
-
-def algorithm_class_of(config_class: type) -> Any:
-    """The Algorithm of a config class, or None: its public name is the config's without "Config"."""
-    algorithm = algorithm_of(config_class)
-    if not algorithm:
-        return None
-    public = importlib.import_module("rlzmq")  # which explains what goes wrong in the import
-    return getattr(public, _name(ALGORITHMS[algorithm]).removesuffix("Config"))
-
-
 def name_of_config(config_class: type) -> str:
     """What a checkpoint calls a config class: the nearest built-in one's name."""
     names = {_name(path) for path in (BASE_CONFIG, *ALGORITHMS.values())}
     return next(klass.__name__ for klass in config_class.__mro__ if klass.__name__ in names)
 
 
-def config_class_named(name: str) -> Any:
+def config_class_named(name: str) -> type[BaseConfig]:
     """The built-in config class of that name; nothing else is ever imported.
 
     Raises:
@@ -70,7 +53,7 @@ def config_class_named(name: str) -> Any:
     """
     for path in (BASE_CONFIG, *ALGORITHMS.values()):
         if _name(path) == name:
-            return load_named(path)
+            return load_named(path)  # type: ignore[no-any-return]
     raise CheckpointError(f"The checkpoint is of an unknown config class {name!r}. Pass config=….")
 
 

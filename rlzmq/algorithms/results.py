@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.typed_values import freeze_known, thaw
@@ -30,7 +31,7 @@ class ResultBuilder:
         metrics: The algorithm's MetricsLogger: what callbacks and runners log joins the result.
     """
 
-    def __init__(self, config: Any, metrics: MetricsLogger) -> None:
+    def __init__(self, config: BaseConfig, metrics: MetricsLogger) -> None:
         self._metrics = metrics
         self._num_envs = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
         self._has_hinted = False

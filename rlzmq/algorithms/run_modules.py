@@ -9,6 +9,7 @@ from typing import Any
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.module_changes import ModuleChange, plan_addition, plan_removal, plan_training
 from rlzmq.algorithms.stored_modules import modules_to_store, stored_spec
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.module_configs import ModuleConfigs
 from rlzmq.driver.session import Session
@@ -32,7 +33,7 @@ class RunModules:
         configs: As they are now, by place.
     """
 
-    def __init__(self, config: Any, session: Session, evaluation: Evaluation) -> None:
+    def __init__(self, config: BaseConfig, session: Session, evaluation: Evaluation) -> None:
         self._session = session
         self._evaluation = evaluation
         self.configs = ModuleConfigs.everywhere(config)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rlzmq.algorithms.module_changes import training, with_module, without_module
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.class_names import class_name
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.plain import NotPlainError
@@ -17,7 +18,9 @@ from rlzmq.modules.spec import RLModuleSpec
 __all__ = ["modules_to_store", "stored_spec", "with_stored_modules"]
 
 
-def modules_to_store(config: Any, spaces: tuple[Any, Any], *, has_own_rule: bool = False) -> dict[str, Any]:
+def modules_to_store(
+    config: BaseConfig, spaces: tuple[Any, Any], *, has_own_rule: bool = False
+) -> dict[str, Any]:
     """What a checkpoint says about the modules: specs, the env's spaces, which are trained; plain values.
 
     Args:
@@ -54,7 +57,9 @@ def _plain_or_none(make: Callable[[], Any]) -> Any:
         return None
 
 
-def with_stored_modules(config: Any, stored: Mapping[str, Any], *, trust_code: bool = False) -> Any:
+def with_stored_modules(
+    config: BaseConfig, stored: Mapping[str, Any], *, trust_code: bool = False
+) -> BaseConfig:
     """`config` with the modules that a checkpoint has: added and removed ones, too, and frozen ones.
 
     Args:
@@ -85,7 +90,7 @@ def with_stored_modules(config: Any, stored: Mapping[str, Any], *, trust_code: b
     return config
 
 
-def stored_spec(config: Any, module_id: str, plain: Any, *, trust_code: bool = False) -> RLModuleSpec:
+def stored_spec(config: BaseConfig, module_id: str, plain: Any, *, trust_code: bool = False) -> RLModuleSpec:
     """The RLModuleSpec of a module that a checkpoint has and `config` has not."""
     if plain is None:
         raise CheckpointError(
@@ -105,7 +110,7 @@ def stored_spec(config: Any, module_id: str, plain: Any, *, trust_code: bool = F
     return spec
 
 
-def _module_classes(config: Any) -> list[type[RLModule]]:
+def _module_classes(config: BaseConfig) -> list[type[RLModule]]:
     specs: list[Any] = list(config.policies.values()) if isinstance(config.policies, Mapping) else []
     outer = config.rl_module_spec
     specs += list(outer.rl_module_specs.values()) if isinstance(outer, MultiRLModuleSpec) else [outer]

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
 __all__ = ["InspectOptions", "run"]
 
@@ -68,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _show(config: Any, runner: Any, num_steps: int) -> None:
+def _show(config: AlgorithmConfig, runner: Any, num_steps: int) -> None:
     from rlzmq.connectors.explain import describe_batch
 
     single = config.single_spaces()

@@ -10,9 +10,12 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlzmq.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
 __all__ = [
     "exit_code_of",
@@ -76,7 +79,7 @@ def import_first(names: Sequence[str]) -> None:
             raise ConfigurationError(f"--import {name}: {error}") from None
 
 
-def make_config(packed: Any) -> Any:
+def make_config(packed: Any) -> AlgorithmConfig:
     """The config of `joining.pack_config`'s frame.
 
     Raises:

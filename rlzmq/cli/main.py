@@ -67,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_usage())
         return 0 if given else EXIT_USAGE
     if given[0] == "--version":
-        import rlzmq
+        from rlzmq.core.version import __version__
 
-        print(f"rlzmq {rlzmq.__version__}")
+        print(f"rlzmq {__version__}")
         return 0
     entry = _COMMANDS.get(given[0])
     if entry is None:

@@ -7,12 +7,14 @@ import json
 import re
 import tomllib
 import typing
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import setting_from_text
 from rlzmq.config.settings import Setting
 from rlzmq.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rlzmq.config.base_config import BaseConfig
 
 __all__ = ["apply_settings", "options_type"]
 

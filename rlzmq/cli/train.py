@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.cli.interrupt import Interrupt
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
@@ -20,6 +20,9 @@ from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, opener
 from rlzmq.core.printable import printable
 from rlzmq.core.tracebacks import run_error
+
+if TYPE_CHECKING:
+    from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
 __all__ = ["TrainOptions", "run"]
 
@@ -165,7 +168,7 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
     return dict(config.given())
 
 
-def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Interrupt) -> int:
+def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, interrupt: Interrupt) -> int:
     from rlzmq.cli.stopping import StopCriteria
     from rlzmq.core.checkpoint_series import find_checkpoint
     from rlzmq.telemetry.run_directory import RunDirectory
@@ -235,7 +238,7 @@ def _train(arguments: Sequence[str], options: Any, config: Any, interrupt: Inter
     return 0 if error is None else EXIT_INTERNAL
 
 
-def _processes(config: Any) -> str:
+def _processes(config: AlgorithmConfig) -> str:
     """Who will work, in words."""
     parts = []
     for number, what in (
@@ -248,7 +251,7 @@ def _processes(config: Any) -> str:
     return ", ".join(parts) or "one process"
 
 
-def _places(name: str, options: Any, config: Any) -> tuple[Path, Path | None]:
+def _places(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, Path | None]:
     """The run's directory, and the checkpoint to go on from, if any.
 
     Raises:
@@ -306,7 +309,7 @@ def _made(path: Path) -> Iterator[None]:
         raise
 
 
-def _build(config: Any, checkpoint: Path | None) -> Any:
+def _build(config: AlgorithmConfig, checkpoint: Path | None) -> Any:
     from rlzmq.algorithms.checkpoints import with_stored_seed
 
     algorithm = (config if checkpoint is None else with_stored_seed(config, checkpoint)).build()

@@ -198,6 +198,10 @@ class BaseConfig(DerivedValues):
 
     # -- what a config builds: implemented by AlgorithmConfig -----------------------------------
 
+    def _default_algo_class(self) -> Any:
+        """Return the Algorithm class that this config class is of, or None."""
+        raise NotImplementedError
+
     def build_env_to_module_connector(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
     ) -> Any:
@@ -218,16 +222,6 @@ class BaseConfig(DerivedValues):
         """Return the MultiRLModuleSpec of all modules."""
         raise NotImplementedError
 
-    def _for_build(self, env: Any, use_copy: bool) -> Self:
-        config = self.copy(copy_frozen=False) if use_copy else self
-        if env is not None:
-            config.environment(env)
-        config.validate()
-        if config.seed is None:
-            config.seed = secrets.randbits(31)
-        config.freeze()
-        return config
-
     def _algorithm_class(self) -> Any:
         algo_class = self._algo_class or self._default_algo_class()
         if algo_class is None:
@@ -237,9 +231,15 @@ class BaseConfig(DerivedValues):
             )
         return algo_class
 
-    def _default_algo_class(self) -> Any:
-        """The Algorithm that this config class is of. Algorithms override this."""
-        return None
+    def _for_build(self, env: Any, use_copy: bool) -> Self:
+        config = self.copy(copy_frozen=False) if use_copy else self
+        if env is not None:
+            config.environment(env)
+        config.validate()
+        if config.seed is None:
+            config.seed = secrets.randbits(31)
+        config.freeze()
+        return config
 
 
 def single_spaces_of(env: Any) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rlzmq.config.values import ConfigValues
 from rlzmq.core.errors import ConfigurationError
@@ -11,6 +11,8 @@ from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.update_plan import UpdatePlan
 
 __all__ = ["DerivedValues"]
+
+_Config = TypeVar("_Config", bound=ConfigValues)
 
 # The modules are the run's, also where an evaluation config of its own says nothing of them or other things.
 _MODULES = ("policies", "rl_module_spec", "model_config", "algorithm_config_overrides_per_module")
@@ -112,6 +114,10 @@ class DerivedValues(ConfigValues):
         given = self._values["rl_module_spec"]
         return self.get_default_rl_module_spec() if given is None else given
 
+    @rl_module_spec.setter
+    def rl_module_spec(self, value: Any) -> None:
+        """For type checkers: assignments are taken by `__setattr__`."""
+
     @property
     def _default_model_config(self) -> dict[str, Any]:
         """The algorithm's own model settings, under the user's. Algorithms override this."""
@@ -185,7 +191,7 @@ class DerivedValues(ConfigValues):
         return new  # type: ignore[no-any-return]
 
 
-def _with(config: Any, overrides: Any, where: str) -> Any:
+def _with(config: _Config, overrides: Any, where: str) -> _Config:
     """`config` with the overrides set; an error says where they stand."""
     if not isinstance(overrides, Mapping):
         raise ConfigurationError(

@@ -102,8 +102,8 @@ class Setting:
         kind = inspect.Parameter.KEYWORD_ONLY if self._kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         return inspect.Parameter(self.name, kind, default=NotProvided, annotation=self.annotation)
 
-    def __get__(self, config: Any, owner: type | None = None) -> Any:
-        return self if config is None else config._values[self.name]
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else instance._values[self.name]
 
     def check(self, value: Any) -> Any:
         """The value, coerced where that loses nothing (an int for a float).
@@ -204,35 +204,36 @@ class takes(Generic[_Arguments]):
         self, method: Callable[[_Config], _Config]
     ) -> Callable[Concatenate[_Config, _Arguments], _Config]:
         name = method.__name__
-        fields = settings_of(self._group)
+        group = self._group
+        fields = settings_of(group)
         for field in fields.values():
             field.group = name
         parameters = [field.parameter for field in fields.values()]
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
         @functools.wraps(method)
-        def setter(config: Any, *args: Any, **kwargs: Any) -> Any:
+        def setter(self: Any, *args: Any, **kwargs: Any) -> Any:
             if len(args) > len(positional):
                 raise TypeError(
-                    f"{type(config).__name__}.{name}() takes at most {len(positional)} positional "
+                    f"{type(self).__name__}.{name}() takes at most {len(positional)} positional "
                     f"argument(s), got {len(args)}: name them."
                 )
             given = {**dict(zip(positional, args, strict=False)), **kwargs}
             for unknown in [key for key in given if key not in fields]:
                 raise TypeError(
-                    f"{type(config).__name__}.{name}() has no setting {unknown!r}."
+                    f"{type(self).__name__}.{name}() has no setting {unknown!r}."
                     + (did_you_mean(unknown, fields) or "")
-                    + _other_group(type(config), unknown, name)
+                    + _other_group(type(self), unknown, name)
                 )
             for key, value in given.items():
                 if value is not NotProvided:
-                    setattr(config, key, value)
-            return config
+                    setattr(self, key, value)
+            return self
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         setter.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
         setter.__annotations__ = {p.name: p.annotation for p in parameters}
-        setter.__doc__ = self._group.__doc__
+        setter.__doc__ = group.__doc__
         return typing.cast(Callable[Concatenate[_Config, _Arguments], _Config], setter)
 
 

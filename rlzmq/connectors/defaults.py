@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors import common, learner, module_to_env
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.env_to_module import PrevActionsPrevRewards
@@ -17,6 +18,7 @@ from rlzmq.connectors.pipelines import (
 )
 from rlzmq.connectors.plans import flat_pieces
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 
 __all__ = [
     "add_estimator",
@@ -29,7 +31,7 @@ __all__ = [
 
 
 def build_env_to_module(
-    config: Any, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
+    config: BaseConfig, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
 ) -> EnvToModulePipeline:
     """The env-to-module pipeline: the user's pieces, then the default ones.
 
@@ -67,7 +69,7 @@ def build_env_to_module(
 
 
 def build_module_to_env(
-    config: Any, env: Any = None, spaces: Mapping[str, Any] | None = None
+    config: BaseConfig, env: Any = None, spaces: Mapping[str, Any] | None = None
 ) -> ModuleToEnvPipeline:
     """The module-to-env pipeline: the user's pieces in the middle of the default ones.
 
@@ -96,7 +98,7 @@ def build_module_to_env(
 
 
 def build_learner(
-    config: Any, observation_space: Any = None, action_space: Any = None, device: Any = None
+    config: BaseConfig, observation_space: Any = None, action_space: Any = None, device: Any = None
 ) -> LearnerConnectorPipeline:
     """The learner pipeline: the user's pieces, then the default ones.
 
@@ -146,7 +148,7 @@ def add_next_observations(pipeline: LearnerConnectorPipeline) -> None:
     )
 
 
-def change_modules(pipeline: ConnectorPipelineV2, config: Any) -> None:
+def change_modules(pipeline: ConnectorPipelineV2, config: BaseConfig) -> None:
     """Tells a built pipeline which modules there are now, and which agents are mapped to them.
 
     States of the pieces stay; the spaces are propagated anew.
@@ -157,23 +159,27 @@ def change_modules(pipeline: ConnectorPipelineV2, config: Any) -> None:
     """
     for piece in flat_pieces(pipeline.connectors):
         if isinstance(piece, common.AgentToModuleMapping):
-            piece.change_modules(_specs(config), config.policy_mapping_fn)
+            piece.change_modules(_specs(config), _mapping_fn(config))
     pipeline.set_input_spaces(pipeline.input_observation_space, pipeline.input_action_space)
 
 
-def _mapping_pieces(config: Any, *, as_learner_connector: bool) -> list[ConnectorV2]:
+def _mapping_pieces(config: BaseConfig, *, as_learner_connector: bool) -> list[ConnectorV2]:
     if not _is_multi_agent(config):
         return []
     return [
         common.AgentToModuleMapping(
             rl_module_specs=_specs(config),
-            agent_to_module_mapping_fn=config.policy_mapping_fn,
+            agent_to_module_mapping_fn=_mapping_fn(config),
             as_learner_connector=as_learner_connector,
         )
     ]
 
 
-def _specs(config: Any) -> Any:
+def _mapping_fn(config: BaseConfig) -> Callable[..., Any]:
+    return config.policy_mapping_fn or default_agent_to_module_mapping_fn
+
+
+def _specs(config: BaseConfig) -> Any:
     """Module id -> spec (or None), of the policies or else of the MultiRLModuleSpec."""
     specs = getattr(getattr(config, "rl_module_spec", None), "rl_module_specs", None)
     policies = config.policies
@@ -182,7 +188,7 @@ def _specs(config: Any) -> Any:
     return policies if specs is None else specs
 
 
-def _previous_pieces(config: Any, pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:
+def _previous_pieces(config: BaseConfig, pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:
     """PrevActionsPrevRewards, if any module's settings ask for what it adds."""
     num_actions, num_rewards = (
         int(any(settings.get(f"lstm_use_prev_{what}") for settings in _model_settings(config)))
@@ -199,7 +205,7 @@ def _previous_pieces(config: Any, pieces: Sequence[ConnectorV2]) -> list[Connect
     ]
 
 
-def _model_settings(config: Any) -> list[dict[str, Any]]:
+def _model_settings(config: BaseConfig) -> list[dict[str, Any]]:
     """The model settings of the config, its specs, and its modules' own overrides."""
     outer = getattr(config, "rl_module_spec", None)
     policies = getattr(config, "policies", None)
@@ -215,7 +221,7 @@ def _model_settings(config: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _is_multi_agent(config: Any) -> bool:
+def _is_multi_agent(config: BaseConfig) -> bool:
     value = getattr(config, "is_multi_agent", False)
     return bool(value() if callable(value) else value)
 
@@ -235,7 +241,7 @@ def _single_spaces(env: Any, spaces: Mapping[str, Any] | None) -> tuple[Any, Any
 
 
 def _user_pieces(
-    config: Any, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str] | None = None
+    config: BaseConfig, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str] | None = None
 ) -> list[ConnectorV2]:
     """The user's pieces for one pipeline, from the config's callable (or piece, or list of pieces)."""
     value = getattr(config, setting, None)

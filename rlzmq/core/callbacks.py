@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from rlzmq.core.errors import ConfigurationError
 
@@ -156,6 +156,11 @@ class Hooks(TypedDict, total=False):
     on_sample_end: Functions
 
 
+class _HasCallbacks(Protocol):
+    callbacks_class: Any
+    callbacks_hooks: dict[str, Any]
+
+
 class CallbackList:
     """All callbacks of one config: classes first, then functions, in the order given.
 
@@ -163,7 +168,7 @@ class CallbackList:
         config: Read for `callbacks_class` (a class, an instance or a list) and `callbacks_hooks`.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: _HasCallbacks) -> None:
         classes = getattr(config, "callbacks_class", None) or []
         listed = list(classes) if isinstance(classes, list | tuple) else [classes]
         objects = [

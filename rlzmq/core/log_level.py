@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["apply_log_level"]
 
 
-def apply_log_level(config: Any) -> None:
+class _Given(Protocol):
+    def given(self) -> dict[str, Any]: ...
+
+
+def apply_log_level(config: _Given) -> None:
     """Set the ``rlzmq`` loggers to ``config.log_level``, where the user gave it.
 
     A process whose logging nobody has set up gets a handler that writes to stderr.
     """
-    given: dict[str, Any] = config.given() if hasattr(config, "given") else {}
+    given = config.given() if hasattr(config, "given") else {}
     if "log_level" not in given:
         return
     logger = logging.getLogger("rlzmq")

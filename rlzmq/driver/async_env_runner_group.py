@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
@@ -43,7 +44,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             callbacks logged is left for `get_metrics`.
     """
 
-    def __init__(self, config: Any, *, system: Any = None, is_evaluation: bool = False) -> None:
+    def __init__(self, config: BaseConfig, *, system: Any = None, is_evaluation: bool = False) -> None:
         RunnerCalls.__init__(self)
         RunnerSync.__init__(self)
         self.config = config
@@ -288,7 +289,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
         await asyncio.gather(*(give(index, state) for index, state in numbers.items()))
 
-    async def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> None:
+    async def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> None:
         """Every runner takes over another set of modules (see EnvRunner.change_modules)."""
         self.config, self.synced_module_ids = config, synced_module_ids
         if self.local_env_runner is not None:
@@ -297,12 +298,12 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         await self._on_all(self._change_modules_of)
 
     async def _change_modules_of(self, handle: Any) -> None:
-        def change(role: Any, config: Any, synced_module_ids: list[str] | None) -> str:
+        def change(role: Any, config: BaseConfig, synced_module_ids: list[str] | None) -> str:
             return str(role.change_modules(config, synced_module_ids))
 
         await handle.expect_layout(await handle.apply(change, self._sent_config(), self.synced_module_ids))
 
-    def _sent_config(self) -> Any:
+    def _sent_config(self) -> BaseConfig:
         return config_for_runners(self.config) if self.config.num_env_runners else self.config
 
     async def get_metrics(self) -> list[dict[str, Any]]:

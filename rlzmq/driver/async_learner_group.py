@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpointable import read_part, write_part
 from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.async_env_runner_group import asyncio_gather
@@ -46,7 +47,7 @@ class AsyncLearnerGroup:
         algorithm: The AsyncAlgorithm whose learners these are; None where the group stands alone.
     """
 
-    def __init__(self, config: Any, module_spec: Any, *, system: Any = None, door: Any = None) -> None:
+    def __init__(self, config: BaseConfig, module_spec: Any, *, system: Any = None, door: Any = None) -> None:
         self.config = config
         self.module_spec = module_spec
         self._system = system
@@ -349,7 +350,7 @@ class AsyncLearnerGroup:
 
     async def change_modules(
         self,
-        config: Any,
+        config: BaseConfig,
         module_spec: Any,
         change: Callable[[Any], Any],
         synced_module_ids: list[str] | None,

@@ -22,6 +22,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import ConfigurationError, PeerLostError
 from rlzmq.driver.broker_supervision import BrokerKeeper
@@ -62,7 +63,7 @@ class BrokerPipeline:
 
     def __init__(
         self,
-        config: Any,
+        config: BaseConfig,
         system: Any,
         env_runner_group: Any,
         learner_group: Any,

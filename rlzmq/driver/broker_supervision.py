@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
 from rlzmq.driver.join_files import JoinKeys, at_host, listen_addresses, write_join_files
 from rlzmq.driver.process_health import first_line, lost_error
@@ -53,7 +54,7 @@ class BrokerKeeper:
         self,
         system: Any,
         run_id: str,
-        config: Any,
+        config: BaseConfig,
         keys: JoinKeys | None = None,
         control_address: str | None = None,
     ) -> None:
@@ -68,7 +69,9 @@ class BrokerKeeper:
         self.addresses = {name: directory.address(name) for name in ("data", "weights")}
         self._keys = keys
         self._control_address = control_address
-        self._listen = listen_addresses(config.listen) if keys is not None else None
+        self._listen = (
+            listen_addresses(config.listen) if keys is not None and config.listen is not None else None
+        )
         self.remote_addresses: dict[str, str] = {}
         self.join_files: dict[str, Path] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -198,6 +201,6 @@ class BrokerKeeper:
                 await handle.exited
 
 
-def _options(config: Any) -> dict[str, Any]:
+def _options(config: BaseConfig) -> dict[str, Any]:
     """When a rank counts as hung."""
     return {"rank_first_hung_after_s": float(config.learner_timeout_s)}

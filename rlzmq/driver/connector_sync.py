@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.plans import flat_pieces
 from rlzmq.core.plain import NotPlainError
@@ -31,7 +32,7 @@ class ConnectorSync:
         is_needed: Whether any piece has such state; without one nothing is merged or sent.
     """
 
-    def __init__(self, config: Any, spaces: Mapping[str, Any]) -> None:
+    def __init__(self, config: BaseConfig, spaces: Mapping[str, Any]) -> None:
         self.spaces = spaces
         env_to_module = config.build_env_to_module_connector(env=None, spaces=spaces)
         module_to_env = config.build_module_to_env_connector(env=None, spaces=spaces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.learner_group import LearnerGroup
 from rlzmq.driver.run_coroutine import Run, runner_for
@@ -25,7 +26,7 @@ class EnvRunnerGroup:
         group.stop()
     """
 
-    def __init__(self, *, config: Any) -> None:
+    def __init__(self, *, config: BaseConfig) -> None:
         run = runner_for(config)
         self._run: Run = run
         self._system: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.runners.episode_metrics import EpisodeMetrics
@@ -24,7 +25,7 @@ class MetaCheck:
         spaces: As of `ConnectorSync`.
     """
 
-    def __init__(self, config: Any, spaces: Any) -> None:
+    def __init__(self, config: BaseConfig, spaces: Any) -> None:
         self._is_joinable = config.listen is not None or config.broker is not None
         if self._is_joinable:
             self._logger = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
@@ -105,7 +106,7 @@ def write_join_files(
     return files
 
 
-def pack_config(config: Any) -> bytes:
+def pack_config(config: BaseConfig) -> bytes:
     """The run's config for peers that join: plain data; code only by importable names.
 
     Raises:

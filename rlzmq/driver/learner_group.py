@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup
 from rlzmq.driver.run_coroutine import Run, runner_for
@@ -24,7 +25,7 @@ class LearnerGroup(Checkpointable):
 
     checkpoint_name = LearnerBase.checkpoint_name
 
-    def __init__(self, *, config: Any, module_spec: Any) -> None:
+    def __init__(self, *, config: BaseConfig, module_spec: Any) -> None:
         run: Run = runner_for(config)
         self._run = run
         self._system: Any = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.modules.saving import read_module_states
@@ -43,7 +44,7 @@ def weights_to_load(
 
 
 def one_more(
-    config: Any,
+    config: BaseConfig,
     module_spec: Any,
     module_id: str,
     new: Any,
@@ -70,7 +71,9 @@ def one_more(
     return _training(config, new_should_module_be_updated), specs, change
 
 
-def one_less(config: Any, module_spec: Any, module_id: str, *, new_should_module_be_updated: Any) -> Changed:
+def one_less(
+    config: BaseConfig, module_spec: Any, module_id: str, *, new_should_module_be_updated: Any
+) -> Changed:
     """(config, specs, what removes the module from a learner)."""
     specs = _copied(module_spec)
     specs[module_id]  # KeyError: there is none
@@ -88,7 +91,7 @@ def _copied(module_spec: Any) -> Any:
     return specs
 
 
-def _training(config: Any, to_train: Any) -> Any:
+def _training(config: BaseConfig, to_train: Any) -> BaseConfig:
     if to_train is not None:
         config.policies_to_train = to_train
     config.freeze()

@@ -22,6 +22,7 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.process_state import is_stopped
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError, PeerLostError
 from rlzmq.driver.process_health import ANSWER_DEADLINE_S, first_line, lost_error, wake, why_hanging
 from rlzmq.driver.starting import BEAT_DEADLINE_S, all_started, attended, start_first
@@ -70,7 +71,7 @@ class LearnerSupervisor:
 
     def __init__(
         self,
-        config: Any,
+        config: BaseConfig,
         handles: list[Any],
         spawn: Callable[[int, int], Awaitable[Any]],
         form: Callable[[list[Any]], Awaitable[None]],

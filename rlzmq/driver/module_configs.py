@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from rlzmq.config.base_config import BaseConfig
 
 __all__ = ["ModuleConfigs", "ModulePlace"]
 
@@ -19,13 +21,13 @@ class ModuleConfigs:
         learners, env_runners, eval_env_runners: With those that are there.
     """
 
-    run: Any
-    learners: Any
-    env_runners: Any
-    eval_env_runners: Any
+    run: BaseConfig
+    learners: BaseConfig
+    env_runners: BaseConfig
+    eval_env_runners: BaseConfig
 
     @classmethod
-    def everywhere(cls, config: Any) -> ModuleConfigs:
+    def everywhere(cls, config: BaseConfig) -> ModuleConfigs:
         """All modules at all places."""
         return cls(config, config, config, config)
 

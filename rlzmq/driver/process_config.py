@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.callbacks import RUNNER_HOOKS, hooks_of
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["config_for_learners", "config_for_runners"]
 
 
-def config_for_runners(config: Any) -> Any:
+def config_for_runners(config: BaseConfig) -> BaseConfig:
     """A config for env runners: what the driver calls stays here, with the files and locks that it may hold.
 
     Raises:
@@ -28,12 +29,12 @@ def config_for_runners(config: Any) -> Any:
     return sent
 
 
-def config_for_learners(config: Any) -> Any:
+def config_for_learners(config: BaseConfig) -> BaseConfig:
     """A config for learners, which call no callbacks."""
     return _with_hooks(config, ())
 
 
-def _with_hooks(config: Any, names: Collection[str]) -> Any:
+def _with_hooks(config: BaseConfig, names: Collection[str]) -> BaseConfig:
     classes = _listed(config.callbacks_class)
     kept = [item for item in classes if set(names) & set(hooks_of(item))]
     hooks = {name: functions for name, functions in config.callbacks_hooks.items() if name in names}

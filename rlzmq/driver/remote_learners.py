@@ -18,6 +18,7 @@ from rlzmq.actors.handle import ActorHandle
 from rlzmq.actors.links import ProcessLink
 from rlzmq.actors.messages import NO_CALL_ID, Cancel, Shutdown, encode_message
 from rlzmq.actors.messages import decode_message as decode_answer
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError, DeadlineError, PeerLostError, ProtocolError
 from rlzmq.core.space_plain import space_to_plain
@@ -100,7 +101,7 @@ class LearnerDoor:
         control_address, store_address: As the learners reach them.
     """
 
-    def __init__(self, config: Any, keys: JoinKeys, spaces: tuple[Any, Any]) -> None:
+    def __init__(self, config: BaseConfig, keys: JoinKeys, spaces: tuple[Any, Any]) -> None:
         self._config = config
         self._keys = keys
         self._spaces = [space_to_plain(space) for space in spaces]
@@ -118,6 +119,7 @@ class LearnerDoor:
         Raises:
             ConfigurationError: An address is taken.
         """
+        assert self._config.listen is not None  # remote learners need it
         host, port = split_tcp(self._config.listen)
         self._context = Context()
         self._authenticator = Authenticator(self._context, {self._keys.clients["learner"].public: "learner"})
@@ -135,7 +137,7 @@ class LearnerDoor:
         self.control_address = at_host(control, self._config.advertise)
         self.store_address = at_host(f"tcp://{host}:{self._store.port}", self._config.advertise)
 
-    async def take(self, config: Any, rank: int, *, replaces: bool = False) -> Any:
+    async def take(self, config: BaseConfig, rank: int, *, replaces: bool = False) -> Any:
         """The next learner that has come, built for a rank; waits until there is one.
 
         Args:
@@ -158,7 +160,7 @@ class LearnerDoor:
             except ActorLostError as error:  # nothing of it was used yet: any other will do
                 _log.warning("learner-%d left while it was being built: %s", rank, error)
 
-    async def _take_next(self, config: Any, rank: int) -> Any:
+    async def _take_next(self, config: BaseConfig, rank: int) -> Any:
         while not self._waiting:
             self._came.clear()
             await self._came.wait()

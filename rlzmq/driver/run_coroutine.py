@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tracebacks import ShortTraceback
 
 __all__ = ["Run", "drive", "has_broker", "needs_processes", "runner_for"]
@@ -14,12 +15,12 @@ T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-def needs_processes(config: Any) -> bool:
+def needs_processes(config: BaseConfig) -> bool:
     """Whether a run of this config talks to any other process."""
     return bool(has_broker(config) or config.evaluation_num_env_runners)
 
 
-def has_broker(config: Any) -> bool:
+def has_broker(config: BaseConfig) -> bool:
     """Whether runners and learners meet at a broker, instead of in this process."""
     return bool(config.num_env_runners or config.num_learners or config.listen or config.broker)
 
@@ -42,7 +43,7 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("this coroutine waits for another process: run it on an event loop.")
 
 
-def runner_for(config: Any) -> Run:
+def runner_for(config: BaseConfig) -> Run:
     """What runs a coroutine to its end for a synchronous caller."""
     if not needs_processes(config):
         return drive

@@ -21,6 +21,7 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.process_state import is_stopped
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
 from rlzmq.driver.process_health import first_line, lost_error
 from rlzmq.driver.starting import BEAT_DEADLINE_S, all_started, attended, start_first
@@ -75,7 +76,12 @@ class RunnerSupervisor:
     """
 
     def __init__(
-        self, config: Any, spawn: Callable[[int, int], Awaitable[Any]], handles: list[Any], *, what: str = ""
+        self,
+        config: BaseConfig,
+        spawn: Callable[[int, int], Awaitable[Any]],
+        handles: list[Any],
+        *,
+        what: str = "",
     ) -> None:
         self._config = config
         self._spawn = spawn

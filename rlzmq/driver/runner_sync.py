@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.connector_sync import ConnectorSync
 
@@ -24,7 +25,7 @@ class RunnerSync:
         connector_sync: Merges connector states; the run's, or made when it is needed.
     """
 
-    config: Any
+    config: BaseConfig
     local_env_runner: Any
     _on_all: Callable[[Callable[[Any], Any]], Awaitable[list[Any]]]
     get_connector_deltas: Callable[[], Awaitable[list[Any]]]
@@ -85,7 +86,7 @@ class RunnerSync:
     async def sync_env_runner_states(
         self,
         *,
-        config: Any = None,
+        config: BaseConfig | None = None,
         env_steps_sampled: int | None = None,
         rl_module_state: Mapping[str, Any] | None = None,
     ) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.update_results import Accounting, UpdateResult
@@ -34,7 +35,7 @@ class SerialPipeline:
         accounting: Of every env step so far.
     """
 
-    def __init__(self, config: Any, runner: Any, learner: Any, connectors: ConnectorSync) -> None:
+    def __init__(self, config: BaseConfig, runner: Any, learner: Any, connectors: ConnectorSync) -> None:
         self._config = config
         self._runner = runner
         self._learner = learner

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import first_error
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
@@ -35,7 +36,7 @@ class Session:
         spaces: (observation space, action space) of one env.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: BaseConfig) -> None:
         self.config = config
         self.system: Any = None
         self.env_runner_group: Any = None

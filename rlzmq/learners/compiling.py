@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
@@ -25,7 +26,7 @@ class LearnerCompiler:
         ConfigurationError: There is no such backend, or it fails to compile ``x + 1`` on this machine.
     """
 
-    def __init__(self, config: Any, device: torch.device) -> None:
+    def __init__(self, config: BaseConfig, device: torch.device) -> None:
         import torch._dynamo
 
         self._backend: str = config.torch_compile_learner_dynamo_backend

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
@@ -111,7 +112,13 @@ class Learner(LearnerHooks):
     """
 
     def __init__(
-        self, *, config: Any, module_spec: Any = None, module: Any = None, rank: int = 0, num_ranks: int = 1
+        self,
+        *,
+        config: BaseConfig,
+        module_spec: Any = None,
+        module: Any = None,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
         super().__init__(
             config=config, module_spec=module_spec, module=module, rank=rank, num_ranks=num_ranks

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.core.seeding import derive_seed
@@ -53,7 +54,13 @@ class LearnerBase(Checkpointable):
         return []
 
     def __init__(
-        self, *, config: Any, module_spec: Any = None, module: Any = None, rank: int = 0, num_ranks: int = 1
+        self,
+        *,
+        config: BaseConfig,
+        module_spec: Any = None,
+        module: Any = None,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
         if (module_spec is None) == (module is None):
             raise ValueError("Learner: expected either module_spec or module, got both or neither.")
@@ -70,7 +77,7 @@ class LearnerBase(Checkpointable):
         self._module_spec = module_spec
         self._given_module = module
         self._optimizers = OptimizerRegistry()
-        self._module_configs: dict[str, Any] = {}
+        self._module_configs: dict[str, BaseConfig] = {}
         self._policies_to_train = getattr(config, "policies_to_train", None)
         seed = getattr(config, "seed", None)
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
@@ -142,7 +149,7 @@ class LearnerBase(Checkpointable):
         module = self.module[module_id].unwrapped()
         return isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
 
-    def config_for_module(self, module_id: str) -> Any:
+    def config_for_module(self, module_id: str) -> BaseConfig:
         """The config with the module's own overrides."""
         return self._module_configs[module_id]
 
@@ -151,7 +158,7 @@ class LearnerBase(Checkpointable):
         for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
 
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         """Register the module's optimizers; by default one Adam for all its parameters, at ``config.lr``.
 
         Args:
@@ -489,7 +496,7 @@ def _paths(components: str | Sequence[str] | None, default: list[str]) -> list[s
     return paths
 
 
-def _device_for(config: Any, rank: int) -> torch.device:
+def _device_for(config: BaseConfig, rank: int) -> torch.device:
     if not getattr(config, "num_gpus_per_learner", 0):
         return torch.device("cpu")
     if not torch.cuda.is_available():

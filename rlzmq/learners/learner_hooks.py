@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.names import ALL_MODULES
 from rlzmq.learners.distributed import Vote
@@ -119,7 +120,7 @@ class LearnerHooks(LearnerRanks):
         )
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
         """One module's loss. Subclasses override this.
 
@@ -194,7 +195,7 @@ class LearnerHooks(LearnerRanks):
         return result
 
     def postprocess_gradients_for_module(
-        self, *, module_id: str, config: Any, module_gradients_dict: dict[Tensor, Tensor]
+        self, *, module_id: str, config: BaseConfig, module_gradients_dict: dict[Tensor, Tensor]
     ) -> dict[Tensor, Tensor]:
         """Clip one module's gradients, each optimizer's for itself, as ``config.grad_clip(_by)`` says.
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rlzmq.config.base_config import BaseConfig
+
 __all__ = [
     "InferenceOnlyAPI",
     "QNetAPI",
@@ -91,7 +93,7 @@ class SelfSupervisedLossAPI(ABC):
         *,
         learner: Any,
         module_id: str,
-        config: Any,
+        config: BaseConfig,
         batch: dict[str, Any],
         fwd_out: dict[str, Any],
     ) -> Any:

@@ -167,16 +167,13 @@ class RLModuleSpec:
             NotPlainError: A space is not one of Gymnasium's own.
             ConfigurationError: A DefaultModelConfig holds an initialiser without a name.
         """
-        config: Any = self.model_config
-        if isinstance(config, DefaultModelConfig):
-            config = config.to_dict()
         return {
             "module_class": None if self.module_class is None else class_name(self.module_class),
             "observation_space": space_to_plain(self.observation_space),
             "action_space": space_to_plain(self.action_space),
             "inference_only": self.inference_only,
             "learner_only": self.learner_only,
-            "model_config": None if config is None else dict(config),
+            "model_config": None if self.model_config is None else self.get_model_config(),
             "load_state_path": None if self.load_state_path is None else str(Path(self.load_state_path)),
         }
 

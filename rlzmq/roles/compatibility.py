@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from rlzmq.core import version
 from rlzmq.core.space_plain import space_to_plain
 from rlzmq.wire.values import pack_blob
 
@@ -16,9 +17,7 @@ _DIGEST_CHARACTERS = 16
 
 def package_version() -> str:
     """Of rlzmq, here."""
-    import rlzmq
-
-    return rlzmq.__version__
+    return version.__version__
 
 
 def digest_of(data: bytes) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError
@@ -56,7 +57,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
     def __init__(
         self,
         *,
-        config: Any,
+        config: BaseConfig,
         worker_index: int = 0,
         incarnation: int = 0,
         num_workers: int | None = None,
@@ -297,7 +298,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
             for module_id in module_ids:
                 check_acting_outputs(modules[module_id])
 
-    def change_modules(self, config: Any, synced_module_ids: list[str] | None = None) -> None:
+    def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None = None) -> None:
         """Takes over another set of modules, between two samples.
 
         New modules are built, with weights as the seed or their spec says; those that stay keep theirs.
@@ -419,14 +420,14 @@ class _Unwatched:
         pass
 
 
-def _own(config: Any) -> Any:
+def _own(config: BaseConfig) -> Any:
     """A copy that may be changed; what cannot be copied this way itself."""
     copy = getattr(config, "copy", None)
     return config if copy is None else copy(copy_frozen=False)
 
 
 def sample_limits(
-    config: Any, num_envs: int, worker_index: int, num_timesteps: int | None, num_episodes: int | None
+    config: BaseConfig, num_envs: int, worker_index: int, num_timesteps: int | None, num_episodes: int | None
 ) -> tuple[int | None, int | None]:
     """What ``sample`` is asked for: (num_timesteps, num_episodes), exactly one of them not None.
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.runners.bad_steps import BadSteps
 from rlzmq.runners.env_failures import WayThere
@@ -27,7 +28,7 @@ class SamplingRunner(EnvRunner):
         shared_data: Shared by the pieces of both pipelines between two full resets.
     """
 
-    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+    def __init__(self, *, config: BaseConfig, **kwargs: Any) -> None:
         self.use_fused = True
         self.shared_data: dict[str, Any] = {}
         self._sampler: Any = None

@@ -14,12 +14,16 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.files import make_directories, opener, write_text
+from rlzmq.core.version import __version__
+
+if TYPE_CHECKING:
+    from rlzmq.config.base_config import BaseConfig
 
 __all__ = ["RunDirectory"]
 
@@ -48,7 +52,7 @@ class RunDirectory:
         self._has_failed = False
 
     @classmethod
-    def create(cls, path: Path, config: Any, train: Sequence[str] = ()) -> Self:
+    def create(cls, path: Path, config: BaseConfig, train: Sequence[str] = ()) -> Self:
         """Make the directory (or go on in it) and write down what is run.
 
         Args:
@@ -66,7 +70,7 @@ class RunDirectory:
         return cls(path)
 
     @staticmethod
-    def new_path(name: str, config: Any) -> Path:
+    def new_path(name: str, config: BaseConfig) -> Path:
         """``runs/<name>-<env>-<date and time>`` below the working directory, for a run that begins.
 
         Args:
@@ -81,7 +85,7 @@ class RunDirectory:
         return path
 
     @staticmethod
-    def newest_path(name: str, config: Any) -> Path | None:
+    def newest_path(name: str, config: BaseConfig) -> Path | None:
         """The directory of the newest run of this algorithm on this env; None if there is none."""
         runs = Path("runs")
         pattern = re.compile(re.escape(_label(name, config)) + r"-(\d{8}-\d{6})(?:_(\d+))?")
@@ -127,15 +131,13 @@ class RunDirectory:
             self._has_failed = False
 
 
-def _label(name: str, config: Any) -> str:
+def _label(name: str, config: BaseConfig) -> str:
     env = config.env if isinstance(config.env, str) else getattr(config.env, "__name__", "env")
     return f"{name}-" + "".join(c if c.isalnum() or c in "-." else "-" for c in str(env))
 
 
-def _facts(config: Any, train: Sequence[str]) -> dict[str, Any]:
+def _facts(config: BaseConfig, train: Sequence[str]) -> dict[str, Any]:
     import torch
-
-    import rlzmq
 
     return {
         "command": sys.argv,
@@ -146,7 +148,7 @@ def _facts(config: Any, train: Sequence[str]) -> dict[str, Any]:
         "seed": config.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {
-            "rlzmq": rlzmq.__version__,
+            "rlzmq": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,

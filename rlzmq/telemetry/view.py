@@ -7,7 +7,10 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from rlzmq.config.base_config import BaseConfig
 
 __all__ = ["LinesView", "PanelView", "View", "make_view", "summary_line"]
 
@@ -72,7 +75,7 @@ class PanelView(View):
         self._live.update(Panel(table, title=self._title, expand=False), refresh=True)
 
 
-def make_view(name: str, config: Any, *, quiet: bool = False) -> View:
+def make_view(name: str, config: BaseConfig, *, quiet: bool = False) -> View:
     """The view that fits where the output goes."""
     if quiet:
         return View()

@@ -23,7 +23,7 @@ from rlzmq.roles.runner.remote_runner import RemoteRunner
 from tests.driver.outside import Command, listening
 from tests.driver.test_standalone_broker import _two_free_ports
 
-_OTHER_PACKAGE = "import rlzmq; rlzmq.__version__ = '9.9.9'"
+_OTHER_PACKAGE = "import rlzmq.core.version as v; v.__version__ = '9.9.9'"
 _OTHER_WIRE = "import rlzmq.wire.codec as codec; codec.WIRE_VERSION = 99"
 _MAIN = "import sys; from rlzmq.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
@@ -68,7 +68,7 @@ async def test_a_runner_of_another_config_or_env_is_refused_with_both_digests(tm
 
 def test_a_config_of_another_version_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack_config(listening(tmp_path))
-    monkeypatch.setattr("rlzmq.__version__", "9.9.9")
+    monkeypatch.setattr("rlzmq.core.version.__version__", "9.9.9")
     with pytest.raises(ConfigurationError, match=r"run is of rlzmq 0\.1\.0, here is rlzmq 9\.9\.9"):
         make_config(packed)
 

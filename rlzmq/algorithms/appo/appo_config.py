@@ -43,6 +43,7 @@ class APPOTrainingSettings(IMPALATrainingSettings):
 class APPOConfig(IMPALAConfig, APPOTrainingSettings):
     """Settings of APPO; defaults as in RLlib."""
 
+    _algorithm: ClassVar[str] = "APPO"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.appo.appo_learner:APPOLearner"
     _module_class: ClassVar[str] = "rlzmq.algorithms.appo.appo_module:DefaultAPPOModule"
 

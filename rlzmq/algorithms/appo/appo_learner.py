@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
+from rlzmq.algorithms.appo.appo_config import APPOConfig, APPOTrainingSettings
 from rlzmq.algorithms.appo.appo_loss import appo_policy_terms
 from rlzmq.algorithms.impala.impala_learner import IMPALALearner
 from rlzmq.algorithms.ppo.ppo_loss import adapted_kl_coeff
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.masked import masked_mean
@@ -25,6 +27,8 @@ class APPOLearner(IMPALALearner):
 
     Needs the columns of IMPALALearner; V-trace evaluates the target network's policy.
     """
+
+    config: APPOConfig
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
@@ -48,18 +52,19 @@ class APPOLearner(IMPALALearner):
         vtrace.use_target_network = True
         return vtrace
 
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         super().configure_optimizers_for_module(module_id, config)
-        self.curr_kl_coeffs_per_module[module_id] = float(config.kl_coeff)
+        self.curr_kl_coeffs_per_module[module_id] = float(cast(APPOTrainingSettings, config).kl_coeff)
 
     def remove_module(self, module_id: str, **kwargs: Any) -> None:
         super().remove_module(module_id, **kwargs)
         self.curr_kl_coeffs_per_module.pop(module_id, None)
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
         """Clipped surrogate + value loss − entropy bonus + KL penalty; see `appo_loss`."""
+        settings = cast(APPOTrainingSettings, config)
         module = self.module[module_id].unwrapped()
         mask = batch.get(Columns.LOSS_MASK)
         actions = batch[Columns.ACTIONS]
@@ -75,7 +80,7 @@ class APPOLearner(IMPALALearner):
             target_logp_B=target_dist.logp(actions),
             behaviour_logp_B=batch[Columns.ACTION_LOGP],
             advantages_B=batch[Columns.ADVANTAGES],
-            clip_param=config.clip_param,
+            clip_param=settings.clip_param,
             mask_B=mask,
         )
         values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
@@ -89,8 +94,8 @@ class APPOLearner(IMPALALearner):
             "var_IS": terms.var_is,
         }
         entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
-        loss: Tensor = terms.policy_loss + config.vf_loss_coeff * vf_loss - entropy_coeff * entropy
-        if config.use_kl_loss:
+        loss: Tensor = terms.policy_loss + settings.vf_loss_coeff * vf_loss - entropy_coeff * entropy
+        if settings.use_kl_loss:
             stats["mean_kl_loss"] = masked_mean(target_dist.kl(dist), mask)
             loss = loss + self.curr_kl_coeffs_per_module[module_id] * stats["mean_kl_loss"]
         self.log_stats(module_id, stats)
@@ -122,7 +127,7 @@ class APPOLearner(IMPALALearner):
 
     def _adapt_kl_coefficients(self) -> None:
         for module_id, measured in self.mean_stats_over_ranks("mean_kl_loss").items():
-            config = self.config_for_module(module_id)
+            config = cast(APPOTrainingSettings, self.config_for_module(module_id))
             if config.use_kl_loss:
                 coefficient = self.curr_kl_coeffs_per_module[module_id]
                 coefficient = adapted_kl_coeff(coefficient, measured, config.kl_target)

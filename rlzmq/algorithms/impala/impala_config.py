@@ -43,6 +43,7 @@ class IMPALAConfig(AlgorithmConfig, IMPALATrainingSettings):
         "staleness": 2,
         "min_time_s_per_iteration": 10.0,
     }
+    _algorithm: ClassVar[str] = "IMPALA"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.impala.impala_learner:IMPALALearner"
 
     @takes(IMPALATrainingSettings)

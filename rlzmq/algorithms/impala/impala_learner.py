@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
+from rlzmq.algorithms.impala.impala_config import IMPALAConfig, IMPALATrainingSettings
 from rlzmq.algorithms.impala.impala_loss import impala_loss_terms
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import VTrace
 from rlzmq.episodes.columns import Columns
@@ -24,6 +26,8 @@ class IMPALALearner(TorchLearner):
     Needs the columns ``actions``, ``action_logp``, ``advantages`` and ``value_targets``; the last two come from
     the learner connector's VTrace.
     """
+
+    config: IMPALAConfig
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
@@ -48,16 +52,18 @@ class IMPALALearner(TorchLearner):
             clip_pg_rho_threshold=self.config.vtrace_clip_pg_rho_threshold,
         )
 
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         super().configure_optimizers_for_module(module_id, config)
-        self.entropy_coeff_schedulers_per_module[module_id] = Schedule(config.entropy_coeff, "entropy_coeff")
+        self.entropy_coeff_schedulers_per_module[module_id] = Schedule(
+            cast(IMPALATrainingSettings, config).entropy_coeff, "entropy_coeff"
+        )
 
     def remove_module(self, module_id: str, **kwargs: Any) -> None:
         super().remove_module(module_id, **kwargs)
         self.entropy_coeff_schedulers_per_module.pop(module_id, None)
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
         """Policy loss + value loss − entropy bonus, per row; see `impala_loss`."""
         module = self.module[module_id].unwrapped()
@@ -85,7 +91,8 @@ class IMPALALearner(TorchLearner):
             },
         )
         entropy_coeff = self.entropy_coeff_schedulers_per_module[module_id].current
-        loss: Tensor = mean_pi_loss + config.vf_loss_coeff * mean_vf_loss - entropy_coeff * entropy
+        vf_loss_coeff = cast(IMPALATrainingSettings, config).vf_loss_coeff
+        loss: Tensor = mean_pi_loss + vf_loss_coeff * mean_vf_loss - entropy_coeff * entropy
         return loss
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:

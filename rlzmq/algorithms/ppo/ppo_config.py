@@ -55,6 +55,7 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
         "minibatch_size": 128,
         "shuffle_batch_per_epoch": True,
     }
+    _algorithm: ClassVar[str] = "PPO"
     _learner_class: ClassVar[str] = "rlzmq.algorithms.ppo.ppo_learner:PPOTorchLearner"
     _module_class: ClassVar[str] = "rlzmq.modules.default_models.actor_critic:DefaultPPOTorchRLModule"
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from rlzmq.algorithms.ppo.ppo_loss import PPOSettings, adapted_kl_coeff, ppo_policy_terms, ppo_value_loss
+from rlzmq.algorithms.ppo.ppo_config import PPOConfig, PPOTrainingSettings
+from rlzmq.algorithms.ppo.ppo_loss import adapted_kl_coeff, ppo_policy_terms, ppo_value_loss
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
@@ -31,6 +33,8 @@ class PPOLearner(TorchLearner):
     the mean over all of them.
     """
 
+    config: PPOConfig
+
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
         """`ValueFunctionAPI`."""
@@ -40,7 +44,7 @@ class PPOLearner(TorchLearner):
         super().__init__(**kwargs)
         self.curr_kl_coeffs_per_module: dict[str, float] = {}
         self.entropy_coeff_schedulers_per_module: dict[str, Schedule] = {}
-        self._settings: dict[str, PPOSettings] = {}
+        self._settings: dict[str, PPOTrainingSettings] = {}
         # Value predictions and targets of the last epoch, for statistics that need all of it at once.
         self._values: dict[str, deque[tuple[Tensor, Tensor, Tensor | None]]] = {}
 
@@ -58,18 +62,13 @@ class PPOLearner(TorchLearner):
             add_estimator(pipeline, estimator)
         return pipeline
 
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
         super().configure_optimizers_for_module(module_id, config)
-        self._settings[module_id] = PPOSettings(
-            clip_param=config.clip_param,
-            vf_clip_param=config.vf_clip_param,
-            vf_loss_coeff=config.vf_loss_coeff,
-            use_critic=config.use_critic,
-            use_kl_loss=config.use_kl_loss,
-            kl_target=config.kl_target,
+        settings = self._settings[module_id] = cast(PPOTrainingSettings, config)
+        self.curr_kl_coeffs_per_module[module_id] = float(settings.kl_coeff)
+        self.entropy_coeff_schedulers_per_module[module_id] = Schedule(
+            settings.entropy_coeff, "entropy_coeff"
         )
-        self.curr_kl_coeffs_per_module[module_id] = float(config.kl_coeff)
-        self.entropy_coeff_schedulers_per_module[module_id] = Schedule(config.entropy_coeff, "entropy_coeff")
 
     def remove_module(self, module_id: str, **kwargs: Any) -> None:
         super().remove_module(module_id, **kwargs)
@@ -85,7 +84,7 @@ class PPOLearner(TorchLearner):
         self._values.clear()
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
         """Policy loss + value loss − entropy bonus + KL penalty; see `rlzmq.algorithms.ppo.ppo_loss`."""
         module = self.module[module_id].unwrapped()

@@ -6,7 +6,6 @@ ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,28 +13,7 @@ from torch import Tensor
 
 from rlzmq.learners.masked import masked_mean
 
-__all__ = ["PPOLossTerms", "PPOSettings", "adapted_kl_coeff", "ppo_policy_terms", "ppo_value_loss"]
-
-
-@dataclass(frozen=True)
-class PPOSettings:
-    """The settings of one module's loss, read from the config once.
-
-    Attributes:
-        clip_param: The surrogate's clip range around a probability ratio of 1.
-        vf_clip_param: Bound on the squared value error; None: no bound.
-        vf_loss_coeff: Weight of the value loss.
-        use_critic: Whether there is a value loss.
-        use_kl_loss: Whether the KL divergence to the sampling policy is part of the loss.
-        kl_target: The mean KL divergence that the adaptive coefficient aims at.
-    """
-
-    clip_param: float
-    vf_clip_param: float | None
-    vf_loss_coeff: float
-    use_critic: bool
-    use_kl_loss: bool
-    kl_target: float
+__all__ = ["PPOLossTerms", "adapted_kl_coeff", "ppo_policy_terms", "ppo_value_loss"]
 
 
 class PPOLossTerms(NamedTuple):
@@ -64,7 +42,7 @@ def ppo_policy_terms(
         advantages_B: Advantages, standardised.
         entropy_B: Entropy of the trained policy.
         kl_B: KL divergence from the sampling policy to the trained one; None: no such term.
-        clip_param: See `PPOSettings`.
+        clip_param: The surrogate's clip range around a probability ratio of 1.
         mask_B: Which entries are real; None: all.
     """
     ratio_B = torch.exp(logp_B - old_logp_B)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import PeerLostError
 
 __all__ = ["connecting_timeout_s", "form_group"]
@@ -22,7 +23,7 @@ __all__ = ["connecting_timeout_s", "form_group"]
 _LOOK_EVERY_S = 1.0
 
 
-def connecting_timeout_s(config: Any) -> float:
+def connecting_timeout_s(config: BaseConfig) -> float:
     """Seconds that ranks have to connect to each other once all of them are there; NCCL's first time is slow."""
     return 30.0 if config.num_gpus_per_learner else 4.0
 

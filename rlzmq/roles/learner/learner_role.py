@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError
 from rlzmq.core.log_level import apply_log_level
@@ -23,7 +24,7 @@ from rlzmq.wire.values import pack_blob, unpack_blob
 __all__ = ["LearnerRole", "make_learner"]
 
 
-def make_learner(config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
+def make_learner(config: BaseConfig, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
     """A built Learner of the class that a config asks for, in this process."""
     learner = config.learner_class(config=config, module_spec=module_spec, rank=rank, num_ranks=num_ranks)
     learner.build()
@@ -45,7 +46,7 @@ class LearnerRole:
     """
 
     def __init__(
-        self, config: Any, module_spec: Any, rank: int = 0, num_ranks: int = 1, incarnation: int = 0
+        self, config: BaseConfig, module_spec: Any, rank: int = 0, num_ranks: int = 1, incarnation: int = 0
     ) -> None:
         import torch
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import DeadlineError
 from rlzmq.core.tracebacks import place_in
 from rlzmq.protocol.progress_deadlines import ProgressWatch
@@ -55,7 +56,7 @@ class EnvWatch:
     """
 
     def __init__(
-        self, config: Any, name: str, on_hang: Callable[[DeadlineError], None] | None = None
+        self, config: BaseConfig, name: str, on_hang: Callable[[DeadlineError], None] | None = None
     ) -> None:
         self._name = name
         self._on_hang = on_hang

@@ -15,6 +15,7 @@ import socket
 from typing import Any
 
 from rlzmq.actors.host import ActorThread
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import PeerLostError
 from rlzmq.net.join_file import JoinFile
 from rlzmq.protocol.events import Leave
@@ -42,7 +43,9 @@ class RemoteRunner:
         name: As the broker knows it.
     """
 
-    def __init__(self, join: JoinFile, config: Any, *, patience_s: float, config_digest: str = "") -> None:
+    def __init__(
+        self, join: JoinFile, config: BaseConfig, *, patience_s: float, config_digest: str = ""
+    ) -> None:
         self._join = join
         self._config = config
         self._patience_s = patience_s

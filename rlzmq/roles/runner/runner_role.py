@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core import faults
 from rlzmq.core.errors import DeadlineError
 from rlzmq.core.log_level import apply_log_level
@@ -29,9 +30,9 @@ __all__ = ["EnvRunnerRole", "make_env_runner"]
 _log = logging.getLogger("rlzmq.runners")
 
 
-def make_env_runner(config: Any, worker_index: int, incarnation: int = 0) -> Any:
+def make_env_runner(config: BaseConfig, worker_index: int, incarnation: int = 0) -> Any:
     """The EnvRunner that a config asks for, in this process."""
-    runner_class = config.env_runner_cls
+    runner_class: Any = config.env_runner_cls
     if runner_class is None:
         if config.is_multi_agent:
             from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner as runner_class
@@ -57,7 +58,7 @@ class EnvRunnerRole:
 
     def __init__(
         self,
-        config: Any,
+        config: BaseConfig,
         worker_index: int,
         incarnation: int = 0,
         *,
@@ -156,7 +157,7 @@ class EnvRunnerRole:
         with self.env_watch.work(is_reset=True):  # environments are reset, and go the same way again
             return int(self.env_runner.set_sampling_state(unpack_blob(packed)))
 
-    def change_modules(self, config: Any, synced_module_ids: list[str] | None) -> str:
+    def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> str:
         """See EnvRunner.change_modules; the digest of the new weights layout, for `expect_layout`."""
         self.config = config
         self.env_runner.change_modules(config, synced_module_ids)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.suggest import did_you_mean
@@ -48,7 +49,7 @@ class MultiAgentEnvRunner(SamplingRunner):
 
     env: SyncVectorMultiAgentEnv
 
-    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+    def __init__(self, *, config: BaseConfig, **kwargs: Any) -> None:
         self.counts_agent_steps = getattr(config, "count_steps_by", "env_steps") == "agent_steps"
         super().__init__(config=config, **kwargs)
 
