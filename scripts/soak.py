@@ -4,8 +4,10 @@
     python scripts/soak.py --minutes 20 --trace     # and which lines hold what was added since minute 10
 
 Every ten seconds the private memory of each process (the kernel's Private_Clean + Private_Dirty) is read, by kind of
-mapping. The slope is that of a straight line through all samples after the warm-up, in MiB per hour; what was added
-then is shown by mapping, so that the heap of malloc (`[heap]`, anonymous) is told apart from files and stacks. With
+mapping. The slope is the median of the slopes between all pairs of samples after the warm-up (Theil-Sen), in MiB per
+hour: it is that of steady growth, and a single step does not move it. Steps of more than half a MiB are listed with
+their minute, and what was added by mapping, so that the heap of malloc (`[heap]`, anonymous) is told apart from files
+and stacks. With
 `--trace`, which slows all down, every process counts its Python allocations from the end of the warm-up on. Exit
 code 1: a process grew faster than `--limit`.
 """
@@ -15,9 +17,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
+import itertools
 import re
 import sys
 import time
+from array import array
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 SAMPLE_S = 10.0
 MIB = 1 << 20
+KINDS = ("[heap]", "anonymous", "files", "[stack]")
 MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+\s*(.*)$")
 
 
@@ -71,7 +76,9 @@ class Soak:
 
     def __init__(self, algo: Any) -> None:
         self._session = algo.session
-        self.samples: dict[str, list[tuple[float, Counter[str]]]] = defaultdict(list)
+        self._rows: dict[str, array[float]] = defaultdict(
+            lambda: array("d")
+        )  # objects would add 1 MiB an hour
 
     def handles(self) -> dict[str, Any]:
         """Every process but the driver's own, by name."""
@@ -86,7 +93,19 @@ class Soak:
     def sample(self, at: float) -> None:
         """Read the memory of all."""
         for name, pid in {"driver": "self", **{name: h.pid for name, h in self.handles().items()}}.items():
-            self.samples[name].append((at, memory_of(pid)))
+            kinds = memory_of(pid)
+            self._rows[name].extend([at, *(kinds[kind] for kind in KINDS)])
+
+    @property
+    def samples(self) -> dict[str, list[tuple[float, Counter[str]]]]:
+        """(Seconds since the start, bytes by kind of mapping) of each process."""
+        found = {}
+        for name, rows in self._rows.items():
+            table = np.array(rows).reshape(-1, 1 + len(KINDS))
+            found[name] = [
+                (row[0], Counter(dict(zip(KINDS, row[1:], strict=True)))) for row in table.tolist()
+            ]
+        return found
 
     def slopes(self, from_s: float) -> dict[str, float]:
         """MiB per hour of each process, after the warm-up; NaN for one with fewer than three samples."""
@@ -97,8 +116,19 @@ class Soak:
                 found[name] = float("nan")
                 continue
             at, held = np.array(late).T
-            found[name] = float(np.polyfit(at / 3600, held, 1)[0])
+            first, second = np.triu_indices(len(at), k=1)
+            found[name] = float(np.median((held[second] - held[first]) / (at[second] - at[first])) * 3600)
         return found
+
+    def steps(self, name: str, from_s: float) -> str:
+        """Single steps after the warm-up, e.g. a table of the interpreter that doubled."""
+        totals = [(at, kinds.total() / MIB) for at, kinds in self.samples[name] if at >= from_s]
+        found = [
+            f"{now - before:+.1f} in minute {at / 60:.0f}"
+            for (_, before), (at, now) in itertools.pairwise(totals)
+            if abs(now - before) > 0.5
+        ]
+        return f"; steps: {', '.join(found)}" if found else ""
 
     def growth(self, name: str, from_s: float) -> str:
         """What was added since the warm-up, by kind of mapping."""
@@ -166,7 +196,7 @@ async def soak(options: argparse.Namespace) -> int:
             broken += slope > options.limit
             print(
                 f"{name:<10} {first.total() / MIB:7.1f} → {last.total() / MIB:7.1f} MiB private, {slope:+7.2f} MiB/h"
-                f"   ({watched.growth(name, warm_s)})"
+                f"   ({watched.growth(name, warm_s)}{watched.steps(name, warm_s)})"
             )
         if traced:
             for name, handle in watched.handles().items():
