@@ -1,18 +1,22 @@
 """Train a task to its target and say how many env steps and seconds it took.
 
-``python scripts/learn.py cartpole --mode serial --seeds 1 2 3``; ``--list`` shows the tasks. Exit code 0 when
-every run reached its target within its budget.
+``python scripts/learn.py cartpole --mode serial --seeds 1 2 3``; ``--list`` shows the tasks. With several seeds the
+median and the quartiles of each mode follow, e.g. for ``learn.py cartpole-tuned --mode serial one-runner one-learner
+--seeds $(seq 20)``. Exit code 0 when every run reached its target within its budget.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
@@ -25,7 +29,7 @@ class Task:
 
     Attributes:
         make: Gives the config without what differs between the modes.
-        target: Mean return of the newest 100 episodes (of each agent, where there are several).
+        target: Mean return of the newest episodes (of each agent, where there are several).
         budget: Env steps.
         num_envs: Envs of all runners together.
         batch: Env steps of each update, of all learners together.
@@ -58,6 +62,19 @@ def cartpole() -> Any:
         .environment("CartPole-v1")
         .training(**_CARTPOLE)
         .rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+    )
+
+
+def cartpole_tuned() -> Any:
+    """RLlib's settings for its own learning test; the mean return is that of 8 episodes."""
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .training(lr=3e-4, num_epochs=6, vf_loss_coeff=0.01)
+        .rl_module(
+            model_config={"fcnet_hiddens": [32], "fcnet_activation": "linear", "vf_share_layers": True}
+        )
+        .reporting(metrics_num_episodes_for_smoothing=8)
     )
 
 
@@ -157,6 +174,7 @@ def mean_std_filter(env: Any = None, spaces: Any = None, device: Any = None) -> 
 
 TASKS = {
     "cartpole": Task(cartpole, 450.0, 300_000, 8, 1024),
+    "cartpole-tuned": Task(cartpole_tuned, 450.0, 1_000_000, 32, 4000),
     "acrobot": Task(acrobot, -100.0, 300_000, 8, 2000),
     "pendulum": Task(pendulum, -300.0, 400_000, 8, 2048),
     "pendulum-filtered": Task(pendulum_filtered, -300.0, 400_000, 8, 2048),
@@ -168,13 +186,14 @@ TASKS = {
 }
 
 
-NUM_LEARNERS = {"serial": 0, "one-learner": 1, "distributed": 2}
+MODES = {"serial": (0, 0), "one-runner": (1, 1), "one-learner": (2, 1), "distributed": (2, 2)}
+"""Numbers of runners and learners."""
 
 
 def configure(task: Task, mode: str, seed: int) -> Any:
-    """The task's config, serial or with 2 runners and 1 or 2 learners, with the same global batch."""
-    config, num_learners = task.make().debugging(seed=seed), NUM_LEARNERS[mode]
-    num_runners, ranks = (2 if num_learners else 0), max(num_learners, 1)
+    """The task's config in a mode, with the same number of envs and the same global batch."""
+    config, (num_runners, num_learners) = task.make().debugging(seed=seed), MODES[mode]
+    ranks = max(num_learners, 1)
     config.env_runners(
         num_env_runners=num_runners, num_envs_per_env_runner=task.num_envs // max(num_runners, 1)
     )
@@ -214,7 +233,7 @@ def learn(
 
     Args:
         name: A key of `TASKS`.
-        mode: A key of `NUM_LEARNERS`.
+        mode: A key of `MODES`.
         seed: Of everything random.
         target: Another mean return than the task's.
         budget: Another number of env steps.
@@ -244,7 +263,7 @@ def learn(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", nargs="*", choices=[*TASKS, []], help="tasks (default: all)")
-    parser.add_argument("--mode", choices=list(NUM_LEARNERS), default="serial")
+    parser.add_argument("--mode", choices=list(MODES), nargs="+", default=["serial"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--target", type=float, help="mean return to reach (default: the task's)")
     parser.add_argument("--budget", type=int, help="env steps to reach it within (default: the task's)")
@@ -257,17 +276,24 @@ def main() -> int:
             print(f"{name:<26} return {TASKS[name].target:g} within {TASKS[name].budget} env steps")
         return 0
     failed = 0
-    for name in names:
+    for name, mode in itertools.product(names, options.mode):
         target = TASKS[name].target if options.target is None else options.target
+        num_env_steps = []
         for seed in options.seeds:
-            outcome = learn(
-                name, options.mode, seed, target=target, budget=options.budget, verbose=options.verbose
-            )
+            outcome = learn(name, mode, seed, target=target, budget=options.budget, verbose=options.verbose)
             failed += not outcome.reached
+            num_env_steps.append(outcome.num_env_steps)
             verdict = "reached" if outcome.reached else "NOT reached"
             print(
-                f"{name:<26} {options.mode:<11} seed {seed}: {target:g} {verdict}: {outcome.mean_return:.1f} "
+                f"{name:<26} {mode:<11} seed {seed}: {target:g} {verdict}: {outcome.mean_return:.1f} "
                 f"after {outcome.num_env_steps} env steps, {outcome.seconds:.1f} s",
+                flush=True,
+            )
+        if len(options.seeds) > 1:
+            low, middle, high = (round(x) for x in np.quantile(num_env_steps, (0.25, 0.5, 0.75)))
+            print(
+                f"{name:<26} {mode:<11} {len(options.seeds)} seeds: median {middle}, quartiles {low} and {high}, "
+                f"{min(num_env_steps)} to {max(num_env_steps)} env steps",
                 flush=True,
             )
     return 1 if failed else 0
