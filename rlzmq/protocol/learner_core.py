@@ -128,6 +128,11 @@ class LearnerCore(PeerCore):
         """Updates at hand that are not being trained yet."""
         return len(self._at_hand) - (self._running is not None)
 
+    def is_receiving(self, update_id: int, attempt: int) -> bool:
+        """Whether shards of this update are still missing, so that one that came may be refused."""
+        at_hand = self._matching(update_id, attempt)
+        return at_hand is not None and at_hand.phase == _RECEIVING
+
     def training_ranges(self, update_id: int) -> list[FragmentRange]:
         """What an update takes over all ranks, once TRAIN has come; else nothing."""
         at_hand = self._at_hand.get(update_id)
@@ -268,6 +273,7 @@ class LearnerCore(PeerCore):
         )
         # Not received any more: if the refusal is lost, the broker sends the shard again.
         del at_hand.shards[event.index]
+        at_hand.decoded.discard(event.index)
         return [Send(b"", refused)]
 
     def _on_trained(self, event: UpdateTrained, now: float) -> list[Instruction]:

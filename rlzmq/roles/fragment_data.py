@@ -65,8 +65,16 @@ def _take_metrics(runner: Any, batch: Any) -> None:
         batch.meta["custom_metrics"] = custom
 
 
-def open_fragment(frames: Sequence[Any], check: BatchCheck, *, is_multi_agent: bool) -> Any:
+def open_fragment(
+    frames: Sequence[Any], check: BatchCheck, *, is_multi_agent: bool, source: Any = None
+) -> Any:
     """The batch in a runner's FRAGMENT message, of which nothing is believed.
+
+    Args:
+        frames: The message.
+        check: What it has to pass.
+        is_multi_agent: Whether its episodes are multi-agent.
+        source: See `BatchCheck.check`.
 
     Raises:
         ProtocolError: It cannot be decoded.
@@ -79,7 +87,7 @@ def open_fragment(frames: Sequence[Any], check: BatchCheck, *, is_multi_agent: b
     else:
         from rlzmq.episodes.episode_batch import EpisodeBatch as batch_class
     batch = batch_class.from_wire(header.batch, arrays)
-    check.check(batch)
+    check.check(batch, source)
     return batch
 
 

@@ -135,11 +135,12 @@ def test_instructions_carry_what_the_plan_says():
 def test_done_says_what_was_trained_and_what_of_it_was_of_no_use():
     core = _learner(rank=1)
     _running(core)
-    (send,) = _trained(core, unusable=(1,))
+    left_out = _range(1, first=3), FragmentRange(FragmentId("of another rank", 1, 0), 2, 1)
+    (send,) = _trained(core, left_out=left_out)
     assert send.message == m.UpdateDone(0, 100, 1, 1, 2, True, 20)
     assert send.payload[0] == b"results"
     assert unpack_ranges(send.payload[1:3]) == _RANGES
-    assert unpack_ranges(send.payload[3:]) == [_range(1, first=3)]
+    assert unpack_ranges(send.payload[3:]) == list(left_out)
 
 
 # ------------------------------------------------------------------ what it repeats
@@ -340,3 +341,16 @@ def test_weights_are_sent_to_who_has_older_ones():
     asked = {(0, 9): True, (1, 3): True, (1, 4): False, (2, 0): False}
     for order, is_sent in asked.items():
         assert bool(receive(core, m.SnapshotRequest(*order))) is is_sent
+
+
+def test_a_decoded_shard_may_be_refused_until_its_update_is_complete():
+    core = _learner()
+    _plan(core)
+    core.handle(E.ShardDecoded(0, 100, 0), 0.0)
+    assert core.is_receiving(0, 100)
+    assert messages_in(core.handle(E.ShardFailed(0, 100, 0, "unusable", "its form"), 0.0), m.ShardRefused)
+    assert not messages_in(core.handle(E.ShardDecoded(0, 100, 1), 0.0), m.ShardReady)
+    other = _learner()
+    _plan(other)
+    _decoded(other)
+    assert not other.is_receiving(0, 100)

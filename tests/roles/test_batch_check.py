@@ -15,7 +15,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.protocol.events import DecodeShard, ShardFailed
+from rlzmq.protocol.events import DecodeShard, ShardDecoded, ShardFailed
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.learner.learner_link import LearnerLink
 from rlzmq.wire.fragment_message import encode_fragment
@@ -64,6 +64,44 @@ def test_other_columns_are_refused() -> None:
     check.trained()
     with pytest.raises(ValueError, match="expected the columns"):
         check.check(batch_of())
+
+
+def test_one_odd_fragment_before_the_first_update_does_not_get_all_others_refused() -> None:
+    """Its observations are as they should be, and no space knows of the extra column."""
+    odd, usual = {"extra": np.zeros(3, np.float32)}, {"extra": np.zeros(2, np.float32)}
+    check = BatchCheck()
+    check.check(batch_of(**odd), "a/1/0")
+    for _ in range(3):
+        check.check(batch_of(**odd), "a/1/0")  # planned again: it counts once
+    with pytest.raises(ValueError, match="'extra'"):
+        check.check(batch_of(**usual), "b/1/0")
+    check.check(batch_of(**usual), "b/1/1")
+    assert check.num_replaced == 1
+    assert "'extra'" in check.misfit(batch_of(**odd))
+    assert check.misfit(batch_of(**usual)) == ""
+    with pytest.raises(ValueError, match="'extra'"):
+        check.check(batch_of(**odd), "a/1/1")
+
+
+def test_one_odd_fragment_that_was_trained_does_not_get_all_others_refused() -> None:
+    check = BatchCheck()
+    check.check(batch_of(extra=np.zeros(3, np.float32)))
+    check.trained()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="'extra'"):
+            check.check(batch_of(extra=np.zeros(2, np.float32)))
+    check.check(batch_of(extra=np.zeros(2, np.float32)))
+
+
+def test_what_was_trained_is_not_given_up_for_odd_fragments_now_and_then() -> None:
+    check = BatchCheck()
+    for _ in range(10):
+        check.check(batch_of())
+        check.trained()
+        for _ in range(3):
+            with pytest.raises(ValueError, match="expected the columns"):
+                check.check(batch_of(extra=np.zeros(2, np.float32)))
+    assert check.num_replaced == 0
 
 
 SPACES: dict[str, tuple[Any, Any, Any]] = {
@@ -190,7 +228,7 @@ async def test_a_shard_is_refused_whatever_its_bytes_make_the_decoder_or_the_che
     header, arrays = EpisodeBatch.from_episodes([episode_of([0, 1], [1])]).to_wire()
     link.act(shard_of(header, [arrays[0], np.zeros(0, np.float32), *arrays[2:]]))  # in place of the text
 
-    def overlooks(batch: Any) -> None:
+    def overlooks(batch: Any, source: Any) -> None:
         raise IndexError("a case that nobody thought of")
 
     link._check.check = overlooks  # type: ignore[method-assign]
@@ -199,3 +237,31 @@ async def test_a_shard_is_refused_whatever_its_bytes_make_the_decoder_or_the_che
     assert events[0].detail.startswith("text: expected msgpack, got 0 bytes that are none: ")
     assert events[1].detail == "IndexError: a case that nobody thought of"
     assert "fragment uuid/1/5 made its check fail" in caplog.text
+
+
+async def test_a_fragment_whose_form_turns_out_to_be_wrong_is_refused_before_its_update_is_complete() -> None:
+    events: list[Any] = []
+    link = link_of_learner(events)
+    link.core.is_receiving = lambda update_id, attempt: True  # type: ignore[method-assign]
+
+    def arrives(index: int, seq: int, extra: int) -> None:
+        episode = SingleAgentEpisode()
+        episode.add_env_reset(1)
+        episode.add_env_step(2, 1, 1.0, extra_model_outputs={"extra": np.zeros(extra, np.float32)})
+        fragment = Fragment(
+            "uuid", 1, seq, 9, 1, 0, 3, -1, (wire := EpisodeBatch.from_episodes([episode]).to_wire())[0]
+        )
+        frames = [bytes(memoryview(frame).cast("B")) for frame in encode_fragment(fragment, wire[1])]
+        link.act(DecodeShard(0, 0, index, fragment.fragment_id, 0, 1, frames))
+
+    arrives(0, seq=0, extra=3)
+    arrives(1, seq=1, extra=2)
+    arrives(1, seq=2, extra=2)
+    assert [(type(event), event.index) for event in events] == [
+        (ShardDecoded, 0),
+        (ShardFailed, 1),
+        (ShardFailed, 0),
+        (ShardDecoded, 1),
+    ]
+    assert "column" in events[2].detail
+    assert set(link._shards[0, 0]) == {1}

@@ -4,9 +4,9 @@ trained before."""
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -23,6 +23,9 @@ __all__ = ["BatchCheck"]
 # Leaf path → (shape of one step, kind of dtype).
 _Form = dict[str, tuple[tuple[int, ...], str]]
 _MAX_AGENTS = 10_000
+_MAX_OTHERS = 100
+# So many batches of another form in a row are refused at most, before theirs is the form that is right.
+_NUM_PROVEN = 3
 
 
 class BatchCheck:
@@ -30,17 +33,21 @@ class BatchCheck:
 
     Observations, actions and rewards have the form that the run's spaces give them, from the first batch on. Of
     all columns, also those that modules and connectors add, the names, shapes per step and kinds are the form of a
-    batch: what was trained once is the form that all later batches must have; before that, the first one's, unless
-    it contradicts its own observation space. Of multi-agent batches each agent has a form, and columns may be
-    missing.
+    batch. Which form is right the batches decide among them: that of most, the first one's where two are as many; one
+    that was trained gives way only to more than a few in a row. One that contradicts its own observation space has
+    no say. Of multi-agent batches each agent has a form, and columns may be missing.
 
     Numbers that stand for choices are looked up in tables: one outside of its Discrete, MultiDiscrete or
     MultiBinary space, anywhere in a Dict or Tuple, is refused. The spaces are the run's own, not the batch's.
+
+    Attributes:
+        num_replaced: How often a form has taken the place of another one: batches that passed before may not fit any
+            more (`misfit`).
     """
 
     def __init__(self) -> None:
-        self._forms: OrderedDict[Any, tuple[_Form, bool]] = OrderedDict()
-        self._is_proven = False
+        self._forms: OrderedDict[Any, _Known] = OrderedDict()
+        self.num_replaced = 0
         self._actions: dict[Any, list[_Leaf]] = {}
         self._observations: dict[Any, list[_Leaf]] = {}
 
@@ -56,11 +63,12 @@ class BatchCheck:
         by_agent = observation_space.spaces if isinstance(observation_space, gym.spaces.Dict) else {}
         self._observations = _leaves_by_id({**by_agent, None: observation_space})
 
-    def check(self, batch: Any) -> None:
+    def check(self, batch: Any, source: Any = None) -> None:
         """Look at one.
 
         Args:
             batch: EpisodeBatch or MultiAgentEpisodeBatch.
+            source: The fragment that it is; one that comes again does not count again.
 
         Raises:
             ValueError: It cannot be trained; the text names column, expected and actual.
@@ -74,27 +82,75 @@ class BatchCheck:
             _check_column(part, Columns.ACTIONS, self._actions, module_ids or [DEFAULT_MODULE_ID])
             _check_column(part, Columns.OBS, self._observations, agent_ids or [None])
         for key, part in _parts(batch):
-            form = _form_of(part)
+            form, fits_space = _form_of(part), _fits_its_space(part)
             known = self._forms.get(key)
-            if known is not None:
-                misfit = _misfit(known[0], form, may_lack=key is not None)
-                # Two that differ before any was trained: the one that contradicts its own space is wrong.
-                if misfit and (self._is_proven or known[1] or not _fits_its_space(part)):
-                    raise ValueError(misfit)
-                if not misfit:
-                    continue
-            self._forms[key] = form, _fits_its_space(part)
-            if len(self._forms) > _MAX_AGENTS:
-                self._forms.popitem(last=False)
+            if known is None:
+                self._forms[key] = _Known(form, fits_space, first=source)
+                if len(self._forms) > _MAX_AGENTS:
+                    self._forms.popitem(last=False)
+            elif not (misfit := _misfit(known.form, form, may_lack=key is not None)):
+                known.count(source)
+            elif known.gives_way_to(form, fits_space):
+                self._forms[key] = _Known(form, fits_space, known.num_others[_key_of(form)], source)
+                self.num_replaced += 1
+            else:
+                raise ValueError(misfit)
+
+    def misfit(self, batch: Any) -> str:
+        """What of a batch's form is not as it should be by now; "" if nothing. It does not count as another batch."""
+        for key, part in _parts(batch):
+            known = self._forms.get(key)
+            if known is not None and (
+                misfit := _misfit(known.form, _form_of(part), may_lack=key is not None)
+            ):
+                return misfit
+        return ""
 
     def trained(self) -> None:
-        """What was checked so far has been trained: the forms are right."""
-        self._is_proven = True
+        """What was checked so far has been trained: the forms are as good as right."""
+        for known in self._forms.values():
+            known.num = max(known.num, _NUM_PROVEN)
+            known.num_others.clear()
+            known._seen.clear()
 
     def forget(self) -> None:
         """The modules changed, and what they put out may have."""
         self._forms.clear()
-        self._is_proven = False
+
+
+@dataclass(slots=True)
+class _Known:
+    """The form that batches must have.
+
+    Attributes:
+        fits_space: Whether it is that of its own observation space.
+        num: How many batches had it.
+        first: The fragment that brought it.
+        num_others: How many had another one since some were trained, by form.
+    """
+
+    form: _Form
+    fits_space: bool
+    num: int = 1
+    first: Any = None
+    num_others: Counter[Any] = field(default_factory=Counter)
+    _seen: set[Any] = field(default_factory=set)
+
+    def count(self, source: Any) -> None:
+        """Count a batch of this form."""
+        if source is None or (source != self.first and source not in self._seen):
+            self.num += 1
+            if len(self._seen) < _MAX_OTHERS:
+                self._seen.add(source)
+
+    def gives_way_to(self, form: _Form, fits_space: bool) -> bool:
+        """Count a batch of another form."""
+        if fits_space != self.fits_space:
+            self.num_others[_key_of(form)] += 1
+            return fits_space and self.num < _NUM_PROVEN
+        if len(self.num_others) < _MAX_OTHERS or _key_of(form) in self.num_others:
+            self.num_others[_key_of(form)] += 1
+        return self.num_others[_key_of(form)] > min(self.num, _NUM_PROVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +257,10 @@ def _form_of(part: Any) -> _Form:
         "/".join(map(str, path)): (leaf.shape[1:], leaf.dtype.kind)
         for path, leaf in zip(paths, leaves, strict=True)
     }
+
+
+def _key_of(form: _Form) -> frozenset[Any]:
+    return frozenset(form.items())
 
 
 def _misfit(expected: _Form, actual: _Form, *, may_lack: bool) -> str:

@@ -135,8 +135,11 @@ class LearnerLink(PeerLink):
             self._train(instruction)
 
     def _decode(self, shard: DecodeShard) -> None:
+        num_replaced = self._check.num_replaced
         try:
-            batch = open_fragment(shard.frames, self._check, is_multi_agent=self._is_multi_agent)
+            batch = open_fragment(
+                shard.frames, self._check, is_multi_agent=self._is_multi_agent, source=shard.fragment
+            )
             batch = _steps_of(batch, shard)
             batch.meta[ORIGIN] = (*shard.fragment, shard.first)
         except MemoryError:
@@ -149,7 +152,17 @@ class LearnerLink(PeerLink):
             self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), detail))
             return
         self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch
+        if self._check.num_replaced > num_replaced:
+            self._refuse_misfits()  # before this shard may complete its update
         self.handle(ShardDecoded(shard.update_id, shard.attempt, shard.index))
+
+    def _refuse_misfits(self) -> None:
+        """Another form turned out to be right: what came in the former one cannot be trained with what comes."""
+        for (update_id, attempt), batches in list(self._shards.items()):
+            for index, batch in list(batches.items()):
+                if self.core.is_receiving(update_id, attempt) and (misfit := self._check.misfit(batch)):
+                    del batches[index]
+                    self.handle(ShardFailed(update_id, attempt, index, "unusable", misfit))
 
     def _train(self, update: RunUpdate) -> None:
         if self.core.is_forming:
