@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.code_figures import annotations, circles, share_of_any
+
 PACKAGE = Path(__file__).parent.parent / "rlzmq"
 LAYERS = (
     "cli", "launch", "telemetry", "algorithms", "driver", "roles", "actors", "net", "protocol", "wire", "learners",
@@ -68,6 +70,36 @@ def test_no_import_points_upward() -> None:
             ):
                 upward.append(f"{path.relative_to(PACKAGE)}:{line} imports {name}")
     assert upward == []
+
+
+def test_circles_stay_within_few_packages() -> None:
+    """Imports inside functions and under TYPE_CHECKING are counted."""
+    packages = {module.split(".")[1] for circle in circles() for module in circle if "." in module}
+    assert packages <= {"connectors", "envs", "episodes", "modules", "roles", "runners"}
+    assert all(len({module.split(".")[1] for module in circle}) == 1 for circle in circles())
+
+
+def test_configs_have_types_and_any_is_rare() -> None:
+    guilty = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for _, path in modules()
+        for line, name, kind in annotations(path)
+        if name == "config" and kind == "Any"
+    ]
+    assert guilty == []
+    assert share_of_any() < 0.155
+
+
+def test_configs_are_made_copied_and_written_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from rlzmq import APPOConfig, IMPALAConfig, PPOConfig\n"
+        "for made in (APPOConfig(), IMPALAConfig(), PPOConfig.preset('CartPole-v1')):\n"
+        "    again = type(made).from_toml(made.copy().training(lr=0.1).to_toml())\n"
+        "    assert type(made).from_state(again.get_state()).lr == 0.1\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
 def test_only_net_imports_zmq() -> None:

@@ -1,0 +1,118 @@
+"""Figures of the code itself: lines per package, bare `Any` in annotations, imports inside functions, import circles.
+
+    python scripts/code_figures.py [DIRECTORY OF THE PACKAGE]
+
+An annotation counts as bare where it is `Any` and nothing else; `dict[str, Any]` does not. Circles count imports inside
+functions and under ``if TYPE_CHECKING``.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "rlzmq"
+
+
+def modules(package: Path = PACKAGE) -> dict[str, Path]:
+    """Module name -> file."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def annotations(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, name, annotation) of each parameter, result and variable that has an annotation."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            yield node.lineno, node.arg, ast.unparse(node.annotation)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            yield node.lineno, f"{node.name}()", ast.unparse(node.returns)
+        elif isinstance(node, ast.AnnAssign):
+            yield node.lineno, ast.unparse(node.target), ast.unparse(node.annotation)
+
+
+def share_of_any(package: Path = PACKAGE) -> float:
+    """The share of annotations that are bare `Any`."""
+    kinds = [kind for path in modules(package).values() for _, _, kind in annotations(path)]
+    return kinds.count("Any") / len(kinds)
+
+
+def imports(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Module -> the package's modules that it imports anywhere in its text."""
+    known = modules(package)
+    graph: dict[str, set[str]] = {}
+    for module, path in known.items():
+        names: list[str] = []
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names += [f"{node.module}.{alias.name}" for alias in node.names]
+        targets = set()
+        for name in names:
+            if name.partition(".")[0] == package.name:
+                while name not in known:
+                    name = name.rpartition(".")[0]
+                targets.add(name)
+        graph[module] = targets - {module}
+    return graph
+
+
+def circles(package: Path = PACKAGE) -> list[list[str]]:
+    """The sets of modules that import each other, directly or by way of others."""
+    graph = imports(package)
+    reached: dict[str, set[str]] = {}
+    for module in graph:
+        seen: set[str] = set()
+        ahead = [module]
+        while ahead:
+            new = graph[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        reached[module] = seen
+    sets = {frozenset(other for other in reached[module] if module in reached[other]) for module in graph}
+    return sorted(sorted(circle) for circle in sets if circle)
+
+
+def imports_in_functions(package: Path = PACKAGE) -> int:
+    """How many import statements for the package's own modules stand inside functions."""
+    found = set()
+    for path in modules(package).values():
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for node in ast.walk(function):
+                    name = node.module if isinstance(node, ast.ImportFrom) else ""
+                    if isinstance(node, ast.Import):
+                        name = node.names[0].name
+                    if str(name).partition(".")[0] == package.name:
+                        found.add((path, getattr(node, "lineno", 0)))
+    return len(found)
+
+
+def main() -> None:
+    package = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else PACKAGE
+    lines: Counter[str] = Counter()
+    for path in modules(package).values():
+        parts = path.relative_to(package).parts
+        lines[parts[0] if len(parts) > 1 else "."] += path.read_text(encoding="utf-8").count("\n")
+    for name, num in sorted(lines.items()):
+        print(f"{name:12} {num:7,} lines")
+    print(f"{'all':12} {sum(lines.values()):7,} lines")
+    print(f"bare Any: {share_of_any(package):.1%} of annotations")
+    print(f"imports inside functions: {imports_in_functions(package)}")
+    found = circles(package)
+    print(
+        f"import circles: {len(found)}, of {', '.join(str(len(circle)) for circle in found) or 'no'} modules"
+    )
+    for circle in found:
+        print("  " + ", ".join(circle))
+
+
+if __name__ == "__main__":
+    main()
