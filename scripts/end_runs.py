@@ -221,6 +221,8 @@ def main() -> int:
         help="half of the signals come by then, the others in training",
     )
     args = parser.parse_args()
+    # `finally` ends what was started, also where this script is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     rng = random.Random(args.seed)
     seen = Figures()
     with tempfile.TemporaryDirectory(prefix="end-") as directory:
