@@ -1,16 +1,16 @@
-"""Small mistakes put into the protocol one at a time: does a test of the protocol notice each?
+"""Small mistakes put into rlzmq/protocol and rlzmq/wire one at a time: does one of their tests notice each?
 
-    python scripts/mutate.py                            # all of rlzmq/protocol: an hour on two cores
+    python scripts/mutate.py                            # all: half an hour on two idle cores
     python scripts/mutate.py --sample 300 --seed 1      # as many, drawn by seed
-    python scripts/mutate.py --only broker/intake ledger
+    python scripts/mutate.py --only protocol/broker/intake protocol/ledger
     python scripts/mutate.py --again OUTPUT             # those that survive by the output of an earlier run
 
 The tests are collected once. A first run notes which lines each test reaches and how long it takes; then every
 mutant is tried in a fork of this process: its one function gets the changed code, and the tests that reach the
 changed statement run until one fails: first those that noticed earlier mutants of the same function, then the
 shortest. A mutant is killed if a test fails, if the tests take much more processor time than without it, or need
-much more memory. Others survive: each is listed below with the reason why it is no gap
-(`scripts/mutants_left.toml`), or is one.
+much more memory. Others survive: each is listed in `scripts/mutants_left.toml` with the reason why it is no gap (then
+it is not tried, and counts as left), or is one.
 
 Changed are comparisons, arithmetic, `and`/`or`, conditions, numbers, `True`/`False`, `min`/`max`, returned values,
 `continue`/`break`; calls, assignments to attributes and items, and `raise` statements are left out. Not changed:
@@ -41,7 +41,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-PROTOCOL = ROOT / "rlzmq" / "protocol"
+PACKAGE = ROOT / "rlzmq"
+FOLDERS = ("protocol", "wire")
 LEFT = Path(__file__).with_name("mutants_left.toml")
 
 # Whole schedules stand for the tests that run a thousand of them: some seconds each.
@@ -51,7 +52,7 @@ SKIPPED_TESTS = (
     "test_mutated_messages",
     "TestLedgerMachine",
 )
-NUM_SCHEDULES = 40
+NUM_SCHEDULES, SCHEDULES_PER_TEST = 250, 25
 MEMORY_BYTES = 2 << 30
 CANNOT_TRY = 3  # exit code
 
@@ -70,7 +71,7 @@ class Mutant:
     """One changed place.
 
     Attributes:
-        path: The file, below `PROTOCOL`, without ``.py``.
+        path: The file, below `PACKAGE`, without ``.py``.
         function: Qualified name of the function that changes.
         line, text: Where it is, and what the line says.
         lines: Of its statement; of a compound one, without its body.
@@ -86,6 +87,11 @@ class Mutant:
     what: str
     number: int
 
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What it is known by while lines move."""
+        return self.path, self.function, self.text, self.what
+
     def __str__(self) -> str:
         return f"{self.path}.py:{self.line} {self.function}: {self.what}\n      {self.text}"
 
@@ -97,7 +103,7 @@ def mutants_of(path: Path) -> list[Mutant]:
     """Every mutant of a file."""
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
-    name = path.relative_to(PROTOCOL).with_suffix("").as_posix()
+    name = path.relative_to(PACKAGE).with_suffix("").as_posix()
     return [
         Mutant(name, function, line, of_statement, lines[line - 1].strip(), what, number)
         for number, (function, of_statement, line, what, _) in enumerate(_changes(ast.parse(source)))
@@ -106,7 +112,7 @@ def mutants_of(path: Path) -> list[Mutant]:
 
 def code_of(mutant: Mutant) -> types.CodeType | None:
     """The changed function's code; None where it is the same as before."""
-    path = PROTOCOL / f"{mutant.path}.py"
+    path = PACKAGE / f"{mutant.path}.py"
     codes = []
     for is_changed in (False, True):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -283,14 +289,18 @@ def _same(a: types.CodeType, b: types.CodeType) -> bool:
 class Runner:
     """A pytest plugin: in place of running the collected tests once, it runs them for every mutant."""
 
-    def __init__(self, mutants: list[Mutant], num_processes: int) -> None:
+    def __init__(self, mutants: list[Mutant], num_processes: int, minutes: float) -> None:
         self.mutants = mutants
         self.num_processes = num_processes
+        self.minutes = minutes
+        self.num_tried = 0
         self.survivors: list[Mutant] = []
         self.untested: list[Mutant] = []
         self._seconds: dict[int, float] = {}
         self._tests_of: dict[tuple[str, str | int], set[int]] = defaultdict(set)
         self._items: list[Any] = []
+        self._functions = {(mutant.path, _outermost(mutant.function)) for mutant in mutants}
+        self._is_wanted: dict[types.CodeType, bool] = {}
         # What forks tell: per mutant the test that failed, counted from 1.
         self._failed = memoryview(mmap.mmap(-1, 4 * len(mutants))).cast("i")
         self._good_tests: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -299,9 +309,16 @@ class Runner:
         self._items = [
             item for item in session.items if not any(name in item.nodeid for name in SKIPPED_TESTS)
         ]
-        self._items.append(Schedules())
+        first, *others = (Schedules(seed) for seed in range(0, NUM_SCHEDULES, SCHEDULES_PER_TEST))
+        self._items.append(first)
         for index in range(len(self._items)):
             self._note(index)
+        for item in others:  # they reach what the first of them reaches, as good as
+            self._items.append(item)
+            self._seconds[len(self._items) - 1] = self._seconds[len(self._items) - 2]
+            for found in self._tests_of.values():
+                if len(self._items) - 2 in found:
+                    found.add(len(self._items) - 1)
         print(
             f"{len(self._items)} tests, {sum(self._seconds.values()):.1f} s; {len(self.mutants)} mutants",
             flush=True,
@@ -315,7 +332,10 @@ class Runner:
 
         def note(frame: types.FrameType, event: str, _: Any) -> Any:
             code = frame.f_code
-            if not code.co_filename.startswith(str(PROTOCOL)):
+            if (is_wanted := self._is_wanted.get(code)) is None:
+                path = code.co_filename.removeprefix(f"{PACKAGE}/").removesuffix(".py")
+                is_wanted = self._is_wanted[code] = (path, _outermost(code.co_qualname)) in self._functions
+            if not is_wanted:
                 return None
             reached.add((code.co_filename, frame.f_lineno if event == "line" else code.co_qualname))
             return note
@@ -331,7 +351,7 @@ class Runner:
         _passes(self._items[index])
         self._seconds[index] = time.process_time() - start
         for filename, place in reached:
-            path = Path(filename).relative_to(PROTOCOL).with_suffix("").as_posix()
+            path = Path(filename).relative_to(PACKAGE).with_suffix("").as_posix()
             self._tests_of[path, place].add(index)
 
     def _tests_for(self, mutant: Mutant) -> list[int]:
@@ -344,13 +364,16 @@ class Runner:
     def _try_all(self) -> None:
         """Some mutants at a time, each in a fork."""
         waiting, running = list(enumerate(self.mutants)), dict[int, tuple[int, int, float]]()
-        start, num_done = time.perf_counter(), 0
+        start = time.perf_counter()
         while waiting or running:
+            if time.perf_counter() - start > 60 * self.minutes:
+                waiting.clear()
             while waiting and len(running) < self.num_processes:
                 number, mutant = waiting.pop(0)
                 tests = self._tests_for(mutant)
                 if not tests:
                     self.untested.append(mutant)
+                    self.num_tried += 1
                     continue
                 limit_s = 2.0 + 5.0 * sum(self._seconds[index] for index in tests)
                 pid = os.fork()
@@ -368,14 +391,14 @@ class Runner:
                     raise RuntimeError(
                         f"this mutant cannot be made: {mutant}. Did the source change meanwhile?"
                     )
-                num_done += 1
+                self.num_tried += 1
                 if self._failed[number]:
                     self._good_tests[mutant.path, mutant.function].add(self._failed[number] - 1)
                 if code == 0:
                     self.survivors.append(mutant)
                     print(f"survives: {mutant}", flush=True)
-                if num_done % 100 == 0:
-                    print(f"{num_done} tried, {time.perf_counter() - start:.0f} s", flush=True)
+                if self.num_tried % 100 == 0:
+                    print(f"{self.num_tried} tried, {time.perf_counter() - start:.0f} s", flush=True)
 
     def _end_with(self, number: int, tests: Sequence[int], limit_s: float) -> None:
         """In the fork: it must not come back."""
@@ -422,13 +445,15 @@ def _wait(running: dict[int, tuple[int, int, float]]) -> Iterator[tuple[int, int
 class Schedules:
     """Some simulated runs: in place of the tests that make thousands."""
 
-    nodeid = f"{NUM_SCHEDULES} simulated runs"
+    def __init__(self, first: int) -> None:
+        self.seeds = range(first, first + SCHEDULES_PER_TEST)
+        self.nodeid = f"simulated runs {self.seeds}"
 
     def pass_(self) -> bool:
         from simulation import run_schedule
 
         try:
-            for seed in range(NUM_SCHEDULES):
+            for seed in self.seeds:
                 run_schedule(seed)
         except Exception:
             return False
@@ -451,7 +476,7 @@ def _outermost(function: str) -> str:
 
 def put_in(mutant: Mutant, code: types.CodeType) -> None:
     """Let the living function do what the mutant does."""
-    module = sys.modules["rlzmq.protocol." + mutant.path.replace("/", ".").removesuffix(".__init__")]
+    module = sys.modules["rlzmq." + mutant.path.replace("/", ".").removesuffix(".__init__")]
     if "<locals>" in mutant.function:  # it is made anew by its outer function, of that one's constants
         outer = _living(module, _outermost(mutant.function))
         outer.__code__ = _with_inner(outer.__code__, code)
@@ -500,18 +525,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", default=[], help="files below rlzmq/protocol, without .py")
+    parser.add_argument("--only", nargs="+", default=[], help="files below rlzmq, without .py")
     parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn by seed (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", type=Path, help="only those that survive by this output of an earlier run")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after so many")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     import pytest
 
     paths = [
         path
-        for path in sorted(PROTOCOL.rglob("*.py"))
-        if not options.only or path.relative_to(PROTOCOL).with_suffix("").as_posix() in options.only
+        for folder in FOLDERS
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        if not options.only or path.relative_to(PACKAGE).with_suffix("").as_posix() in options.only
     ]
     mutants = [mutant for path in paths for mutant in mutants_of(path)]
     if options.again:
@@ -519,28 +546,33 @@ def main() -> int:
         mutants = [mutant for mutant in mutants if f"survives: {mutant}".splitlines()[0] in lines]
     if options.sample:
         mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
-    runner = Runner(mutants, options.processes)
-    pytest.main(
-        ["-q", "-p", "no:cacheprovider", "--no-header", str(ROOT / "tests/protocol")], plugins=[runner]
-    )
     explained = reasons()
-    left = Counter[str]()
-    gaps = []
-    for mutant in [*runner.survivors, *runner.untested]:
-        why = explained.get((mutant.path, mutant.function, mutant.text, mutant.what))
-        left[why or ("no test enters it" if mutant in runner.untested else "not noticed")] += 1
-        if why is None:
-            gaps.append(mutant)
-    num_left = sum(left.values())
-    print(
-        f"\n{len(mutants)} mutants, {len(mutants) - num_left} killed ({1 - num_left / max(1, len(mutants)):.1%})"
+    listed = [mutant for mutant in mutants if mutant.key in explained]
+    others = [mutant for mutant in mutants if mutant.key not in explained]
+    runner = Runner(others, options.processes, options.minutes)
+    pytest.main(
+        [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--no-header",
+            *(str(ROOT / "tests" / folder) for folder in FOLDERS),
+        ],
+        plugins=[runner],
     )
-    for why, num in left.most_common():
+    gaps = [*runner.survivors, *runner.untested]
+    num_killed, num_left = runner.num_tried - len(gaps), len(listed) + len(gaps)
+    print(
+        f"\n{num_killed + num_left} mutants, {num_killed} killed ({num_killed / max(1, num_killed + num_left):.1%})"
+    )
+    if runner.num_tried < len(others):
+        print(f"{len(others) - runner.num_tried} not tried in {options.minutes:g} minutes")
+    for why, num in Counter(explained[mutant.key] for mutant in listed).most_common():
         print(f"  {num:4} left: {why}")
-    print(f"{len(gaps)} without a reason")
+    print(f"{len(gaps)} left without a reason, {len(runner.untested)} of them reached by no test")
     for mutant in gaps:
         print(f"  {mutant}")
-    return int(len(gaps) > 0.05 * len(mutants))
+    return int(len(gaps) > 0.05 * runner.num_tried)
 
 
 if __name__ == "__main__":

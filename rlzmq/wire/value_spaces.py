@@ -29,7 +29,7 @@ def pack_space(space: Any) -> list[Any] | None:
     if name == "MultiDiscrete":
         return [name, space.nvec, space.start, space.dtype.str]
     if name == "MultiBinary":
-        return [name, list(space.shape)]
+        return [name, list(space.n) if isinstance(space.n, tuple) else int(space.n)]
     if name == "Text":
         return [name, int(space.min_length), int(space.max_length), "".join(space.character_list)]
     if name == "Dict":
@@ -63,8 +63,8 @@ def unpack_space(parts: Any) -> Any:
             nvec, start, dtype = rest
             return spaces.MultiDiscrete(nvec, dtype=_dtype(dtype), start=start)
         if name == "MultiBinary":
-            (shape,) = rest
-            return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+            (n,) = rest
+            return spaces.MultiBinary(n)
         if name == "Text":
             min_length, max_length, charset = rest
             return spaces.Text(max_length, min_length=min_length, charset=charset)

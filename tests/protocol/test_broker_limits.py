@@ -78,6 +78,9 @@ def test_names_and_hellos_of_the_past_do_not_pile_up(monkeypatch):
     for index in range(30):
         bench.hello(f"{index}", "runner", num_envs=1)
     assert len(bench.state.names) == len(bench.state.hello_ids) == 10
+    newest = [str(index) for index in range(20, 30)]
+    assert list(bench.state.names) == [("runner", name) for name in newest]
+    assert list(bench.state.hello_ids) == [f"uuid-{name}" for name in newest]
 
 
 # ------------------------------------------------------------------ what it says
@@ -100,6 +103,8 @@ def test_an_impossible_number_leaves_no_trace(fields):
     bench = _running()
     bench.fragment(**fields)
     assert bench.sent("driver", Notice)[0].event == "protocol_error"
+    (told, _offence) = bench.sent("runner", Rejected)
+    assert (told.seq, told.reason, told.detail) == (fields.get("seq", 0), "rejected", "an impossible number")
     accounting = bench.state.ledger.accounting
     assert (accounting.sampled, sum(accounting.dropped.values())) == (0, 0)
     assert bench.state.ledger.runner("uuid-runner", 1).beyond == set()
@@ -154,6 +159,33 @@ def test_a_batch_that_one_runner_holds_is_taken_back_by_a_new_broker():
         bench.fragment(runner="a")
         assert bench.sent("a", Rejected) == []
     assert bench.state.ledger.accounting.pending == 400
+
+
+@pytest.mark.parametrize("bound", ["resent_bytes", "window_bytes", "memory_bytes"])
+def test_without_leases_a_runner_fills_its_share_to_the_last_byte(bound):
+    measured = Bench()
+    measured.runner()
+    measured.fragment(steps=1)
+    options = {"resent_bytes": 0, "window_bytes": 0, "memory_bytes": 0}
+    bench = Bench(**{**options, bound: 2 * measured.state.ledger.num_bytes})
+    bench.runner()
+    rejected = []
+    for _ in range(3):
+        bench.fragment(steps=1)
+        rejected.append([item.reason for item in bench.sent("runner", Rejected)])
+    assert rejected == [[], [], ["overrun"]]
+
+
+def test_runners_share_the_memory():
+    measured = Bench()
+    measured.runner()
+    measured.fragment(steps=1)
+    bench = Bench(resent_bytes=0, window_bytes=0, memory_bytes=4 * measured.state.ledger.num_bytes)
+    bench.runner()
+    bench.runner("other")
+    for num_accepted in (1, 2, 2):
+        bench.fragment(steps=1)
+        assert bench.state.ledger.accounting.pending == num_accepted
 
 
 # ------------------------------------------------------------------ records

@@ -137,6 +137,7 @@ def test_a_fragment_with_more_steps_than_its_lease_is_rejected():
     bench.fragment(bench.leases()[0].lease_id, steps=41)
     assert bench.sent("runner", Rejected)[0].reason == "rejected"
     assert bench.sent("driver", Notice)[0].event == "bad_fragment"
+    assert bench.core.status()["runners"][0]["num_bad"] == 1
 
 
 def test_a_refused_fragment_is_dropped_quarantined_and_the_batch_planned_anew():
@@ -280,6 +281,8 @@ def test_a_fragment_of_weights_that_died_with_their_rank_is_stale_and_nobodys_fa
     assert bench.state.ledger.accounting.dropped == {"stale": 10}
     assert bench.sent("runner", Committed)
     assert bench.sent("driver", Notice) == []
+    bench.fragment(steps=10, version=0, generation=1)
+    assert bench.state.ledger.accounting.pending == 10, "those before it live on"
 
 
 def test_a_duplicate_of_a_committed_fragment_is_acknowledged_until_its_runner_knows():
@@ -410,6 +413,7 @@ def test_a_reset_drops_the_old_lineage():
     assert (bench.state.leases.leases, bench.state.open, bench.state.weights) == ({}, {}, None)
     bench.fragment(steps=20)
     assert bench.state.ledger.accounting.dropped == {"rolled_back": 40}
+    assert bench.sent("runner", Committed) == [Committed(1, 0, ((1, 1),))], "it need not keep it"
     bench.learner(generation=6)
     assert bench.sent("learner-0", Refused)[0].reason == "fenced"
     bench.learner(generation=7)

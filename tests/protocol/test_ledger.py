@@ -250,3 +250,176 @@ class LedgerMachine(RuleBasedStateMachine):
 
 LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+# ------------------------------------------------------------------ exactly
+
+
+def _version(ledger: Ledger, seq: int, steps: int, version: int, **fields) -> None:
+    assert ledger.accept(_id(seq), steps, generation=3, version=version, **fields) is not None
+
+
+def test_an_entry_says_what_came():
+    ledger = Ledger()
+    entry = ledger.accept(_id(4), 10, generation=3, version=7, frames=[b"ab", b"c"], num_bytes=3, now=2.5)
+    assert entry is not None
+    assert (entry.id, entry.num_steps, entry.size, entry.free) == (_id(4), 10, 10, 10)
+    assert (entry.generation, entry.version, entry.order, entry.accepted_at) == (3, 7, 0, 2.5)
+    assert (entry.frames, entry.num_bytes, entry.runner_name) == ((b"ab", b"c"), 3, "r")
+    named = ledger.accept(_id(5), 1, generation=3, version=7, runner_name="runner-0")
+    assert named is not None
+    assert (named.runner_name, named.order) == ("runner-0", 1)
+
+
+def test_memory_is_counted_while_it_is_held_and_on_average_of_all_that_came():
+    ledger = Ledger()
+    assert ledger.mean_bytes == 0
+    for seq, num_bytes in enumerate((10, 21)):
+        _version(ledger, seq, 5, 0, num_bytes=num_bytes)
+    record = ledger.runner("r", 1)
+    assert (ledger.num_bytes, record.uncommitted_bytes, record.num_uncommitted) == (31, 31, 2)
+    ledger.commit([ledger.take(ledger.entries[_id(0)], 5)])
+    assert (ledger.num_bytes, record.uncommitted_bytes, record.num_uncommitted) == (21, 21, 1)
+    ledger.drop(ledger.entries[_id(1)], "stale")
+    assert (ledger.num_bytes, record.uncommitted_bytes, record.num_uncommitted) == (0, 0, 0)
+    assert ledger.mean_bytes == 15
+
+
+def test_free_steps_are_those_of_versions_within_both_bounds():
+    ledger = Ledger()
+    for seq, version in enumerate((3, 4, 5, 4)):
+        _version(ledger, seq, 10**seq, version)
+    assert ledger.free_steps() == 1111
+    assert ledger.free_steps(4) == 1110
+    assert ledger.free_steps(4, 4) == 1010
+    assert ledger.free_steps(max_version=3) == 1
+    assert ledger.free_steps(max_version=4) == 1011
+    ledger.take(ledger.entries[_id(1)], 4)
+    assert ledger.free_steps(4, 4) == 1006
+    ledger.drop(ledger.entries[_id(1)], "stale")
+    assert ledger.free_steps(4, 4) == 1000
+    assert [entry.id.seq for entry in ledger.free_entries()] == [0, 2, 3]
+
+
+def test_what_was_freed_again_keeps_its_place():
+    ledger = _ledger(2, 2, 2)
+    taken = ledger.take(ledger.entries[_id(0)], 2)
+    assert [entry.id.seq for entry in ledger.free_entries()] == [1, 2]
+    ledger.release([taken])
+    assert [entry.id.seq for entry in ledger.free_entries()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("num_steps", [0, 11])
+def test_nothing_and_more_than_is_free_cannot_be_taken(num_steps):
+    ledger = _ledger(10)
+    with pytest.raises(AssertionError, match=f"{num_steps} of 10 free steps"):
+        ledger.take(ledger.entries[_id(0)], num_steps)
+
+
+def test_reserving_never_gives_back_and_stops_at_the_end():
+    ledger = _ledger(10)
+    entry = ledger.entries[_id(0)]
+    for first, num_steps, free in ((0, 6, 4), (0, 3, 4), (6, 99, 0)):
+        ledger.reserve([FragmentRange(_id(0), first, num_steps)])
+        assert entry.free == free
+    ledger.commit([FragmentRange(_id(0), 0, 10)])
+    ledger.reserve([FragmentRange(_id(0), 0, 10)])
+    assert ledger.accept(_id(0), 10, generation=0, version=0) is None
+
+
+def test_what_is_reserved_of_a_fragment_that_is_not_here_is_the_most_of_all_and_can_be_released():
+    for released, free in ((False, 3), (True, 10)):
+        ledger = Ledger()
+        ranges = [FragmentRange(_id(0), 0, 4), FragmentRange(_id(0), 4, 3), FragmentRange(_id(0), 0, 2)]
+        ledger.reserve(ranges)
+        if released:
+            ledger.release(ranges)
+        entry = ledger.accept(_id(0), 10, generation=0, version=0)
+        assert entry is not None
+        assert entry.free == free
+
+
+def test_an_update_whose_fragment_is_not_here_is_counted_at_once_and_the_fragment_not_again():
+    ledger = Ledger()
+    assert ledger.missing([FragmentRange(_id(0), 0, 6)])
+    ledger.commit([FragmentRange(_id(0), 0, 6)])
+    assert ledger.accounting.counts() == {"sampled": 6, "trained": 6, "pending": 0}
+    entry = ledger.accept(_id(0), 10, generation=0, version=0)
+    assert entry is not None
+    assert (entry.done, entry.free) == (6, 4)
+    assert not ledger.missing([FragmentRange(_id(0), 0, 6)])
+    assert ledger.accounting.counts() == {"sampled": 10, "trained": 6, "pending": 4}
+    ledger.commit([FragmentRange(_id(0), 6, 4)])
+    assert ledger.accounting.counts() == {"sampled": 10, "trained": 10, "pending": 0}
+    assert not ledger.missing([FragmentRange(_id(0), 0, 6)])
+
+
+def test_a_gap_before_an_update_is_dropped_and_not_trained():
+    ledger = _ledger(10)
+    ledger.commit([FragmentRange(_id(0), 3, 4)])
+    assert ledger.accounting.counts() == {"sampled": 10, "trained": 4, "pending": 3}
+    assert ledger.accounting.dropped == {"skipped": 3}
+    ledger.commit([FragmentRange(_id(0), 7, 3)])
+    assert ledger.is_committed(_id(0))
+
+
+def test_what_a_range_claims_beyond_its_fragment_was_trained_elsewhere():
+    ledger = _ledger(10)
+    ledger.commit([FragmentRange(_id(0), 0, 12)])
+    assert ledger.accounting.counts() == {"sampled": 12, "trained": 12, "pending": 0}
+    ledger.commit([FragmentRange(_id(0), 0, 5)])
+    assert ledger.accounting.counts() == {"sampled": 17, "trained": 17, "pending": 0}
+
+
+def test_what_learners_report_again_changes_nothing():
+    ledger = _ledger(10)
+    for num_steps, pending in ((4, 6), (2, 6), (10, 0)):
+        ledger.note_trained([FragmentRange(_id(0), 0, num_steps)])
+        assert ledger.accounting.pending == pending
+    ledger.note_trained([FragmentRange(_id(0), 0, 10)])
+    assert ledger.accept(_id(0), 10, generation=0, version=0) is None
+    assert ledger.pop_committed() == [_id(0)]
+
+
+def test_what_the_driver_has_accounted_for_is_disowned_and_no_more():
+    ledger = Ledger()
+    for fragment in (_id(0), _id(1), _id(0, "other"), _id(0, incarnation=2)):
+        ledger.accept(fragment, 5, generation=0, version=0)
+    ledger.disown_below("r", 1, 1)
+    assert sorted(ledger.entries) == [_id(0, "other"), _id(1), _id(0, incarnation=2)]
+    assert ledger.accounting.counts() == {"sampled": 15, "trained": 0, "pending": 15}
+    assert ledger.runner("r", 1).watermark == 1
+    assert ledger.accept(_id(0), 5, generation=0, version=0) is None
+
+
+def test_watermarks_are_told_when_they_move_and_again_when_reports_were_given_up():
+    ledger = _ledger(5, 5)
+    ledger.runner("idle", 1)
+    assert ledger.take_watermarks() == []
+    ledger.commit([ledger.take(ledger.entries[_id(0)], 5)])
+    assert ledger.take_watermarks() == [FragmentRange(_id(1), 0, 0)]
+    assert ledger.take_watermarks() == []
+    ledger.tell_again()
+    assert ledger.take_watermarks() == [FragmentRange(_id(1), 0, 0)]
+    ledger.drop(ledger.entries[_id(1)], "stale")
+    ledger.forget("idle", 1)
+    ledger.forget("r", 1)
+    assert ledger.take_watermarks() == [FragmentRange(_id(0), 0, 1)], "of whom the driver had heard"
+    assert ledger.take_watermarks() == []
+
+
+def test_an_empty_fragment_is_done_at_once():
+    ledger = _ledger(0)
+    assert ledger.is_committed(_id(0))
+    assert ledger.entries == {}
+
+
+def test_what_was_taken_under_an_earlier_broker_is_never_more_than_the_fragment():
+    ledger = Ledger()
+    ledger.note_trained([FragmentRange(_id(0), 0, 99)])
+    ledger.reserve([FragmentRange(_id(1), 0, 99)])
+    assert ledger.accept(_id(0), 10, generation=0, version=0) is not None
+    assert ledger.is_committed(_id(0))
+    entry = ledger.accept(_id(1), 10, generation=0, version=0)
+    assert entry is not None
+    assert (entry.done, entry.taken) == (0, 10)

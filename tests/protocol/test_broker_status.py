@@ -1,0 +1,403 @@
+"""What a broker tells of itself: to onlookers, to its driver; and what it hands out to those that lack it."""
+
+from __future__ import annotations
+
+import pytest
+from core_fakes import Bench
+
+from rlzmq.protocol.events import PeerLost, Publish, Tick
+from rlzmq.wire.messages import (
+    ConnectorState,
+    Goodbye,
+    LearnerState,
+    Lease,
+    Notice,
+    OpenUpdate,
+    Pause,
+    Progress,
+    RunnerState,
+    ShardReady,
+    Snapshot,
+    SnapshotRequest,
+    Status,
+    StatusRequest,
+)
+from rlzmq.wire.values import unpack_blob
+
+
+def _waits(bench: Bench) -> list[str]:
+    return bench.core.status()["waits"]
+
+
+def _progress(bench: Bench) -> Progress:
+    bench.now += 1.0
+    bench.event(Tick())
+    (progress,) = bench.sent("driver", Progress)
+    return progress
+
+
+# ------------------------------------------------------------------ status
+
+
+def test_an_idle_broker_says_so():
+    status = Bench().core.status()
+    assert status == {
+        "run_id": "run",
+        "incarnation": 5,
+        "generation": -1,
+        "weights": None,
+        "next_commit": None,
+        "open_updates": [],
+        "updates_in_flight": [],
+        "runners": [],
+        "learners": [],
+        "has_driver": False,
+        "accounting": {"sampled": 0, "trained": 0, "pending": 0, "dropped": {}},
+        "num_duplicates": 0,
+        "num_fragments_held": 0,
+        "oldest_fragment_s": 0.0,
+        "fragment_bytes": 0,
+        "num_env_steps_leased": 0,
+        "refused": {},
+        "still_s": 0.0,
+        "waits": ["broker: waits for a driver"],
+    }
+
+
+def test_a_working_broker_says_what_it_holds_and_since_when():
+    bench = Bench()
+    bench.ready_run(batch=400)
+    bench.now = 1.0
+    bench.runner("b")
+    bench.runner("a")
+    (lease, _) = bench.state.leases.of_peer("uuid-b")
+    bench.now = 3.0
+    bench.fragment(lease.lease_id, steps=20, runner="b")
+    for _ in range(2):
+        bench.fragment(steps=20, runner="b", seq=0)
+    bench.now = 7.0
+    bench.send("top", StatusRequest())
+    status = bench.core.status()
+    assert [runner["name"] for runner in status["runners"]] == ["a", "b"]
+    a, b = status["runners"]
+    assert (a["num_leases"], a["env_steps_per_s"], a["num_env_steps"]) == (1, 0.0, 0)
+    assert (b["num_leases"], b["oldest_lease_s"]) == (2, 6.0)
+    assert (b["num_uncommitted"], b["num_env_steps"], b["env_steps_per_s"]) == (1, 20, 10.0)
+    assert (b["incarnation"], b["is_suspect"], b["num_bad"]) == (1, False, 0)
+    assert status["learners"] == [{"name": "learner-0", "rank": 0, "next_update": 0}]
+    assert (status["num_fragments_held"], status["num_duplicates"]) == (1, 2)
+    assert status["oldest_fragment_s"] == 4.0
+    assert status["fragment_bytes"] == bench.state.ledger.num_bytes > 0
+    assert (status["has_driver"], status["next_commit"], status["open_updates"]) == (True, 0, [0])
+
+
+def test_an_observer_is_told_what_only_the_sockets_know_too():
+    bench = Bench()
+    bench.core.more_status = lambda: {"extra": 7, "run_id": "over"}
+    bench.hello("top", "observer")
+    bench.send("top", StatusRequest())
+    ((message, payload),) = [(item.message, item.payload) for item in bench.out]
+    assert message == Status()
+    status = unpack_blob(payload[0])
+    assert (status["extra"], status["run_id"], status["incarnation"]) == (7, "over", 5)
+
+
+def test_the_driver_is_told_where_the_next_update_stands():
+    bench = Bench()
+    bench.driver()
+    assert _progress(bench).weights_version == -1
+    bench.learner()
+    bench.weights(0)
+    for update_id in (0, 1, 3):
+        bench.open(update_id, batch=40, weights_version=0)
+    bench.send("driver", ConnectorState(4), (b"state",))
+    bench.runner()
+    bench.fragment(bench.leases()[0].lease_id, steps=18)
+    progress = _progress(bench)
+    assert (progress.update_id, progress.next_open) == (0, 2)
+    assert (progress.num_steps_ready, progress.num_steps_leased) == (
+        18,
+        bench.state.leases.leased_env_steps(),
+    )
+    assert (progress.num_runners, progress.num_learners) == (1, 1)
+    assert (progress.weights_version, progress.connector_version, progress.min_generation) == (0, 4, -1)
+    assert progress.accounting == {"sampled": 18, "trained": 0, "pending": 18}
+    assert (progress.dropped, progress.is_paused) == ({}, False)
+    bench.fragment(steps=22)
+    assert _progress(bench).update_id == 1, "0 is complete"
+
+
+def test_nothing_stands_still_before_an_update_is_asked_for_nor_in_a_pause():
+    bench = Bench()
+    bench.driver()
+    bench.now = 5.0
+    bench.event(Tick())
+    assert bench.core.status()["still_s"] == 0.0
+    bench.open(0)
+    bench.now = 8.0
+    bench.event(Tick())
+    assert bench.core.status()["still_s"] == 3.0
+
+
+def test_a_step_of_a_rank_moves_an_update_that_is_trained_and_not_one_that_is_collected():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+
+    def step(progress: int) -> int:
+        bench.send("learner-0", LearnerState(1, 0, (0,), (0,), (1,), (2,), progress))
+        return _progress(bench).num_moves
+
+    assert step(1) == step(2) == 0
+    bench.fragment(steps=20)
+    moves = _progress(bench).num_moves
+    assert [step(3), step(3), step(4)] == [moves + 1, moves + 1, moves + 2]
+
+
+def test_how_long_those_at_work_may_be_silent():
+    bench = Bench(first_hung_after_s=100.0, rank_first_hung_after_s=70.0, late_after_s=2.0)
+    bench.ready_run(batch=20)
+    assert _progress(bench).patience_s == 0.0, "nobody is at work"
+    bench.runner()
+    assert _progress(bench).patience_s == 30.0
+    bench.fragment(bench.leases()[0].lease_id if bench.leases() else 0, steps=20)
+    bench.send("learner-0", LearnerState(1, 0, (0,), (0,), (1,), (2,), 0))
+    assert _progress(bench).patience_s == 100.0, "the only rank, before its first minibatch"
+    bench = Bench(rank_first_hung_after_s=70.0)
+    bench.ready_run(num_ranks=2, batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    for rank in (0, 1):
+        bench.send(f"learner-{rank}", LearnerState(1, 0, (0,), (0,), (1,), (2,), 0))
+    assert _progress(bench).patience_s == 70.0
+
+
+# ------------------------------------------------------------------ who waits for whom
+
+
+def test_a_broker_names_what_an_update_lacks():
+    bench = Bench()
+    bench.driver()
+    bench.open(3)
+    assert _waits(bench) == ["broker: waits for the driver to open update 0"]
+    bench.now = 1.5
+    bench.open(0, batch=40)
+    assert _waits(bench)[-1] == "broker: waits for learners: 0 are the group, registered: none"
+    bench.learner(0, 2)
+    bench.now = 4.0
+    bench.runner("a")
+    assert _waits(bench) == [
+        "broker: collects update 0 since 2.5 s: 0 of 40 env steps are here, 0 leased",
+        "broker: waits for rank 0's weights of version 0",
+        "a: has no lease, last heard 0.0 s ago",
+        "broker: waits for learners: 2 are the group, registered: learner-0",
+    ]
+    bench.learner(1, 2)
+    bench.weights(0)
+    bench.now = 6.0
+    bench.event(Tick())
+    lines = _waits(bench)
+    assert lines == [
+        "broker: collects update 0 since 4.5 s: 0 of 40 env steps are here, 40 leased",
+        "a: samples a lease of 2.0 s ago, last heard 2.0 s ago",
+    ]
+
+
+def test_a_broker_names_the_ranks_that_it_waits_for():
+    bench = Bench()
+    bench.ready_run(num_ranks=2, batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    run = bench.state.runs[0]
+    assert _waits(bench) == ["broker: waits for READY of update 0 from learner-0, learner-1"]
+    bench.send("learner-0", ShardReady(0, run.attempt, 1, 0))
+    assert _waits(bench) == ["broker: waits for READY of update 0 from learner-1"]
+    bench.send("learner-1", ShardReady(0, run.attempt, 1, 1))
+    assert _waits(bench) == ["broker: waits for the result of update 0 from learner-0, learner-1"]
+    bench.event(PeerLost(b"learner-1"))
+    assert _waits(bench) == [
+        "broker: waits for the result of update 0 from learner-0, rank 1 (not registered)",
+        "broker: waits for learners: 2 are the group, registered: learner-0",
+    ]
+
+
+def test_a_pause_comes_first():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.send("driver", Pause())
+    first, second, *_ = _waits(bench)
+    assert first == "broker: grants no leases, the driver has paused it"
+    assert second.startswith("broker: collects update 0")
+
+
+# ------------------------------------------------------------------ weights and connector states
+
+
+@pytest.mark.parametrize(("limit", "has_body"), [(7, False), (8, True)])
+def test_weights_up_to_a_size_are_pushed(limit, has_body):
+    bench = Bench(push_weights_below_bytes=limit)
+    bench.learner()
+    bench.weights(3)
+    (published,) = [item for item in bench.out if isinstance(item, Publish)]
+    assert (len(published.frame) == 512 + 8) is has_body
+
+
+def test_rank_0_is_asked_for_weights_that_it_has_at_intervals():
+    bench = Bench(resend_s=2.0)
+    bench.learner(next_update=2)
+    asked = []
+    for halves in range(10):
+        bench.now = halves / 2
+        bench.event(Tick())
+        asked += [(bench.now, request.version) for request in bench.sent("learner-0", SnapshotRequest)]
+    assert asked == [(0.0, -1), (2.0, -1), (4.0, -1)]
+    bench.weights(1)
+    bench.now = 6.0
+    bench.event(Tick())
+    assert bench.sent("learner-0", SnapshotRequest) == [SnapshotRequest(1, 1)]
+    bench.weights(2)
+    bench.now = 9.0
+    bench.event(Tick())
+    assert bench.sent("learner-0", SnapshotRequest) == []
+
+
+def test_who_asks_gets_what_it_lacks_and_no_more():
+    bench = Bench()
+    bench.learner()
+    bench.driver()
+    bench.runner()
+    bench.send("runner", SnapshotRequest(-1, -1, -1))
+    assert bench.out == [], "there is nothing yet"
+    bench.weights(3)
+    bench.send("driver", ConnectorState(2), (b"state",))
+    asked = {
+        (1, 2, 1): [Snapshot, ConnectorState],
+        (1, 3, 1): [ConnectorState],
+        (1, 3, 2): [],
+        (1, 2, 2): [Snapshot],
+        (2, 0, 2): [],
+    }
+    for request, kinds in asked.items():
+        bench.send("runner", SnapshotRequest(*request))
+        assert [type(item.message) for item in bench.out] == kinds
+
+
+def test_only_a_newer_connector_state_replaces_one():
+    bench = Bench()
+    bench.driver()
+    for version, payload in ((2, (b"two",)), (2, (b"again",)), (1, (b"one",)), (3, ())):
+        bench.send("driver", ConnectorState(version), payload)
+    bench.runner()
+    assert [item.payload for item in bench.out if isinstance(item.message, ConnectorState)] == [(b"two",)]
+
+
+def test_a_runner_is_sent_a_connector_state_once():
+    bench = Bench()
+    bench.ready_run(batch=400)
+    bench.runner()
+    bench.send("driver", ConnectorState(2), (b"state",))
+    for sent in ([ConnectorState(2)], []):
+        bench.fragment(bench.state.leases.of_peer("uuid-runner")[0].lease_id, steps=20)
+        assert bench.sent("runner", ConnectorState) == sent
+        assert bench.sent("runner", Lease)
+
+
+def test_a_runner_that_comes_back_with_data_is_not_sent_the_weights_again():
+    bench = Bench()
+    bench.learner()
+    bench.weights(3)
+    bench.runner("new")
+    assert bench.sent("new", Snapshot)
+    bench.runner("back", next_seq=1)
+    assert bench.sent("back", Snapshot) == []
+
+
+def test_slots_are_free_when_the_weights_after_them_are_out():
+    bench = Bench(max_leases_per_runner=100)
+    bench.ready_run(batch=20, staleness=1, max_policy_lag=5)
+    bench.runner()
+    lease_id = bench.leases()[0].lease_id
+    bench.fragment(lease_id, steps=20)
+    plan = bench.make_ready()
+    bench.weights(1)
+    assert bench.leases() == [], "update 0 is not trained"
+    bench.done(plan)
+    assert len(bench.leases()) == 1, "its weights were faster than its result"
+
+
+# ------------------------------------------------------------------ notices
+
+
+def test_what_the_driver_is_told_is_cut():
+    bench = Bench()
+    bench.driver()
+    bench.runner("n" * 200, uuid="u")
+    bench.send("n" * 200, Goodbye("r" * 2000))
+    (notice,) = bench.sent("driver", Notice)
+    assert (notice.name, notice.detail) == ("n" * 200, "r" * 1000)
+    bench.hello("x", "r" * 300, name="y" * 300)
+    (notice,) = bench.sent("driver", Notice)
+    assert notice.name == "y" * 200
+
+
+def test_of_strangers_the_driver_hears_twenty_per_second_after_two_hundred():
+    bench = Bench()
+    bench.driver()
+    heard = []
+    for now in (0.0, 0.5, 0.5, 100.0):
+        bench.now = now
+        num = 0
+        for number in range(250):
+            bench.hello(f"x-{now}-{number}", "runner", name=f"a@{number}", num_envs=0)
+            num += len(bench.sent("driver", Notice))
+        heard.append(num)
+    assert heard == [200, 10, 0, 200]
+    bench.hello("top", "observer", run_id="another")
+    assert bench.sent("driver", Notice) == [], "observers are strangers, too"
+
+
+def test_notices_wait_for_a_driver_up_to_a_number():
+    bench = Bench()
+    for number in range(300):
+        bench.runner(f"{number}")
+    bench.driver()
+    notices = bench.sent("driver", Notice)
+    assert len(notices) == 257, "and its own coming"
+    assert (notices[0].name, notices[-1].name) == ("44", "driver")
+
+
+# ------------------------------------------------------------------ bounds of staleness
+
+
+def test_old_data_is_used_up_to_the_bound_that_the_driver_sets():
+    for lag, dropped in ((2, {"stale": 20}), (3, {}), (-1, {})):
+        bench = Bench()
+        bench.driver(next_update=5)
+        bench.learner(next_update=5)
+        bench.weights(5)
+        bench.send("driver", OpenUpdate(5, 40, 1, 5, staleness=1, max_policy_lag=lag))
+        bench.runner()
+        bench.fragment(steps=20, version=2)
+        assert bench.state.ledger.accounting.dropped == dropped
+
+
+@pytest.mark.parametrize(("version", "dropped"), [(2, {}), (1, {"stale": 7})])
+def test_a_batch_smaller_than_a_vector_step_uses_older_data(version, dropped):
+    bench = Bench()
+    bench.driver(next_update=5)
+    bench.learner(next_update=5)
+    bench.weights(5)
+    bench.send("driver", OpenUpdate(5, 3, 1, 5, staleness=1, max_policy_lag=0))
+    bench.runner(num_envs=7)
+    bench.fragment(steps=7, version=version)
+    assert bench.state.ledger.accounting.dropped == dropped, "a vector step of seven fills three batches"
+
+
+def test_heartbeats_of_a_runner_say_that_it_is_heard():
+    bench = Bench(peer_timeout_s=3.0)
+    bench.runner()
+    for now in (2.0, 4.0, 6.0):
+        bench.now = now
+        bench.send("runner", RunnerState(0, 0, (), (), False, 1, 0, -1, 0, 0))
+        bench.event(Tick())
+    assert bench.state.runners

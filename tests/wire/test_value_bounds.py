@@ -1,0 +1,410 @@
+"""Values of actor calls: where they lie in the frames, and trees that no packer makes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import msgpack
+import numpy as np
+import pytest
+import torch
+
+from rlzmq.core.metrics import ReducedMetrics
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.wire.codec import MAX_ARRAYS, decode, encode
+from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError, WireError
+from rlzmq.wire.values import pack_blob, pack_value, unpack_blob, unpack_value
+
+
+def _round_trip(value: Any) -> Any:
+    return unpack_value(pack_value(value))
+
+
+def _unpack(node: Any, pool: bytes = b"", *large: np.ndarray) -> Any:
+    tree = np.frombuffer(msgpack.packb(node), np.uint8)
+    return unpack_value([tree, np.frombuffer(pool, np.uint8), *large])
+
+
+def _single(length: int = 2) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode(
+        observation_space=gym.spaces.Box(-9, 9, (2,)), action_space=gym.spaces.Discrete(2)
+    )
+    episode.add_env_reset(np.zeros(2, np.float32))
+    for t in range(length):
+        episode.add_env_step(np.full(2, t, np.float32), t % 2, float(t))
+    return episode
+
+
+def _multi() -> MultiAgentEpisode:
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={"a": np.zeros(2, np.float32), "b": np.ones(2, np.float32)})
+    step = {agent: np.full(2, 3, np.float32) for agent in "ab"}
+    episode.add_env_step(step, {"a": 0, "b": 1}, {"a": 0.5, "b": 1.5})
+    return episode
+
+
+# ------------------------------------------------------------------ where things lie
+
+
+@pytest.mark.parametrize(("num_bytes", "num_frames"), [(4095, 2), (4096, 3)])
+@pytest.mark.parametrize("make", [lambda n: np.ones(n, np.uint8), lambda n: torch.ones(n, dtype=torch.uint8)])
+def test_small_arrays_share_a_frame_and_large_ones_have_their_own(make, num_bytes, num_frames):
+    arrays = pack_value(make(num_bytes))
+    assert len(arrays) == num_frames
+    assert arrays[1].nbytes == (-(-num_bytes // 16) * 16 if num_frames == 2 else 0), "aligned to 16 bytes"
+
+
+@pytest.mark.parametrize(("num_bytes", "num_frames"), [(4095, 2), (4096, 3)])
+def test_short_bytes_lie_in_the_tree(num_bytes, num_frames):
+    arrays = pack_value(b"x" * num_bytes)
+    assert (len(arrays), arrays[1].nbytes) == (num_frames, 0)
+    assert unpack_value(arrays) == b"x" * num_bytes
+
+
+@pytest.mark.parametrize("number", [1, 1.5])
+@pytest.mark.parametrize(("length", "pooled_bytes"), [(63, 0), (64, 512)])
+def test_long_lists_of_one_kind_of_number_are_arrays(number, length, pooled_bytes):
+    arrays = pack_value([number] * length)
+    assert arrays[1].nbytes == pooled_bytes
+    assert unpack_value(arrays) == [number] * length
+    assert {type(item) for item in unpack_value(arrays)} == {type(number)}
+
+
+@pytest.mark.parametrize("odd", [2**63, -(2**63) - 1, 1.5, True, None])
+def test_one_odd_number_keeps_a_list_out_of_an_array(odd):
+    value = [1] * 100 + [odd]
+    arrays = pack_value(value)
+    assert arrays[1].nbytes == 0
+    got = unpack_value(arrays)
+    assert [(type(item), item) for item in got] == [(type(item), item) for item in value]
+
+
+@pytest.mark.parametrize("edge", [2**63 - 1, -(2**63)])
+def test_ints_of_64_bits_are_plain_and_larger_ones_text(edge):
+    value = [edge] * 64
+    assert pack_value(value)[1].nbytes == 512
+    assert _round_trip(value) == value
+    beyond = edge + (1 if edge > 0 else -1)
+    assert _round_trip([edge, beyond]) == [edge, beyond]
+    assert _round_trip(10**3999) == 10**3999
+
+
+def test_as_many_large_arrays_as_frames_and_the_rest_in_the_shared_one():
+    arrays = [np.full(4096, index % 251, np.uint8) for index in range(MAX_ARRAYS)]
+    packed = pack_value(arrays)
+    assert len(packed) == MAX_ARRAYS
+    assert packed[1].nbytes == 2 * 4096
+    got = unpack_value(decode([bytes(memoryview(f).cast("B")) for f in encode(1, {}, packed)]).arrays)
+    assert all(np.array_equal(one, other) for one, other in zip(got, arrays, strict=True))
+
+
+def test_nesting_up_to_a_bound_travels():
+    def nested(depth: int) -> Any:
+        value: Any = []
+        for _ in range(depth - 1):
+            value = [value]
+        return value
+
+    def nested_dict(depth: int) -> Any:
+        value: Any = {}
+        for _ in range(depth - 1):
+            value = {"k": value}
+        return value
+
+    assert _round_trip(nested(37)) == nested(37)
+    assert _round_trip(nested_dict(37)) == nested_dict(37)
+    with pytest.raises(ValueError, match="nested deeper than 37"):
+        pack_value(nested_dict(38))
+    with pytest.raises(ValueError, match="nested deeper than 37"):
+        pack_value(nested(38))
+
+
+def test_a_tree_up_to_a_mebibyte_travels():
+    longest = "x" * ((1 << 20) - 5)  # and five bytes that say how long it is
+    assert _round_trip(longest) == longest
+    with pytest.raises(ValueError, match="its tree is too large"):
+        pack_value(longest + "x")
+
+
+def test_paths_in_errors_are_cut():
+    with pytest.raises(TypeError) as caught:
+        pack_value({"k" * 500: object()})
+    assert str(caught.value).startswith("value['" + "k" * 193 + ": a builtins.object")
+    with pytest.raises(TypeError) as caught:
+        pack_value({"k" * 500: np.array([object()])})
+    assert str(caught.value).startswith("value['" + "k" * 193 + ": an array of Python objects")
+
+
+class _Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class _Number(int):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (_Pair(1, 2), "Convert it to its plain type"),
+        (_Number(1), "Convert it to its plain type"),
+        (frozenset(), "Send a sorted list"),
+        (print, "Functions and classes stay"),
+        (KeyError, "Functions and classes stay"),
+        (KeyError("x"), "Raise it instead"),
+        (bytearray(b"x"), r"Send None, bool, int"),
+        (np.zeros(2, "<M8[5D]"), "dtype"),
+    ],
+)
+def test_the_way_out_is_said(value, words):
+    with pytest.raises(TypeError, match=words):
+        pack_value(value)
+
+
+# ------------------------------------------------------------------ types
+
+
+def test_episodes_of_every_kind_come_back():
+    single, multi = _single(), _multi()
+    value = {
+        "one": single,
+        "many": [single, _single(3)],
+        "batch": EpisodeBatch.from_episodes([single]),
+        "multi": multi,
+        "multis": [multi, _multi()],
+        "multi batch": MultiAgentEpisodeBatch.from_episodes([multi]),
+        "mixed": [single, multi],
+        "tuple": (single,),
+    }
+    got = _round_trip(value)
+    assert {key: type(item) for key, item in got.items()} == {key: type(item) for key, item in value.items()}
+    assert got["one"].id_ == got["mixed"][0].id_ == got["tuple"][0].id_ == got["batch"][0].id_ == single.id_
+    assert got["multi"].id_ == got["mixed"][1].id_ == got["multi batch"][0].id_ == multi.id_
+    assert [item.id_ for item in got["many"]] == [item.id_ for item in value["many"]]
+    assert [item.id_ for item in got["multis"]] == [item.id_ for item in value["multis"]]
+    assert got["multi"].get_return() == 2.0
+
+
+def test_what_loggers_reduce_to_comes_back():
+    metrics = ReducedMetrics({"a": {"b": 1.5}}, {"a": {"b": [1.0, 2.0]}})
+    got = _round_trip({"metrics": metrics})["metrics"]
+    assert type(got) is ReducedMetrics
+    assert (dict(got), got.states) == (dict(metrics), metrics.states)
+
+
+def test_tensors_keep_their_kind_whatever_their_layout():
+    columns = torch.arange(6.0).reshape(2, 3).T
+    got = _round_trip([columns, columns.to(torch.bfloat16), torch.zeros(0, 3), torch.tensor(2.5)])
+    assert torch.equal(got[0], columns)
+    assert torch.equal(got[1], columns.to(torch.bfloat16))
+    assert got[1].dtype is torch.bfloat16
+    assert got[2].shape == (0, 3)
+    assert got[3].item() == 2.5
+    frozen = decode([bytes(memoryview(f).cast("B")) for f in encode(1, {}, pack_value(torch.ones(5000)))])
+    unpack_value(frozen.arrays).add_(1)  # not the received memory, which cannot be written to
+
+
+def test_a_class_that_is_only_called_like_a_space_or_an_episode_does_not_travel():
+    for name in ("Box", "SingleAgentEpisode", "MultiAgentEpisode", "EpisodeBatch", "MultiAgentEpisodeBatch"):
+        for value in (type(name, (), {})(), [type(name, (), {})()]):
+            with pytest.raises(TypeError, match=f"{name} does not travel"):
+                pack_value(value)
+
+
+# ------------------------------------------------------------------ trees that no packer makes
+
+_ARRAY, _SCALAR, _TENSOR, _BIG_INT, _BYTES, _FLOATS, _INTS = 3, 4, 5, 7, 8, 9, 10
+_EPISODES, _EPISODE, _SPACE, _METRICS = 11, 12, 16, 18
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        ({"a": 1}, "tagged lists, got a map"),
+        ([0, {"a": 1}], "tagged lists, got a map"),
+        ([], "an unknown tag"),
+        ([-1], "an unknown tag"),
+        ([19], "an unknown tag"),
+        ([True], "an unknown tag"),
+        (["x"], "an unknown tag"),
+        ([2, "key"], "as many values as keys"),
+        ([2, [0], 1], "a dict key that cannot be a key"),
+        ([_BIG_INT, 5], "decimal text"),
+        ([_BIG_INT, "x"], "decimal text"),
+        ([_BIG_INT], "decimal text"),
+        ([_BIG_INT, "1", "2"], "decimal text"),
+        ([_BIG_INT, "1" * 4001], "decimal text"),
+        ([_SPACE], "one part"),
+        ([_SPACE, [0], [0]], "one part"),
+        ([_METRICS, [2]], "two dicts"),
+        ([_METRICS, [2], [2], [2]], "two dicts"),
+        ([_METRICS, [2], [0]], "two dicts"),
+        ([_ARRAY], "an array reference is"),
+        ([_ARRAY, -1], "an array reference is"),
+        ([_ARRAY, True], "an array reference is"),
+        ([_ARRAY, 1], "array 1 is referred to, 1 came"),
+        ([_SCALAR, 0, "|u1", 2], "no dimensions, got 1"),
+        ([_FLOATS, 0, "<f4", 2], "1-D, got 1-D float32"),
+        ([_FLOATS, 0, "<f8", 1, 1], "1-D, got 2-D float64"),
+        ([_INTS, 0, "<f8", 1], "1-D, got 1-D float64"),
+        ([_TENSOR, 0, "<U1", 1], "no torch tensor has dtype"),
+        ([_EPISODES, {}], "a header and their arrays"),
+        ([_EPISODES, {}, {}], "a header and their arrays"),
+        ([_EPISODES, [0], []], "a header and their arrays"),
+        ([_EPISODES, {}, [], []], "a header and their arrays"),
+        ([_EPISODES, {}, [5]], "an array reference is"),
+        ([_EPISODES, {}, [[]]], "an array reference is"),
+    ],
+)
+def test_a_tree_that_no_packer_makes_is_refused(node, says):
+    with pytest.raises(WireError, match=says):
+        _unpack(node, bytes(16), np.zeros(4, np.uint8))
+
+
+def test_what_a_reference_names_must_have_come():
+    with pytest.raises(ArrayMismatchError, match="needs 8 bytes, its frame has 7"):
+        _unpack([_ARRAY, 9, "<f8", 1], bytes(16))
+    assert _unpack([_ARRAY, 8, "<f8", 1], bytes(16)).tolist() == [0.0]
+    assert _unpack([_BIG_INT, "1" * 4000]) == int("1" * 4000)
+    assert _unpack([_SCALAR, 0, "|u1"], b"\7") == 7
+    assert _unpack([_BYTES, 1, "|u1", 2], b"abc") == b"bc"
+    assert _unpack([_FLOATS, 0, "<f8", 1], bytes(8)) == [0.0]
+    assert _unpack([_METRICS, [2, "a", 1], [2]]) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ([], "at least 2 arrays .* got 0"),
+        ([np.zeros(1, np.uint8)], "at least 2 arrays .* got 1"),
+        ([np.zeros(1, np.int8), np.zeros(1, np.uint8)], "tree frame is 1-D uint8, got 1-D int8"),
+        ([np.zeros((1, 1), np.uint8), np.zeros(1, np.uint8)], "tree frame is 1-D uint8, got 2-D"),
+        ([np.zeros(1, np.uint8), np.zeros((1, 1), np.uint8)], "small arrays frame is 1-D uint8, got 2-D"),
+    ],
+)
+def test_a_value_is_a_tree_and_its_arrays(arrays, says):
+    with pytest.raises(MalformedFrameError, match=says):
+        unpack_value(arrays)
+
+
+def test_one_episode_is_one():
+    header, frames = EpisodeBatch.from_episodes([_single(), _single()]).to_wire()
+    node = [header, [[index] for index in range(len(frames))]]
+    assert len(_unpack([_EPISODES, *node], b"", *frames)) == 2
+    with pytest.raises(MalformedFrameError, match="one episode was packed, 2 came"):
+        _unpack([_EPISODE, *node], b"", *frames)
+
+
+def test_a_value_may_unpack_to_eight_times_its_bytes_and_a_mebibyte():
+    large = np.zeros(1 << 20, np.uint8)
+    for num, is_good in ((9, True), (10, False)):
+        node = [0, *[[_ARRAY, 0]] * num]
+        if is_good:
+            assert len(_unpack(node, b"", large)) == num
+        else:
+            with pytest.raises(WireError, match="at most 8 times the bytes"):
+                _unpack(node, b"", large)
+
+
+@pytest.mark.parametrize(("num", "is_good"), [(1, True), (2, False)])
+def test_a_box_counts_for_its_copies_of_the_bounds(num, is_good):
+    large = np.zeros(1 << 20, np.uint8)
+    node = [0, *[[_SPACE, [0, "Box", [_ARRAY, 0], [_ARRAY, 0], "|u1"]]] * num]
+    if is_good:
+        assert _unpack(node, b"", large)[0].shape == (1 << 20,)
+    else:
+        with pytest.raises(WireError, match="again and again"):
+            _unpack(node, b"", large)
+
+
+@pytest.mark.parametrize(("num", "is_good"), [(1, True), (2, False)])
+@pytest.mark.parametrize("tag", [_FLOATS, _INTS])
+def test_lists_of_numbers_count_for_what_python_makes_of_them(tag, num, is_good):
+    large = np.zeros(1 << 17, np.float64 if tag == _FLOATS else np.int64)
+    node = [0, *[[tag, 0]] * num]
+    if is_good:
+        assert len(_unpack(node, b"", large)[0]) == 1 << 17
+    else:
+        with pytest.raises(WireError, match="again and again"):
+            _unpack(node, b"", large)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [0, "Box"],
+        [0, "Box", 0, 1, "O"],
+        [0, "Box", 0, 1, ">f4"],
+        [0, "Box", 0, 1, 5],
+        [0, "Box", 0, 1, "<f4", 1],
+        [0, "Discrete", 0, 0, "<i8"],
+        [0, "Discrete", 3, 0],
+        [0, "MultiDiscrete", 3],
+        [0, "MultiBinary"],
+        [0, "Text", 1],
+        [0, "Text", 5, 1, "ab"],
+        [0, "Dict", 5],
+        [0, "Tuple", 5],
+        [0, "Sequence", 5, True],
+        [0, "Graph", 5, 5],
+        [0, "Graph", 5],
+        [0, "Path", 5],
+        [0],
+        5,
+    ],
+)
+def test_a_packed_space_whose_parts_do_not_fit_is_refused(parts):
+    with pytest.raises(MalformedFrameError, match="space"):
+        _unpack([_SPACE, parts])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Discrete(5, start=-2, dtype=np.int32),
+        gym.spaces.MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32, start=[[1, 0], [0, 1]]),
+        gym.spaces.MultiBinary([2]),
+        gym.spaces.Text(5, min_length=2, charset="ab"),
+        gym.spaces.Sequence(gym.spaces.Discrete(3)),
+        gym.spaces.Graph(gym.spaces.Box(0, 1, (2,)), None),
+        gym.spaces.Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dtype=np.float64),
+    ],
+)
+def test_spaces_keep_every_part(space):
+    got = _round_trip(space)
+    assert got == space
+    assert repr(got) == repr(space)
+    for name in ("start", "dtype", "min_length", "max_length", "stack"):
+        assert str(getattr(got, name, None)) == str(getattr(space, name, None))
+
+
+def test_only_gymnasiums_own_space_classes_travel():
+    class Box(gym.spaces.Box):
+        pass
+
+    with pytest.raises(TypeError, match="Box does not travel"):
+        pack_value(Box(0, 1))
+
+
+# ------------------------------------------------------------------ blobs
+
+
+def test_a_blob_says_how_long_its_parts_are():
+    blob = pack_blob({"a": np.arange(2000)})
+    assert int.from_bytes(blob[:8], "little") == 4
+    np.testing.assert_array_equal(unpack_blob(blob)["a"], np.arange(2000))
+    with pytest.raises(ArrayMismatchError, match=f"of {len(blob)} bytes came in {len(blob) + 1} bytes"):
+        unpack_blob(blob + b"x")
+    with pytest.raises(MalformedFrameError, match="7 bytes that declare"):
+        unpack_blob(bytes(7))
+    with pytest.raises(MalformedFrameError, match=f"declare {MAX_ARRAYS + 2} frames"):
+        unpack_blob((MAX_ARRAYS + 2).to_bytes(8, "little") + bytes(8 * (MAX_ARRAYS + 2)))
+    with pytest.raises(MalformedFrameError, match="23 bytes that declare 2 frames"):
+        unpack_blob((2).to_bytes(8, "little") + bytes(15))
+    with pytest.raises(MalformedFrameError, match="at least one frame"):
+        unpack_blob(bytes(8))
