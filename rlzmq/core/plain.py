@@ -109,7 +109,7 @@ def from_plain(value: Any) -> Any:
     """What `to_plain` was given.
 
     Raises:
-        ValueError: When the value is no plain form (unknown tag, wrong size or dtype, too deep).
+        ValueError: If the value is no plain form (unknown tag, wrong size or dtype, too deep).
     """
     return _decode(value, 0)
 

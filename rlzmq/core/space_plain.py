@@ -81,7 +81,7 @@ def space_from_plain(plain: Any) -> gym.Space[Any] | None:
     """The space that `space_to_plain` was given.
 
     Raises:
-        ValueError: When the value is no space's plain form.
+        ValueError: If the value is no space's plain form.
     """
     try:
         return _decode(plain, 0)

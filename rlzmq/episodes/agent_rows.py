@@ -1,4 +1,4 @@
-"""Agents' chunks on shared columns, and their places in the multi-agent episodes."""
+"""Agents' chunks on shared columns, and their positions in the multi-agent episodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AgentRows:
         order: int64[C], place among the agents of its episode.
         obs_env_ts: int64[sum of lookback + length + 1], env steps of the chunks' stored observations, one
             chunk after the other.
-        tracks: Per chunk, what most have not: a hanging action and the like (keyword arguments of
+        tracks: Data that most chunks lack, e.g. a hanging action (keyword arguments of
             `AgentTrack`), by chunk.
     """
 
@@ -62,7 +62,7 @@ class AgentRows:
         return offsets
 
     def select(self, chunks: IntArray, episode: IntArray) -> AgentRows:
-        """Some of the chunks; ``episode[i]`` is the new index of the i-th one's episode."""
+        """Return some of the chunks; ``episode[i]`` is the new index of the i-th one's episode."""
         listed: list[int] = chunks.tolist()
         return AgentRows(
             self.batch.select(chunks),
@@ -73,7 +73,7 @@ class AgentRows:
         )
 
     def of_episodes(self, episodes: IntArray, num_episodes: int) -> AgentRows:
-        """The chunks of some episodes, in the order that they have here.
+        """Return the chunks of some episodes, in the order that they have here.
 
         Args:
             episodes: int64[K], of ``0 … num_episodes-1``, an episode as often as wanted; their places are
@@ -90,7 +90,7 @@ class AgentRows:
     def between(
         self, first_t: IntArray, last_t: IntArray, is_whole: NDArray[np.bool_], new_index: IntArray
     ) -> tuple[AgentRows, list[tuple[int, Any, tuple[bool, bool, int]]]]:
-        """The chunks' steps that are completed in env steps ``(first_t, last_t]`` of their episodes.
+        """Return the chunks' steps that are completed in env steps ``(first_t, last_t]`` of their episodes.
 
         Args:
             first_t, last_t: int64[E], bounds by episode.
@@ -153,7 +153,7 @@ class AgentRows:
     def _departed(
         self, chunks: IntArray, last_t: IntArray, new_index: IntArray
     ) -> list[tuple[int, Any, tuple[bool, bool, int]]]:
-        """Which of the chunks' agents are done by ``last_t`` of their episode; see `between`."""
+        """Return which of the chunks' agents are done by ``last_t`` of their episode; see `between`."""
         batch, departed = self.batch, []
         last_seen = self.obs_env_ts[self.offsets + self.counts - 1]
         for c in chunks[batch.terminated[chunks] | batch.truncated[chunks]].tolist():
@@ -167,7 +167,7 @@ class AgentRows:
 
 
 def track_leftovers(track: AgentTrack, num_steps: int) -> dict[str, Any]:
-    """What of a track the columns do not tell.
+    """Return the data of a track that the columns do not hold.
 
     Raises:
         ValueError: A reward of no step yet is not one number.

@@ -1,8 +1,8 @@
-"""Who observed and acted when in a multi-agent episode: the one structure all views are derived from.
+"""Env steps of each agent's observations and actions in a multi-agent episode.
 
 The timeline knows, for every agent, the env steps of its observations, the action that still waits for
-its outcome, and the rewards that came while it waited. It holds no observations: `Timeline.advance`
-checks one env step of data and answers with the changes (`AgentEvent`) to make to the agents' own
+its outcome, and the rewards received meanwhile. It holds no observations: `Timeline.advance`
+checks one env step of data and returns the changes (`AgentEvent`) to apply to the agents'
 episodes, so a `MultiAgentEpisode`, its constructor and the env runner all follow the same rules.
 
 Env steps are absolute (counted from the episode's reset). An agent's k-th stored observation (lookback
@@ -34,7 +34,7 @@ ALL_AGENTS: Final = "__all__"
 
 
 class _LastObservation:
-    """In place of an observation: the agent terminated without one, so its previous one is repeated."""
+    """Placeholder for a missing last observation: the agent's previous observation is repeated."""
 
     def __repr__(self) -> str:
         return "LAST_OBSERVATION"
@@ -45,7 +45,7 @@ LAST_OBSERVATION: Final = _LastObservation()
 
 @dataclass(slots=True)
 class Pending:
-    """An action whose outcome (next observation) has not come yet, with the model outputs of its step."""
+    """An action that waits for its next observation, with the model outputs of its step."""
 
     action: Any
     extra_model_outputs: Mapping[str, Any]
@@ -56,13 +56,13 @@ class Pending:
 
 @dataclass(slots=True)
 class AgentTrack:
-    """One agent's way through the episode.
+    """One agent's observations, actions and rewards within the episode.
 
     Attributes:
         obs_env_ts: Env step of each stored observation, strictly increasing.
         pending: The hanging action, if the agent acted on its last observation and waits.
-        reward: Sum of the rewards since the last observation; part of the step in the making.
-        reward_before_start: Sum of the rewards up to the first observation: part of no step.
+        reward: Sum of the rewards since the last observation; part of the incomplete step.
+        reward_before_start: Sum of the rewards before the first observation; not part of any step.
         terminated, truncated: The agent is done.
         done_env_t: Env step at which it was done, -1 before.
         output_keys: Names of the extra model outputs of its first action, which every action has; None
@@ -83,13 +83,13 @@ class AgentTrack:
         return self.terminated or self.truncated
 
     def carry_on(self, begin: int) -> AgentTrack:
-        """The track of a continuation that stores the observations from the begin-th on."""
+        """Return the track of a continuation that stores the observations from the begin-th on."""
         pending = None if self.pending is None else self.pending.copy()
         return replace(self, obs_env_ts=self.obs_env_ts[begin:], pending=pending, reward_before_start=0.0)
 
 
 class AgentEvent(NamedTuple):
-    """What one env step means for one agent's episode.
+    """Change to one agent's episode caused by one env step.
 
     Attributes:
         agent_id: The agent.
@@ -112,7 +112,7 @@ class AgentEvent(NamedTuple):
 
 
 class SavedTimeline(NamedTuple):
-    """What a reset or an env step may change of a timeline; see `Timeline.saved`."""
+    """Snapshot of a timeline's mutable parts; see `Timeline.saved`."""
 
     env_t: int
     repeated: set[Any]
@@ -132,8 +132,8 @@ class Timeline:
         tracks: Agent id -> track, in order of appearance.
         departed: Agents that are done, but not stored: (terminated, truncated, the env step they were done at).
         early_rewards: Rewards of agents that have not appeared yet.
-        repeated: Agents that terminated at `env_t` without a last observation, so that it is their previous
-            one once more.
+        repeated: Agents that terminated at `env_t` without a last observation, so that their previous
+            one is repeated.
         is_terminated, is_truncated: The whole episode is done.
     """
 
@@ -165,7 +165,7 @@ class Timeline:
         return self.is_terminated or self.is_truncated
 
     def saved(self) -> SavedTimeline:
-        """This ongoing timeline as it is now, for `restore` after a step that its agents' episodes refuse."""
+        """Return a snapshot of this ongoing timeline, for `restore` after an agent's episode rejects a step."""
         return SavedTimeline(
             self.env_t,
             self.repeated,
@@ -179,7 +179,7 @@ class Timeline:
         )
 
     def restore(self, saved: SavedTimeline) -> None:
-        """Takes back the one reset or env step made since `saved`."""
+        """Undo the one reset or env step since `saved`."""
         env_t = self.env_t
         self.env_t, self.repeated, self.departed, self.early_rewards = saved[:4]
         self.is_terminated = self.is_truncated = False
@@ -192,7 +192,7 @@ class Timeline:
                 track.obs_env_ts.pop()
 
     def reset(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> list[AgentEvent]:
-        """The episode's first observations."""
+        """Return the episode's first observations."""
         events = []
         for agent_id, observation in observations.items():
             if observation is None:
@@ -213,16 +213,16 @@ class Timeline:
         *,
         where: str = "episode",
     ) -> list[AgentEvent]:
-        """One env step; all arguments by agent id, an agent that is absent (or None) has no such data.
+        """Return one env step; all arguments by agent id, an agent that is absent (or None) has no such data.
 
         Args:
-            where: The episode in words, for error texts.
+            where: Description of the episode, for error messages.
 
         Returns:
             The changes to the agents' episodes, in order of the agents' appearance.
 
         Raises:
-            MultiAgentEnvError: Data that contradict what came before; nothing has changed then.
+            MultiAgentEnvError: If data contradict earlier steps; nothing is changed then.
         """
         env_t = self.env_t + 1
         if self.is_done:
@@ -350,7 +350,7 @@ class Timeline:
                 if terminated or truncated:
                     events.append(AgentEvent(agent_id, "end", terminated=terminated, truncated=truncated))
 
-        # all data are sound: from here on nothing fails here
+        # all data are checked: nothing below raises
         self.env_t = env_t
         for agent_id, pending, reward in waiting:
             track = self.tracks[agent_id]
@@ -387,7 +387,7 @@ class Timeline:
         return events
 
     def carry_on(self, lookback: int) -> Timeline:
-        """The timeline of a continuation from here on, still without tracks.
+        """Return the timeline of a continuation that starts here, without tracks.
 
         Args:
             lookback: Env steps to look back at, as far as they are stored; longer if needed to reach the
@@ -401,7 +401,7 @@ class Timeline:
         return new
 
     def env_steps_back(self, num_steps: int) -> int:
-        """Env steps to look back at so that no agent that is not done loses one of its last steps.
+        """Return the env steps to look back at so that no agent that is not done loses one of its last steps.
 
         Args:
             num_steps: How many of its own steps each agent needs.
@@ -413,7 +413,7 @@ class Timeline:
         return self.env_t - first
 
     def done_flags(self) -> tuple[dict[Any, bool], dict[Any, bool]]:
-        """(terminated, truncated) by agent, ``"__all__"`` included."""
+        """Return (terminated, truncated) by agent, ``"__all__"`` included."""
         terminateds = {agent_id: track.terminated for agent_id, track in self.tracks.items()}
         truncateds = {agent_id: track.truncated for agent_id, track in self.tracks.items()}
         terminateds[ALL_AGENTS] = self.is_terminated
@@ -422,7 +422,7 @@ class Timeline:
 
 
 def _each_once(sources: Iterable[Mapping[Any, Any]]) -> dict[Any, None]:
-    """The agent ids of all mappings, each once, in order of appearance."""
+    """Return the agent ids of all mappings, each once, in order of appearance."""
     ids: dict[Any, None] = {}
     for source in sources:
         for agent_id in source:

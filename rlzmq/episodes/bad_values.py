@@ -1,4 +1,4 @@
-"""Values that no loss can use, found in batches and cut out: NaN, infinity, and what is beyond float32's squares.
+"""Finding and removing values that losses cannot use: NaN, infinity, and values whose square overflows float32.
 
 A step can be trained where its observation, the one after it (a value is bootstrapped from it), and all that its
 step columns hold are usable; of stateful modules the state before it, too.
@@ -23,7 +23,7 @@ from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
 __all__ = ["LARGEST", "BadValue", "BadValues", "find_bad_values"]
 
-# Losses and norms of gradients square what they are given: above this a float32 overflows.
+# Losses and gradient norms square their inputs: the square of a larger float32 overflows.
 LARGEST = math.sqrt(float(np.finfo(np.float32).max))
 _INITIAL_STATE = "initial_state"
 _RANKS = {Columns.OBS: 0, Columns.REWARDS: 2}
@@ -33,16 +33,16 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class BadValue:
-    """The first unusable value of a chunk, in the order in which values came about.
+    """The first unusable value of a chunk, in the order in which values were produced.
 
     Attributes:
         column: Its name and, in a tree, the path to the leaf.
-        value: One that is not usable.
+        value: The unusable value.
         episode: Index of the episode's chunk in the batch.
-        num_env_steps: Env steps of that episode when the value came about.
+        num_env_steps: Env steps of that episode when the value was produced.
         env_index: The sub-environment; -1: unknown.
         agent_id: None where there is one agent.
-        is_of_env: An observation or a reward; else a module put it out.
+        is_of_env: Whether it is an observation or a reward; else a module output.
     """
 
     column: str
@@ -63,13 +63,13 @@ class BadValue:
 
 @dataclass(slots=True)
 class BadValues:
-    """What of a batch cannot be trained.
+    """Unusable values in a batch.
 
     Attributes:
         values: The first unusable value of each chunk that has one.
-        num_of_envs: Observations and rewards that are unusable, those that a fragment before had already left out.
+        num_of_envs: Number of unusable observations and rewards, without those that an earlier fragment counted.
         usable: bool [env steps], the batch's steps in order.
-        ends_badly: The last step of an episode that goes on is unusable: so may be all that follows.
+        ends_badly: Whether the last step of an ongoing episode is unusable, so that later steps may be too.
     """
 
     values: list[BadValue] = field(default_factory=list)
@@ -78,10 +78,10 @@ class BadValues:
     ends_badly: bool = False
 
     def cut_out_of(self, batch: Any) -> Any:
-        """The batch without its unusable steps; a chunk around one is cut in two.
+        """Return the batch without its unusable steps; chunks are split around them.
 
         Args:
-            batch: The one that was looked at.
+            batch: The batch that was checked.
         """
         edges = np.flatnonzero(np.diff(self.usable, prepend=False, append=False)).reshape(-1, 2)
         parts = [batch.slice_steps(begin, end) for begin, end in edges.tolist()] or [batch.slice_steps(0, 0)]
@@ -92,7 +92,7 @@ class BadValues:
 
 
 def find_bad_values(batch: Any) -> BadValues | None:
-    """What of a batch cannot be trained; None if nothing, which takes one pass over the columns.
+    """Return a batch's unusable values, or None if there are none (one pass over the columns).
 
     Args:
         batch: EpisodeBatch or MultiAgentEpisodeBatch. Lookback parts count, since connectors read them.
@@ -170,21 +170,21 @@ def _all_usable(name: str, leaf: NDArray[Any]) -> bool:
         return True
     if leaf.dtype.kind == "c":
         return bool(_usable(name, leaf).all())
-    # NaN goes through min and max, and compares False.
+    # NaN propagates through min and max, and compares False.
     return float(leaf.max()) < LARGEST and (
         name == Columns.ACTION_DIST_INPUTS or float(leaf.min()) > -LARGEST
     )
 
 
 def _usable(name: str, leaf: NDArray[Any]) -> BoolArray:
-    """By value; logits of actions that are masked out may be as low as they like."""
+    """Return which values are usable; logits of masked actions may be arbitrarily low."""
     sizes = leaf if name == Columns.ACTION_DIST_INPUTS else np.abs(leaf)
     usable: BoolArray = sizes < (LARGEST if leaf.dtype.itemsize > 2 else np.inf)  # float16 ends before
     return usable
 
 
 def _usable_steps(batch: EpisodeBatch, marks: _Marks) -> BoolArray:
-    """bool [steps], in `EpisodeBatch.step_slots`' order."""
+    """Return which steps are usable, bool [steps] in the order of `EpisodeBatch.step_slots`."""
     slots = batch.step_slots()
     usable: BoolArray = marks.observations[slots] & marks.observations[slots + 1] & marks.steps[slots]
     if batch.initial_state is not None:
@@ -210,7 +210,7 @@ def _of_one_agent(batch: EpisodeBatch, marks: _Marks) -> BadValues | None:
 
 
 def _first_of_chunks(batch: EpisodeBatch, marks: _Marks) -> list[tuple[int, str, float, int, int]]:
-    """(chunk, column, value, env steps after the chunk's start, rank) of the first unusable value of each chunk."""
+    """Return (chunk, column, value, env steps since the chunk's start, rank) of each chunk's first unusable value."""
     first: dict[int, tuple[int, int, _Leaf]] = {}
     for leaf in marks.leaves:
         counts = batch.lookback + batch.length + (leaf.rank == _RANKS[Columns.OBS])
@@ -233,7 +233,10 @@ def _first_of_chunks(batch: EpisodeBatch, marks: _Marks) -> list[tuple[int, str,
 
 
 def _num_of_envs(batch: EpisodeBatch, marks: _Marks) -> int:
-    """Unusable observations and rewards of the chunks' own steps, each observation with the step that led to it."""
+    """Return the number of unusable observations and rewards in the chunks' steps.
+
+    An observation counts with the step that led to it.
+    """
     slots = batch.step_slots()
     rewards = np.ones(batch.num_slots, np.bool_)
     for leaf in marks.leaves:
@@ -245,7 +248,7 @@ def _num_of_envs(batch: EpisodeBatch, marks: _Marks) -> int:
 
 
 def _shorten_lookback(rows: EpisodeBatch | AgentRows) -> None:
-    """Lookback parts begin behind the last unusable slot before their chunk."""
+    """Shorten lookback parts so that they start after the last unusable slot before their chunk."""
     batch = rows if isinstance(rows, EpisodeBatch) else rows.batch
     marks = _marks(batch)
     if marks is None or not len(batch):
@@ -264,7 +267,7 @@ def _shorten_lookback(rows: EpisodeBatch | AgentRows) -> None:
 
 
 def _of_agents(batch: MultiAgentEpisodeBatch, of_rows: list[tuple[AgentRows, _Marks]]) -> BadValues | None:
-    """An env step in which an agent completes an unusable step is unusable for all."""
+    """Return an env step in which an agent completes an unusable step is unusable for all."""
     length = batch.env_t - batch.env_t_started
     firsts = np.cumsum(length) - length
     found = BadValues(usable=np.ones(int(length.sum()), np.bool_))

@@ -1,4 +1,4 @@
-"""The arithmetic of chunk tables: which slots a run of chunks uses, and how a table is cut by steps."""
+"""Arithmetic on chunk tables: the slots of chunks, and slicing by steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ID_LISTS = ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids")
 
 
 def chosen_positions(chosen: Any, num: int) -> np.ndarray:
-    """Positions (negative ones count from the end) or a bool mask as int64 positions in ``0 … num-1``.
+    """Convert positions (negative ones count from the end) or a bool mask to int64 positions in ``0 … num-1``.
 
     Raises:
-        IndexError: A position that is not there, or a mask of another length.
+        IndexError: If a position does not exist or a mask has the wrong length.
     """
     chosen = np.asarray(chosen)
     if chosen.dtype != np.bool_:
@@ -27,7 +27,7 @@ def chosen_positions(chosen: Any, num: int) -> np.ndarray:
 
 
 def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """``[starts[0], starts[0]+1, …, starts[1], starts[1]+1, …]``, ``counts[i]`` numbers from each start.
+    """Return ``[starts[0], starts[0]+1, …, starts[1], starts[1]+1, …]``, ``counts[i]`` numbers from each start.
 
     Args:
         starts: int64 [C].
@@ -44,7 +44,7 @@ def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def steps_window(length: np.ndarray, begin: int, end: int) -> tuple[int, int, int, int]:
-    """Which chunks hold the steps ``begin…end-1`` of all chunks' steps in order, and what is cut off.
+    """Return which chunks hold the steps ``begin…end-1`` of all chunks' steps in order, and what is cut off.
 
     Chunks without steps belong to the window that ends at (or begins before) their place; ``begin == 0``
     takes the leading ones too.

@@ -1,4 +1,4 @@
-"""How one column's items are held: a list, or arrays that may be shared until they are written to."""
+"""Storage of one column's items: a list, or arrays that may be shared until the first write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ColumnStore:
     """Base of `InfiniteLookbackBuffer`: items in a list, or in a tree of arrays ``[num_items, ...]``.
 
     Arrays are written to in place only where nobody else reads: they are *owned* when no other store writes
-    to the same memory, and *shared* when others read the items that are there now. Appending behind shared
+    to the same memory, and *shared* when others read the current items. Appending after shared
     items is fine, changing them is not: then this store's items are copied first. Arrays grow by doubling.
 
     Attributes:
@@ -45,7 +45,7 @@ class ColumnStore:
     space: gym.Space[Any] | None
 
     def _hold(self, data: Any) -> int:
-        """Hold ``data`` (see `InfiniteLookbackBuffer`); a list is copied, arrays are not yet.
+        """Store ``data`` (see `InfiniteLookbackBuffer`); lists are copied, arrays only before a write.
 
         Returns:
             The number of items.
@@ -92,7 +92,7 @@ class ColumnStore:
         return tree_map(lambda array: array[position], self._arrays)
 
     def _after_lookback(self) -> Any:
-        """The items that this store counts as its own when it is added to another one."""
+        """Return the items to append when this store is added to another one."""
         return self.data
 
     def _truncate(self, num: int) -> None:
@@ -152,12 +152,12 @@ class ColumnStore:
         self._num = end
 
     def finalize(self) -> None:
-        """Turn the list of items into arrays, in place; nothing happens if that was done before.
+        """Turn the list of items into arrays, in place; no-op if it already was.
 
-        Items that are no numbers, strings or arrays of them become an array of dtype object.
+        Items other than numbers, strings and arrays of them become an array of dtype object.
 
         Raises:
-            ValueError: When items differ in structure, shape or kind, naming the first item that does
+            ValueError: If items differ in structure, shape or kind, naming the first item that does
                 (position counted from the lookback part's first item).
         """
         if self._items is None:
@@ -167,7 +167,7 @@ class ColumnStore:
         elif self.space is not None:
             self._arrays = space_filler(self.space, 0, lead=(0,))
         else:
-            # Shape unknown: the first item appended gives it.
+            # Shape unknown until the first item is appended.
             self._arrays = np.zeros((0, 0), np.float32)
         self._num = len(self._items)
         self._items = None
@@ -176,7 +176,7 @@ class ColumnStore:
     # -- overwriting ----------------------------------------------------------------------------------
 
     def _as_batch(self, new_data: Any) -> Any:
-        """New items as a list of items or as a tree of arrays."""
+        """Return new items as a list of items or as a tree of arrays."""
         if isinstance(new_data, ColumnStore):
             return new_data._after_lookback()
         if isinstance(new_data, tuple) and not isinstance(self._structure(), tuple):
@@ -204,7 +204,7 @@ class ColumnStore:
                 return
             everything = isinstance(where, slice) and num == self._num and (where.step or 1) == 1
             if everything and not self._has_structure_of(batch, (num,)):
-                # All items at once may take another structure, shape and kind.
+                # Replacing all items may change the structure, shape and kind.
                 self._arrays = tree_map(np.array, _stacked(batch))
                 self._owned, self._shared = True, False
             else:
@@ -223,7 +223,7 @@ class ColumnStore:
         self._own(fitted)
 
         def write(array: np.ndarray, new: np.ndarray) -> None:
-            array[where] = new[()]  # an object in an array of no dimensions is stored, not the array
+            array[where] = new[()]  # store the object inside a 0-d array, not the array
 
         tree_map(write, self._arrays, fitted)
 
@@ -235,10 +235,10 @@ class ColumnStore:
         return True
 
     def _fitted(self, new_data: Any, lead: tuple[int, ...]) -> Any:
-        """One item (no ``lead``) or several as arrays ``[*lead, ...]`` that can be written into this column.
+        """Return one item (no ``lead``) or several as arrays ``[*lead, ...]`` in this column's form.
 
         Raises:
-            ValueError: When the structure, a shape or a kind differs from the column's.
+            ValueError: If the structure, a shape or a kind differs from the column's.
         """
         arrays = self._arrays
         if isinstance(arrays, np.ndarray) and arrays.dtype.hasobject:
@@ -271,9 +271,9 @@ class ColumnStore:
         tree_map(check, self._arrays, new_data)
 
     def _own(self, new_data: Any, num_free: int = 0) -> None:
-        """Make the arrays private, wide enough for ``new_data``'s dtype, with room for more items."""
+        """Copy the arrays, with a dtype wide enough for ``new_data`` and room for more items."""
         num = self._num
-        # Items added behind the shared ones are seen by nobody else.
+        # Items after the shared ones are visible to nobody else.
         keep = self._owned and (num_free > 0 or not self._shared)
 
         def own(array: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -294,13 +294,13 @@ class ColumnStore:
 
 
 def _as_column(leaf: Any) -> np.ndarray:
-    """Given items ``[num_items, ...]``; those of dtype object have no further dimensions."""
+    """Return given items ``[num_items, ...]``; items of dtype object have no further dimensions."""
     array = np.asarray(leaf)
     return object_array(list(array)) if array.dtype.hasobject and array.ndim > 1 else array
 
 
 def _as_objects(leaf: Any, lead: tuple[int, ...]) -> np.ndarray:
-    """One leaf (no ``lead``) or several ``[*lead]`` of any kind, as an array of dtype object."""
+    """Return one leaf (no ``lead``) or several ``[*lead]`` of any kind, as an array of dtype object."""
     return object_array(leaf) if lead else object_array([leaf]).reshape(())
 
 
@@ -319,7 +319,7 @@ def _as_array(leaf: Any) -> np.ndarray:
 
 
 def same_items(left: Any, right: Any) -> bool:
-    """Whether two items, or two batches of them, are equal in structure, shape and value (NaN == NaN)."""
+    """Return whether two items or batches of items have equal structure, shapes and values (NaN == NaN)."""
     if type(left) is list and type(right) is list:
         return len(left) == len(right) and all(map(same_items, left, right))
     if left is right:
@@ -342,7 +342,7 @@ def same_items(left: Any, right: Any) -> bool:
 
 
 def _fits(new: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Whether values of ``new`` may be written into ``dtype`` without changing their kind."""
+    """Return whether values of ``new`` may be written into ``dtype`` without changing their kind."""
     if new.dtype.kind in "iu" and dtype.kind in "iu":
         info = np.iinfo(dtype)
         return new.size == 0 or bool(info.min <= new.min() and new.max() <= info.max)

@@ -9,9 +9,9 @@ DEFAULT_MODULE_ID = "default_policy"
 
 
 class Columns:
-    """Column names, RLlib's spelling. Plain strings: ``Columns.OBS == "obs"``.
+    """Column names, spelled as in RLlib. Plain strings: ``Columns.OBS == "obs"``.
 
-    A column that a module or connector adds of its own needs no entry here; any string works.
+    Columns added by modules or connectors need no entry here; any string works.
     """
 
     OBS = "obs"

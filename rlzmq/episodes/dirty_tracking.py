@@ -1,34 +1,32 @@
-"""Episodes that a batch on columns has handed out: has anyone changed one of them since?"""
+"""Detecting changes to episodes that are views on a batch's columns."""
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlzmq.core.tree import tree_leaves
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-if TYPE_CHECKING:
-    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-
-__all__ = ["HandedOutEpisode", "HandedOutMultiAgentEpisode"]
+__all__ = ["TrackedEpisode", "TrackedMultiAgentEpisode"]
 
 
-class HandedOutEpisode:
-    """An item of an `EpisodeBatch`, and how it was when it was made."""
+class TrackedEpisode:
+    """An item of an `EpisodeBatch` and a record of its state when it was created."""
 
     __slots__ = ("_buffers", "_facts", "_infos_source", "_objects", "episode")
 
     def __init__(self, episode: SingleAgentEpisode) -> None:
         self.episode = episode
         self._facts = _facts(episode)
-        # Held, not only their ids: those of freed objects come again.
+        # References, not ids: ids of freed objects are reused.
         self._objects = _objects(episode)
         self._buffers = list(_buffers(episode))
         self._infos_source = episode._infos_source
 
     def is_changed(self) -> bool:
-        """Whether the episode differs from the batch's columns and tables."""
+        """Return whether the episode differs from the batch's columns and tables."""
         episode = self.episode
         if _facts(episode) != self._facts:
             return True
@@ -53,8 +51,8 @@ class HandedOutEpisode:
         )
 
 
-class HandedOutMultiAgentEpisode:
-    """An item of a `MultiAgentEpisodeBatch`, and how it was when it was made."""
+class TrackedMultiAgentEpisode:
+    """An item of a `MultiAgentEpisodeBatch` and a record of its state when it was created."""
 
     __slots__ = ("_agents", "_facts", "_objects", "episode")
 
@@ -62,10 +60,10 @@ class HandedOutMultiAgentEpisode:
         self.episode = episode
         self._facts = _multi_agent_facts(episode)
         self._objects = _multi_agent_objects(episode)
-        self._agents = [HandedOutEpisode(agent) for agent in episode.agent_episodes.values()]
+        self._agents = [TrackedEpisode(agent) for agent in episode.agent_episodes.values()]
 
     def is_changed(self) -> bool:
-        """Whether the episode, or one of its agents', differs from the batch's columns and tables."""
+        """Return whether the episode or an agent's episode differs from the batch's columns and tables."""
         return (
             _multi_agent_facts(self.episode) != self._facts
             or not _are_same(_multi_agent_objects(self.episode), self._objects)
@@ -89,7 +87,7 @@ def _facts(episode: SingleAgentEpisode) -> tuple[Any, ...]:
 
 
 def _objects(episode: SingleAgentEpisode) -> list[Any]:
-    """What an episode holds beside its columns and `_facts`: unchanged while they are the same objects."""
+    """Return the values outside the columns and `_facts`; they are compared by identity."""
     state = episode.initial_state
     return [*episode.custom_data.values(), state, *tree_leaves(state)]
 

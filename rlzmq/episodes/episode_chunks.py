@@ -1,4 +1,4 @@
-"""Chunks of a single-agent episode: cutting a long one off, slicing, and putting chunks together."""
+"""Cutting, slicing and concatenating chunks of a single-agent episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["EpisodeChunks"]
 
 
 class EpisodeChunks(EpisodeColumns):
-    """Base of `SingleAgentEpisode`: its place in time, and the operations that make chunks of it.
+    """Base of `SingleAgentEpisode`: time steps, done flags, and operations on chunks.
 
     Attributes:
         t_started: The time step, from the episode's start, of this chunk's first observation.
@@ -54,7 +54,7 @@ class EpisodeChunks(EpisodeColumns):
     t_started: int
 
     def __len__(self) -> int:
-        """Number of env steps in this chunk, lookback left out."""
+        """Return the number of env steps in this chunk, lookback left out."""
         return self.t - self.t_started
 
     @property
@@ -68,7 +68,7 @@ class EpisodeChunks(EpisodeColumns):
         return len(self.observations) > 0
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
-        """The continuation of this episode: an empty chunk that begins at this one's last observation.
+        """Return the continuation of this episode: an empty chunk that begins at this one's last observation.
 
         Args:
             len_lookback_buffer: How many of the last steps it holds as lookback, as far as there are any.
@@ -78,7 +78,7 @@ class EpisodeChunks(EpisodeColumns):
             ``custom_data``.
 
         Raises:
-            RuntimeError: When this episode is done.
+            RuntimeError: If this episode is done.
             ValueError: For a negative lookback.
         """
         if self.is_done:
@@ -95,7 +95,7 @@ class EpisodeChunks(EpisodeColumns):
         return chunk
 
     def slice(self, slice_: builtins.slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """A chunk of this one's steps ``start…stop-1``, and the observation after the last of them.
+        """Return a chunk of this one's steps ``start…stop-1``, and the observation after the last of them.
 
         Args:
             slice_: Bounds count from this chunk's first step, negative ones from its end; they are clipped.
@@ -141,7 +141,7 @@ class EpisodeChunks(EpisodeColumns):
         return self.slice(item)
 
     def _chunk(self, begin: int, end: int, lookback: int, t_started: int) -> Self:
-        """The steps at absolute positions ``begin…end-1``, the first ``lookback`` of them as lookback."""
+        """Return the stored steps ``begin…end-1``, the first ``lookback`` of them as lookback."""
         chunk = type(self).__new__(type(self))
         chunk.id_ = self.id_
         chunk.agent_id = self.agent_id
@@ -167,7 +167,7 @@ class EpisodeChunks(EpisodeColumns):
         return chunk
 
     def _state_before(self, position: int) -> Any:
-        """The module's state before the step at an absolute position, or None when not known."""
+        """Return the module's state before the step at an absolute position, or None when not known."""
         if position == self.rewards.lookback and self.initial_state is not None:
             return self.initial_state
         state_out = self.extra_model_outputs.get(Columns.STATE_OUT)
@@ -182,7 +182,7 @@ class EpisodeChunks(EpisodeColumns):
         part is left out; its ``custom_data`` updates this one's.
 
         Raises:
-            ValueError: When the other is no continuation (another id, this one done, a gap in time, another
+            ValueError: If the other is no continuation (another id, this one done, a gap in time, another
                 first observation) or has other columns. This episode is then as before.
         """
         self._check_continuation(other)
@@ -229,7 +229,7 @@ class EpisodeChunks(EpisodeColumns):
             raise refuse(f"the extra model outputs {own}", others)
 
     def _begin_extra_columns(self, given: Mapping[str, Any]) -> dict[str, InfiniteLookbackBuffer]:
-        """New columns for ``given``, allowed only when there is no step yet (lookback included)."""
+        """Return new columns for ``given``; only allowed before the first step, lookback included."""
         if self.rewards.len_incl_lookback():
             raise self._extra_keys_error(given)
         self.extra_model_outputs = {key: InfiniteLookbackBuffer() for key in given}

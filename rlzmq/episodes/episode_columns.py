@@ -1,4 +1,4 @@
-"""The columns of one agent's episode: their lookback buffers, the getters and setters, the length checks."""
+"""Columns of one agent's episode: lookback buffers, getters, setters and length checks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["EpisodeColumns", "Indices", "UnknownColumnError", "located"]
 
 Indices = int | slice | Sequence[int] | None
 
-# Rewards have no space of their own in an environment.
+# Environments define no reward space.
 REWARD_SPACE = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
 class UnknownColumnError(KeyError):
-    """An extra model output that an episode does not have."""
+    """Raised for an extra model output that an episode does not have."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -36,17 +36,17 @@ class InfosBuffer(InfiniteLookbackBuffer):
     _opaque = True
 
     def finalize(self) -> None:
-        """Infos stay a list."""
+        """Do nothing: infos stay a list."""
 
 
 def located(error: Exception, where: str, column: str) -> Exception:
-    """The same error, its text led by the place (episode, agent) and the column it is about."""
+    """Return the same error with the place (episode, agent) and column in front of its message."""
     kind = type(error) if type(error) in (IndexError, ValueError, TypeError) else ValueError
     return kind(f"{where}, column {column!r}: {error}")
 
 
 class EpisodeColumns:
-    """Base of `SingleAgentEpisode`: what is stored per time step, and how it is read and overwritten.
+    """Base of `SingleAgentEpisode`: data per time step, getters and setters.
 
     Attributes:
         id_: The episode's id, the same for all its chunks.
@@ -73,7 +73,7 @@ class EpisodeColumns:
     rewards: InfiniteLookbackBuffer
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]
     _infos: InfiniteLookbackBuffer | None
-    # Makes the infos when they are first asked for (episodes on shared columns keep them sparse).
+    # Creates the infos on first access (episodes on shared columns keep them sparse).
     _infos_source: Callable[[], list[Any]] | None
     _observation_space: gym.Space[Any] | None
     _action_space: gym.Space[Any] | None
@@ -123,7 +123,7 @@ class EpisodeColumns:
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """One observation or several, by time step within this chunk.
+        """Return one observation or several, by time step within this chunk.
 
         Args:
             indices: None for all of this chunk (len + 1 of them, lookback excluded), an int for one, a list
@@ -155,7 +155,7 @@ class EpisodeColumns:
     def get_infos(
         self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """One info dict or a list of them; arguments as in `get_observations`, ``fill`` is used as it is."""
+        """Return one info dict or a list of them; arguments as in `get_observations`; ``fill`` is used unchanged."""
         try:
             return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
         except (IndexError, ValueError, TypeError) as error:
@@ -169,7 +169,7 @@ class EpisodeColumns:
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """One action or several; arguments, results and errors as in `get_observations`."""
+        """Return one action or several; arguments, results and errors as in `get_observations`."""
         try:
             return self.actions.get(
                 indices,
@@ -183,7 +183,7 @@ class EpisodeColumns:
     def get_rewards(
         self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """One reward or several; arguments, results and errors as in `get_observations`."""
+        """Return one reward or several; arguments, results and errors as in `get_observations`."""
         try:
             return self.rewards.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
         except (IndexError, ValueError, TypeError) as error:
@@ -197,7 +197,7 @@ class EpisodeColumns:
         neg_index_as_lookback: bool = False,
         fill: Any = None,
     ) -> Any:
-        """One value or several of an extra model output; other arguments as in `get_observations`.
+        """Return one value or several of an extra model output; other arguments as in `get_observations`.
 
         Raises:
             KeyError: The episode has no such column.
@@ -294,7 +294,7 @@ class EpisodeColumns:
                 f"{where}, column 'observations': expected a lookback of {lookback}, like the rewards, got "
                 f"{self.observations.lookback}."
             )
-        # Infos not made yet are as many as observations by construction.
+        # Infos not created yet are as many as observations by construction.
         if self._infos is not None and self._infos.len_incl_lookback() != num_observations:
             raise ValueError(
                 f"{where}: expected as many infos as observations, {num_observations} {counted}, got "

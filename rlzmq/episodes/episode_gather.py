@@ -1,10 +1,10 @@
-"""How chunks come together in new columns: from episodes, from other batches, and packed densely."""
+"""Building new columns from episodes, batches and the used slots of a batch."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -17,20 +17,20 @@ from rlzmq.core.tree import (
     tree_zeros_like,
     value_kind,
 )
+from rlzmq.episodes.batch_columns import BatchColumns
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.rewards import as_rewards
-
-if TYPE_CHECKING:
-    from rlzmq.episodes.episode_batch import EpisodeBatch
-    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = ["compact", "concat", "dense_infos", "from_episodes"]
 
+B = TypeVar("B", bound=BatchColumns)
+
 
 def dense_infos(sparse: dict[int, dict[str, Any]], begin: int, end: int) -> list[dict[str, Any]]:
-    """The info dicts of slots ``begin…end-1`` as a list, ``{}`` where there is none."""
+    """Return the info dicts of slots ``begin…end-1`` as a list, ``{}`` where there is none."""
     if not sparse:
         return [{} for _ in range(begin, end)]
     return [sparse.get(slot, {}) for slot in range(begin, end)]
@@ -39,14 +39,12 @@ def dense_infos(sparse: dict[int, dict[str, Any]], begin: int, end: int) -> list
 # -- from episodes ------------------------------------------------------------------------------------
 
 
-def from_episodes(episodes: list[SingleAgentEpisode]) -> EpisodeBatch:
+def from_episodes(cls: type[B], episodes: list[SingleAgentEpisode]) -> B:
     """See `EpisodeBatch.from_episodes`."""
-    from rlzmq.episodes.episode_batch import EpisodeBatch
-
     if not episodes:
         empty = np.zeros(0, np.float32)
         columns: dict[str, Any] = {Columns.OBS: empty, Columns.ACTIONS: empty, Columns.REWARDS: empty}
-        return EpisodeBatch(columns, start=[], length=[])
+        return cls(columns, start=[], length=[])
     for episode in episodes:
         if not hasattr(episode, "observations"):
             raise TypeError(
@@ -62,7 +60,7 @@ def from_episodes(episodes: list[SingleAgentEpisode]) -> EpisodeBatch:
     num_slots = length + lookback + 1
     offset = np.cumsum(num_slots) - num_slots
     ids: dict[str, Any] = {name: _ids(episodes, attribute) for name, attribute in _ID_ATTRIBUTES}
-    return EpisodeBatch(
+    return cls(
         _columns(episodes),
         start=offset + lookback,
         length=length,
@@ -96,7 +94,7 @@ def _ids(episodes: list[SingleAgentEpisode], attribute: str) -> list[Any] | None
 
 
 def _common(spaces: list[gym.Space[Any] | None]) -> gym.Space[Any] | None:
-    """The space of all that have one; None when they differ."""
+    """Return the space of all that have one; None when they differ."""
     known = [space for space in spaces if space is not None]
     return known[0] if known and all(space is known[0] or space == known[0] for space in known) else None
 
@@ -120,10 +118,10 @@ def _columns(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
 def _gather(
     episodes: list[SingleAgentEpisode], name: str, buffers: list[InfiniteLookbackBuffer], num_pads: int
 ) -> Any:
-    """One column of all episodes, one after the other, each with ``num_pads`` unused slots at its end."""
+    """Return one column of all episodes concatenated, with ``num_pads`` unused slots after each."""
     wanted = [episode.rewards.len_incl_lookback() + 1 - num_pads for episode in episodes]
     for episode, buffer, num in zip(episodes, buffers, wanted, strict=True):
-        # An episode without steps of its own may lack a column that others have.
+        # An episode without steps may lack a column that others have.
         if buffer.len_incl_lookback() != num and (len(episode) or buffer.len_incl_lookback()):
             raise ValueError(
                 f"Episode {episode.id_!r}, column {name!r}: expected {num} items (lookback included), got "
@@ -173,7 +171,7 @@ def _join_arrays(
 
 
 def _concatenate(parts: list[Any]) -> Any:
-    """Trees of arrays joined along the first axis."""
+    """Concatenate trees of arrays along the first axis."""
     if isinstance(parts[0], np.ndarray):
         return _concatenate_leaves(parts)
     leaves, spec = tree_flatten(parts[0])
@@ -194,7 +192,7 @@ def _concatenate_leaves(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _initial_states(episodes: list[SingleAgentEpisode]) -> Any:
-    """Leaves [C, ...] of the states before each chunk's first step, or None unless all are known."""
+    """Return the leaves [C, ...] of the states before each chunk's first step, or None unless all are known."""
     states = [episode.initial_state for episode in episodes]
     if any(state is None for state in states):
         return None
@@ -206,7 +204,7 @@ def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dic
     for episode, offset in zip(episodes, offsets, strict=True):
         source = episode._infos_source
         if episode._infos is None and isinstance(source, functools.partial):
-            # Infos of a batch's item that nobody asked for: still sparse.
+            # Infos of a batch's item that were never accessed: still sparse.
             infos, begin, end = source.args
             if infos:
                 sparse.update((slot - begin + offset, infos[slot]) for slot in infos if begin <= slot < end)
@@ -219,13 +217,11 @@ def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dic
 # -- from batches -------------------------------------------------------------------------------------
 
 
-def concat(batches: list[EpisodeBatch]) -> EpisodeBatch:
+def concat(cls: type[B], batches: list[B]) -> B:
     """See `EpisodeBatch.concat`."""
-    from rlzmq.episodes.episode_batch import EpisodeBatch
-
     batches = [batch for batch in batches if len(batch)] or batches[:1]
     if not batches:
-        return from_episodes([])
+        return from_episodes(cls, [])
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
@@ -244,7 +240,7 @@ def concat(batches: list[EpisodeBatch]) -> EpisodeBatch:
         infos.update((slot + offset, info) for slot, info in batch.infos.items())
         custom_data.update((c + num_chunks, data) for c, data in batch.custom_data.items())
         num_chunks += len(batch)
-    return EpisodeBatch(
+    return cls(
         first.columns if shared else _concat_columns(batches),
         **table,
         **ids,
@@ -261,7 +257,7 @@ def concat(batches: list[EpisodeBatch]) -> EpisodeBatch:
     )
 
 
-def _concat_columns(batches: list[EpisodeBatch]) -> dict[str, Any]:
+def _concat_columns(batches: list[B]) -> dict[str, Any]:
     names = list(batches[0].columns)
     for i, batch in enumerate(batches):
         if set(batch.columns) != set(names):
@@ -275,7 +271,7 @@ def _concat_columns(batches: list[EpisodeBatch]) -> dict[str, Any]:
     return columns
 
 
-def _concat_ids(batches: list[EpisodeBatch], name: str) -> list[Any] | None:
+def _concat_ids(batches: list[B], name: str) -> list[Any] | None:
     if all(getattr(batch, name) is None for batch in batches):
         return None
     ids: list[Any] = []
@@ -285,10 +281,8 @@ def _concat_ids(batches: list[EpisodeBatch], name: str) -> list[Any] | None:
     return ids
 
 
-def compact(batch: EpisodeBatch) -> EpisodeBatch:
+def compact(batch: B) -> B:
     """See `EpisodeBatch.compact`."""
-    from rlzmq.episodes.episode_batch import EpisodeBatch
-
     counts = batch.lookback + batch.length + 1
     slots = ragged_arange(batch.start - batch.lookback, counts)
     infos: dict[int, dict[str, Any]] = {}
@@ -299,7 +293,7 @@ def compact(batch: EpisodeBatch) -> EpisodeBatch:
     table: dict[str, Any] = {name: getattr(batch, name) for name in TABLE}
     table["start"] = np.cumsum(counts) - counts + batch.lookback
     ids: dict[str, Any] = {name: getattr(batch, name) for name in ID_LISTS}
-    return EpisodeBatch(
+    return type(batch)(
         {
             name: tree_map(lambda leaf: leaf.take(slots, axis=0), column)
             for name, column in batch.columns.items()

@@ -1,4 +1,4 @@
-"""A list of episodes that lie in columns: a list to all who ask, without an episode until they do."""
+"""List interface of batches whose episodes are created on access."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ E = TypeVar("E")
 
 
 class EpisodeList(list[E]):
-    """Base of the batches on columns: a list whose episodes are made when someone asks.
+    """Base of column-based batches: a list whose episodes are created on access.
 
     Indexing, iteration, ``len``, ``+``, ``==``, ``in``, ``list(batch)``, ``[*batch]``, ``other.extend(batch)``,
-    ``sorted``, copies and pickles all go by the episodes. Reading leaves the batch on its columns. A change of
+    ``sorted``, copies and pickles work on the episodes. Reading keeps the batch on its columns. A change of
     the list itself (`append`, `sort`, ``del batch[0]``, …) turns it into an ordinary list of its episodes, which
-    has new columns as soon as `updated` is called: by whatever sends the batch, splits it or learns from it.
+    gets new columns when `updated` is called, e.g. before the batch is sent, split or learned from.
 
-    The base class's own memory is empty until then, or until the batch is the right side of a ``+``. So C code
-    that reads a list's memory without asking the list sees no items; in Python's library only
-    `operator.concat` and `heapq` do. Give these ``list(batch)``.
+    The underlying list is empty until then, or until the batch is the right operand of ``+``. So C code
+    that accesses a list's memory directly sees no items; in the standard library only
+    `operator.concat` and `heapq` do. Pass ``list(batch)`` to these.
     """
 
     __slots__ = ("_is_ordinary",)
@@ -30,28 +30,28 @@ class EpisodeList(list[E]):
 
     @abc.abstractmethod
     def updated(self) -> Self:
-        """This batch, or a new one on columns of what the list and its episodes have become."""
+        """Return this batch, or, if the list or its episodes changed, a new one on new columns."""
 
     @abc.abstractmethod
     def _num_chunks(self) -> int:
-        """Number of chunks on the columns."""
+        """Return the number of chunks on the columns."""
 
     @abc.abstractmethod
     def _item(self, position: int) -> E:
-        """The chunk at a position from 0, the same episode every time."""
+        """Return the chunk at an index from 0, the same episode every time."""
 
     @abc.abstractmethod
     def _items(self) -> Iterator[E]:
-        """All chunks, each the same episode every time."""
+        """Iterate over all chunks; each is the same episode every time."""
 
     @abc.abstractmethod
     def _fields(self) -> dict[str, Any]:
-        """All attributes of a batch on columns but the episodes that it has made."""
+        """Return all attributes except the created episodes."""
 
     # -- reading --------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Number of chunks."""
+        """Return the number of chunks."""
         return list.__len__(self) if self._is_ordinary else self._num_chunks()
 
     def __iter__(self) -> Iterator[E]:
@@ -64,23 +64,23 @@ class EpisodeList(list[E]):
         return episode in list(self)
 
     def index(self, episode: E, *bounds: SupportsIndex) -> int:
-        """As of a list."""
+        """As `list`'s method."""
         return list(self).index(episode, *bounds)
 
     def count(self, episode: E) -> int:
-        """As of a list."""
+        """As `list`'s method."""
         return list(self).count(episode)
 
     def copy(self) -> list[E]:
-        """The episodes in an ordinary list."""
+        """Return the episodes in an ordinary list."""
         return list(self)
 
     def __add__(self, other: Iterable[Any]) -> list[Any]:
-        """The episodes of both, as a list."""
+        """Return the episodes of both, as a list."""
         return [*self, *other]
 
     def __radd__(self, other: Any) -> Any:
-        """Lets a list on the left add the episodes itself, in place for ``+=``: it reads this one's memory."""
+        """Fill the underlying list, so that a list on the left of ``+`` or ``+=`` can read it."""
         if not self._is_ordinary:
             list.__setitem__(self, slice(None), list(self))
         return NotImplemented
@@ -123,42 +123,42 @@ class EpisodeList(list[E]):
             list.__setitem__(self, slice(None), episodes)
 
     def append(self, episode: E) -> None:
-        """As of a list."""
+        """As `list`'s method."""
         self._become_ordinary()
         list.append(self, episode)
 
     def extend(self, episodes: Iterable[E]) -> None:
-        """As of a list."""
+        """As `list`'s method."""
         self._become_ordinary()
         list.extend(self, list(episodes))
 
     def insert(self, position: SupportsIndex, episode: E) -> None:
-        """As of a list."""
+        """As `list`'s method."""
         self._become_ordinary()
         list.insert(self, position, episode)
 
     def pop(self, position: SupportsIndex = -1) -> E:
-        """As of a list."""
+        """As `list`'s method."""
         self._become_ordinary()
         return list.pop(self, position)
 
     def remove(self, episode: E) -> None:
-        """As of a list."""
+        """As `list`'s method."""
         self._become_ordinary()
         list.remove(self, episode)
 
     def clear(self) -> None:
-        """As of a list."""
+        """As `list`'s method."""
         self._become_ordinary()
         list.clear(self)
 
     def reverse(self) -> None:
-        """As of a list."""
+        """As `list`'s method."""
         self._become_ordinary()
         list.reverse(self)
 
     def sort(self, *, key: Any = None, reverse: bool = False) -> None:
-        """As of a list."""
+        """As `list`'s method."""
         self._become_ordinary()
         list.sort(self, key=key, reverse=reverse)
 
@@ -181,10 +181,10 @@ class EpisodeList(list[E]):
 
 
 def _restored(kind: type[EpisodeList[Any]], fields: dict[str, Any]) -> Any:
-    """A pickled or copied batch."""
+    """Return a pickled or copied batch."""
     batch: Any = kind.__new__(kind)
     batch._is_ordinary = False
-    batch._handed_out = {}
+    batch._tracked = {}
     for name, value in fields.items():
         setattr(batch, name, value)
     return batch

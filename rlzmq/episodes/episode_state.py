@@ -1,18 +1,25 @@
-"""A single-agent episode as plain values: what checkpoints and states hold of it."""
+"""Conversion of single-agent episodes to plain values and back."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
 from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.episodes.episode_chunks import EpisodeChunks
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-if TYPE_CHECKING:
-    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+__all__ = ["from_state", "get_state", "plain_infos", "plain_state"]
 
-__all__ = ["get_state", "plain_infos", "plain_state", "set_state"]
+E = TypeVar("E", bound=EpisodeChunks)
+
+
+class _Episode(Protocol):
+    id_: str
+
+    def get_state(self) -> dict[str, Any]: ...
+
 
 _FACTS = (
     "id_",
@@ -27,9 +34,9 @@ _FACTS = (
 
 
 def plain_infos(infos: Any) -> tuple[Any, int]:
-    """The entries of an info dict that have a plain form, and the number of those left out.
+    """Return the entries of an info dict that have a plain form, and the number of entries left out.
 
-    Infos that are no dict are taken as a whole: where they have no plain form there is ``{}``.
+    Infos that are not a dict are converted as a whole, or become ``{}``.
     """
     try:
         return to_plain(infos, "infos"), 0
@@ -47,7 +54,7 @@ def plain_infos(infos: Any) -> tuple[Any, int]:
 
 
 def _infos_state(infos: list[Any]) -> tuple[Any, int]:
-    """A state's ``"infos"``, and the number of values left out of info dicts."""
+    """Return a state's ``"infos"`` and the number of values left out of info dicts."""
     state, num_left_out = [], 0
     for info in infos:
         plain, left_out = plain_infos(info)
@@ -58,7 +65,7 @@ def _infos_state(infos: list[Any]) -> tuple[Any, int]:
     return state, num_left_out
 
 
-def get_state(episode: SingleAgentEpisode) -> dict[str, Any]:
+def get_state(episode: EpisodeChunks) -> dict[str, Any]:
     """See `SingleAgentEpisode.get_state`."""
     infos, num_left_out = _infos_state(episode.infos.data)
     where = f"episode {episode.id_!r}"
@@ -76,15 +83,15 @@ def get_state(episode: SingleAgentEpisode) -> dict[str, Any]:
         "action_space": space_to_plain(episode.action_space),
         "custom_data": to_plain(episode.custom_data, f"{where}.custom_data"),
         "initial_state": to_plain(episode.initial_state, f"{where}.initial_state"),
-        "duration_s": episode.get_duration_s(),
+        "duration_s": episode._duration_s,
     }
 
 
-def plain_state(episode: SingleAgentEpisode | MultiAgentEpisode) -> dict[str, Any]:
-    """An episode's state to be packed; without functions.
+def plain_state(episode: _Episode) -> dict[str, Any]:
+    """Return an episode's state for packing, without functions.
 
     Raises:
-        NotPlainError: An item has no plain form, naming the path.
+        NotPlainError: If an item has no plain form; the message names its path.
     """
     state = {name: value for name, value in episode.get_state().items() if not callable(value)}
     to_plain(state, f"episode {episode.id_!r}")
@@ -97,16 +104,13 @@ def _infos_of(state: Any) -> list[Any]:
     return [from_plain(info) for info in state]
 
 
-def set_state(episode: SingleAgentEpisode, state: dict[str, Any]) -> SingleAgentEpisode:
-    """Fill a bare ``episode`` from a state; see `SingleAgentEpisode.from_state`."""
-    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-
+def from_state(cls: Callable[..., E], state: dict[str, Any]) -> E:
+    """See `SingleAgentEpisode.from_state`."""
     try:
         lookback = state["rewards"]["lookback"]
         observation_space = space_from_plain(state["observation_space"])
         action_space = space_from_plain(state["action_space"])
-        SingleAgentEpisode.__init__(
-            episode,
+        episode = cls(
             state["id_"],
             observations=InfiniteLookbackBuffer.from_state(state["observations"], observation_space),
             actions=InfiniteLookbackBuffer.from_state(state["actions"], action_space),
@@ -130,5 +134,4 @@ def set_state(episode: SingleAgentEpisode, state: dict[str, Any]) -> SingleAgent
         raise ValueError(
             f"expected a SingleAgentEpisode's state, got one with a wrong field: {error!r}."
         ) from error
-    episode.validate()
     return episode

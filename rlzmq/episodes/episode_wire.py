@@ -13,13 +13,13 @@ A spec is ``[dtype, item_shape]`` for an array, ``{"dict": [[key, spec], ...]}``
 2. a msgpack map: ids, sparse infos by slot, custom data by chunk (`rlzmq.core.plain` forms);
 3. every column's arrays, ``[num_slots, *item_shape]``; the initial states', ``[num_chunks, *item_shape]``.
 
-What is received is believed in nothing: each size is checked against the frame's real length before use.
+Received data is not trusted: each size is checked against the frame's real length before use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import msgpack  # type: ignore[import-untyped]
@@ -28,6 +28,8 @@ import optree
 
 from rlzmq.core.errors import ProtocolError, refuses_as
 from rlzmq.core.plain import checked_dtype, from_plain, to_plain
+from rlzmq.episodes import episode_gather
+from rlzmq.episodes.batch_columns import BatchColumns
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.frame_reader import (
@@ -42,10 +44,9 @@ from rlzmq.episodes.frame_reader import (
     checked_pair,
 )
 
-if TYPE_CHECKING:
-    from rlzmq.episodes.episode_batch import EpisodeBatch
-
 __all__ = ["FrameReader", "from_wire", "to_wire", "tree_spec"]
+
+B = TypeVar("B", bound=BatchColumns)
 
 _FIELDS = frozenset({"num_slots", "num_chunks", "columns", "initial_state", "meta"})
 _TEXT_FIELDS = frozenset(
@@ -57,7 +58,7 @@ _NUM_ROWS = 7
 # -- out ----------------------------------------------------------------------------------------------
 
 
-def to_wire(batch: EpisodeBatch) -> tuple[dict[str, Any], list[np.ndarray]]:
+def to_wire(batch: BatchColumns) -> tuple[dict[str, Any], list[np.ndarray]]:
     """See `EpisodeBatch.to_wire`."""
     batch, low, high = _trimmed(batch)
     text, num_left_out = _text(batch, low, high)
@@ -83,20 +84,20 @@ def to_wire(batch: EpisodeBatch) -> tuple[dict[str, Any], list[np.ndarray]]:
     return header, frames
 
 
-def _trimmed(batch: EpisodeBatch) -> tuple[EpisodeBatch, int, int]:
-    """The batch (compacted when mostly unused) and the range of slots that its chunks lie in."""
+def _trimmed(batch: BatchColumns) -> tuple[BatchColumns, int, int]:
+    """Return the batch (compacted when mostly unused) and the range of slots that its chunks lie in."""
     if len(batch) == 0:
         return batch, 0, 0
     low = int((batch.start - batch.lookback).min())
     high = int((batch.start + batch.length).max()) + 1
     num_used = int((batch.lookback + batch.length).sum()) + len(batch)
     if 2 * num_used < high - low or num_used > 2 * (high - low) or batch.num_env_steps > high - low:
-        batch = batch.compact()
+        batch = episode_gather.compact(batch)
         low, high = 0, batch.num_slots
     return batch, low, high
 
 
-def _table(batch: EpisodeBatch, low: int) -> np.ndarray:
+def _table(batch: BatchColumns, low: int) -> np.ndarray:
     table = np.empty((_NUM_ROWS, len(batch)), np.int64)
     np.subtract(batch.start, low, out=table[0])
     table[1] = batch.length
@@ -108,7 +109,7 @@ def _table(batch: EpisodeBatch, low: int) -> np.ndarray:
     return table
 
 
-def _text(batch: EpisodeBatch, low: int, high: int) -> tuple[bytes, int]:
+def _text(batch: BatchColumns, low: int, high: int) -> tuple[bytes, int]:
     infos, num_left_out = [], 0
     for slot, info in batch.infos.items():
         if low <= slot < high:
@@ -138,7 +139,7 @@ def _plain_ids(ids: list[Any] | None) -> Any:
 
 
 def tree_spec(tree: Any, frames: list[np.ndarray], slots: slice = slice(None)) -> Any:
-    """The spec of a tree of arrays, whose contiguous memory is appended to ``frames``.
+    """Return the spec of a tree of arrays, whose contiguous memory is appended to ``frames``.
 
     Raises:
         ValueError: For a dtype, key or depth that is not sent.
@@ -167,15 +168,14 @@ def _spec(tree: Any, frames: list[np.ndarray], slots: slice, depth: int) -> Any:
 
 @refuses_as(ProtocolError)
 def from_wire(
+    cls: type[B],
     header: Any,
     frames: Sequence[Any],
     *,
     observation_space: gym.Space[Any] | None = None,
     action_space: gym.Space[Any] | None = None,
-) -> EpisodeBatch:
+) -> B:
     """See `EpisodeBatch.from_wire`."""
-    from rlzmq.episodes.episode_batch import EpisodeBatch
-
     fields = checked_fields(header, _FIELDS, "header")
     num_slots = checked_count(fields["num_slots"], "num_slots")
     num_chunks = checked_count(fields["num_chunks"], "num_chunks")
@@ -204,7 +204,7 @@ def from_wire(
     reader.finish()
     if initial_state is not None and Columns.STATE_OUT in columns:
         _check_same_form(initial_state, columns[Columns.STATE_OUT])
-    return EpisodeBatch(
+    return cls(
         columns,
         start=table[0],
         length=table[1],
@@ -223,7 +223,7 @@ def from_wire(
 
 
 def _check_same_form(initial_state: Any, state_out: Any) -> None:
-    """A chunk that is cut in two begins with the state that came out of the step before the cut."""
+    """Check that ``state_out`` can be the initial state after a chunk is split."""
     forms = [
         [(path, leaf.shape[1:]) for path, leaf in zip(*optree.tree_flatten_with_path(tree)[:2], strict=True)]
         for tree in (initial_state, state_out)

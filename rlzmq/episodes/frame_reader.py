@@ -1,4 +1,4 @@
-"""Frames from a peer as arrays: every count, dtype, shape and length is checked before it is used."""
+"""Reads arrays from a peer's frames and checks every count, dtype, shape and length before use."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MAX_DIMS = 32
 class FrameReader:
     """Takes frames one by one as arrays of an expected dtype and shape, without copying.
 
-    A frame at an address that its dtype can't be read from is copied (small frames inside of a receive
+    A frame that is misaligned for its dtype is copied (small frames inside of a receive
     buffer); all others are viewed in place.
 
     Args:
         frames: Buffers: bytes, memoryviews, arrays.
 
     Raises:
-        ProtocolError: When there are too many, and by every method when a frame is not as expected.
+        ProtocolError: If there are too many, and by every method when a frame is not as expected.
     """
 
     def __init__(self, frames: Sequence[Any]) -> None:
@@ -52,7 +52,7 @@ class FrameReader:
         self._num_read = 0
 
     def buffer(self, where: str) -> memoryview:
-        """The next frame's bytes."""
+        """Return the next frame's bytes."""
         try:
             frame = next(self._frames)
         except StopIteration:
@@ -67,7 +67,7 @@ class FrameReader:
             ) from None
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> np.ndarray:
-        """The next frame as an array ``shape`` of ``dtype``."""
+        """Return the next frame as an array ``shape`` of ``dtype``."""
         view = self.buffer(where)
         expected = math.prod(shape) * dtype.itemsize
         if view.nbytes != expected:
@@ -89,7 +89,7 @@ class FrameReader:
         return array if array.flags.aligned else array.copy()
 
     def tree(self, spec: Any, lead: int, where: str, depth: int = 0) -> Any:
-        """The next frames as the tree of a `tree_spec`, leaves ``[lead, *item_shape]``."""
+        """Return the next frames as the tree of a `tree_spec`, leaves ``[lead, *item_shape]``."""
         if depth > MAX_DEPTH:
             raise ProtocolError(f"{where}: expected a tree at most {MAX_DEPTH} deep.")
         if isinstance(spec, dict):
@@ -128,7 +128,7 @@ class FrameReader:
 
 
 def checked_fields(value: Any, names: frozenset[str], where: str) -> dict[str, Any]:
-    """A dict with exactly these keys."""
+    """Return a dict with exactly these keys."""
     if not isinstance(value, dict) or value.keys() != names:
         actual = sorted(map(str, value))[:16] if isinstance(value, dict) else type(value).__name__
         raise ProtocolError(f"{where}: expected the fields {sorted(names)}, got {actual}.")
@@ -136,21 +136,21 @@ def checked_fields(value: Any, names: frozenset[str], where: str) -> dict[str, A
 
 
 def checked_list(value: Any, where: str) -> list[Any]:
-    """A list."""
+    """Return a list."""
     if not isinstance(value, (list, tuple)):
         raise ProtocolError(f"{where}: expected a list, got {type(value).__name__}.")
     return list(value)
 
 
 def checked_pair(value: Any, where: str) -> tuple[Any, Any]:
-    """A list of two."""
+    """Return a list of two."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise ProtocolError(f"{where}: expected a pair, got {str(value)[:80]}.")
     return value[0], value[1]
 
 
 def checked_count(value: Any, where: str) -> int:
-    """A whole number from 0 to `MAX_COUNT`."""
+    """Return a whole number from 0 to `MAX_COUNT`."""
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise ProtocolError(
             f"{where}: expected a count from 0, got {str(value)[:40]} ({type(value).__name__})."

@@ -1,4 +1,4 @@
-"""One column of an episode: its items, the older ones that are only looked back at, and their indexing."""
+"""One column of an episode with a lookback part in front, and its indexing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class InfiniteLookbackBuffer(ColumnStore):
     def _of_list(
         cls, items: list[Any], lookback: int, space: gym.Space[Any] | None
     ) -> InfiniteLookbackBuffer:
-        """A buffer that takes over ``items`` itself."""
+        """Return a buffer that uses the list ``items`` without copying it."""
         self = cls.__new__(cls)
         self._items = items
         self._arrays = None
@@ -80,7 +80,7 @@ class InfiniteLookbackBuffer(ColumnStore):
     def _of_view(
         cls, arrays: Any, num: int, lookback: int, space: gym.Space[Any] | None
     ) -> InfiniteLookbackBuffer:
-        """A buffer that reads ``arrays`` (``num`` items each) in place and copies them before a write."""
+        """Return a buffer that is a view of ``arrays`` (``num`` items each) and copies them before a write."""
         self = cls.__new__(cls)
         self._items = None
         self._arrays = arrays
@@ -92,7 +92,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         return self
 
     def _part(self, begin: int, end: int, lookback: int) -> InfiniteLookbackBuffer:
-        """The items at absolute positions ``begin…end-1`` as a buffer of their own (arrays are shared)."""
+        """Return the items at absolute positions ``begin…end-1`` as a new buffer that shares the arrays."""
         if self._items is not None:
             return self._of_list(self._items[begin:end], lookback, self.space)
         self._shared = True
@@ -105,7 +105,7 @@ class InfiniteLookbackBuffer(ColumnStore):
     # -- facts ----------------------------------------------------------------------------------------
 
     def len_incl_lookback(self) -> int:
-        """Number of items, the lookback part included."""
+        """Return the number of items, the lookback part included."""
         return self._num if self._items is None else len(self._items)
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """One item or several.
+        """Return one item or several.
 
         Args:
             indices: None for all items after the lookback part; an int (numpy ints too) for one item; a list
@@ -333,7 +333,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         """Take one item out and return it (``index`` as in `get`).
 
         Raises:
-            IndexError: When there is no such item.
+            IndexError: If there is no such item.
         """
         total = self.len_incl_lookback()
         position = resolve_int(_as_index(index), self.lookback, total, False)
@@ -353,7 +353,7 @@ class InfiniteLookbackBuffer(ColumnStore):
         return item
 
     def __add__(self, other: Any) -> InfiniteLookbackBuffer:
-        """A new buffer: this one's items (lookback part included) and the other's (without its own)."""
+        """Return a new buffer: this one's items (lookback part included) and the other's (without its own)."""
         total = copy.copy(self)
         total.extend(other)
         return total
@@ -361,7 +361,7 @@ class InfiniteLookbackBuffer(ColumnStore):
     # -- state ----------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """The buffer as plain values (msgpack packs them as they are); the space is not part of it.
+        """Return the buffer as plain values (msgpack packs them as they are); the space is not part of it.
 
         Items that have no plain form (instances of any class) are kept as they are, as ``"objects"`` in place
         of ``"data"``: such a state can be copied and pickled, but not packed.
@@ -374,10 +374,10 @@ class InfiniteLookbackBuffer(ColumnStore):
 
     @staticmethod
     def from_state(state: dict[str, Any], space: gym.Space[Any] | None = None) -> InfiniteLookbackBuffer:
-        """The buffer that `get_state` was called on.
+        """Return the buffer that `get_state` was called on.
 
         Raises:
-            ValueError: When the state is none of `get_state`'s.
+            ValueError: If the state was not returned by `get_state`.
         """
         data = state["objects"] if "objects" in state else from_plain(state["data"])
         if state["finalized"] == isinstance(data, list):
@@ -397,7 +397,7 @@ class InfiniteLookbackBuffer(ColumnStore):
 
 
 def _full(shape: tuple[int, ...], fill: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """An array of one value; columns of strings are widened to a longer one."""
+    """Return an array of one value; columns of strings are widened to a longer one."""
     if dtype.hasobject:
         return object_array([fill] * math.prod(shape)).reshape(shape)
     return np.full(
@@ -416,7 +416,7 @@ def _as_index(index: Any) -> int:
 
 
 def _spread(found: np.ndarray, size: int, where: Any, fill: Any) -> np.ndarray:
-    """``found`` at ``where`` in an array of ``size`` items, ``fill`` everywhere else."""
+    """Return ``found`` at ``where`` in an array of ``size`` items, ``fill`` everywhere else."""
     spread = _full((size, *found.shape[1:]), fill, found.dtype)
     spread[where] = found
     return spread

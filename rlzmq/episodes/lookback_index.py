@@ -1,4 +1,4 @@
-"""Index arithmetic of lookback buffers: which absolute positions an index means, and where filler goes.
+"""Conversion of lookback buffer indices to absolute positions and fillers.
 
 Absolute position 0 is the first item of the lookback part, ``lookback`` the first item after it. A
 non-negative index counts from there; a negative one counts from the end and may reach into the lookback
@@ -16,14 +16,14 @@ __all__ = ["Span", "index_list", "resolve_int", "resolve_slice"]
 
 
 def resolve_int(index: int, lookback: int, total: int, neg_index_as_lookback: bool) -> int:
-    """The absolute position that an int index means; outside of [0, total) when there is no such item."""
+    """Return the absolute position of an int index; it is outside of [0, total) if there is no such item."""
     if index >= 0 or neg_index_as_lookback:
         return lookback + index
     return total + index
 
 
 def index_list(indices: Any) -> list[int] | None:
-    """``indices`` as a list of ints, or None when it is no list of ints (list, tuple, range, 1-D array)."""
+    """Return a list, tuple, range or 1-D array of ints as a list of ints, or None for anything else."""
     if isinstance(indices, np.ndarray):
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             return None
@@ -57,7 +57,7 @@ class Span:
 def resolve_slice(
     slice_: slice, lookback: int, total: int, neg_index_as_lookback: bool, *, fill: bool = False
 ) -> Span:
-    """The existing items and the fillers that a slice means.
+    """Return the existing items and the fillers that a slice means.
 
     Args:
         slice_: ``start`` None means the first item after the lookback part, ``stop`` None the end, whatever

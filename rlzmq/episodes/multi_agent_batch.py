@@ -1,32 +1,28 @@
-"""Many chunks of multi-agent episodes as columns: the agents' chunks, and who observed when."""
+"""Batches of multi-agent episodes, stored as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlzmq.episodes import multi_agent_gather, multi_agent_wire
 from rlzmq.episodes.agent_rows import AgentRows
 from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.chunk_table import chosen_positions
-from rlzmq.episodes.dirty_tracking import HandedOutMultiAgentEpisode
-from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.episodes.episode_list import EpisodeList
+from rlzmq.episodes.dirty_tracking import TrackedMultiAgentEpisode
+from rlzmq.episodes.multi_agent_columns import EPISODE_TABLE, IntArray, MultiAgentBatchColumns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 
 __all__ = ["EPISODE_TABLE", "MultiAgentEpisodeBatch"]
 
-IntArray = NDArray[np.int64]
 
-EPISODE_TABLE = ("env_t_started", "env_t", "lookback", "terminated", "truncated", "env_index")
+class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
+    """A list of chunks of multi-agent episodes, which are created on access (`EpisodeList`).
 
-
-class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
-    """Chunks of multi-agent episodes; a list whose episodes are made when someone asks (`EpisodeList`).
-
-    The agents' chunks lie on columns: one `EpisodeBatch` per module and kind of data (agents of one
+    The agents' chunks are stored in columns: one `EpisodeBatch` per module and kind of data (agents of one
     module normally share theirs), which is what a Learner trains on. Items are remembered, and they and the
     list may be changed, as those of an `EpisodeBatch`.
 
@@ -43,7 +39,7 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
         lookback: int64[E], stored env steps from before the start.
         terminated, truncated: bool[E].
         env_index: int64[E], the sub-environment; -1: unknown.
-        leftovers: Per episode, what most have not: departed agents, early rewards, custom data, …
+        leftovers: Data that most episodes lack, by episode: departed agents, early rewards, custom data, …
         observation_space, action_space: ``gym.spaces.Dict`` (or dict) by agent id, or None.
         agent_to_module_mapping_fn: Of the episodes; not sent over the wire.
         meta: Plain facts about the whole batch, e.g. the runner and its weights version.
@@ -51,118 +47,6 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
     Attributes:
         As the arguments.
     """
-
-    def __init__(
-        self,
-        rows: Sequence[AgentRows],
-        *,
-        episode_ids: list[str],
-        env_t_started: Any,
-        env_t: Any,
-        lookback: Any,
-        terminated: Any,
-        truncated: Any,
-        env_index: Any = None,
-        leftovers: dict[int, dict[str, Any]] | None = None,
-        observation_space: Any = None,
-        action_space: Any = None,
-        agent_to_module_mapping_fn: Callable[..., str] | None = None,
-        meta: dict[str, Any] | None = None,
-    ) -> None:
-        self.rows = list(rows)
-        self.episode_ids = episode_ids
-        num = len(episode_ids)
-        self.env_t_started: IntArray = np.asarray(env_t_started, np.int64)
-        self.env_t: IntArray = np.asarray(env_t, np.int64)
-        self.lookback: IntArray = np.asarray(lookback, np.int64)
-        self.terminated: NDArray[np.bool_] = np.asarray(terminated, np.bool_)
-        self.truncated: NDArray[np.bool_] = np.asarray(truncated, np.bool_)
-        self.env_index: IntArray = np.asarray([-1] * num if env_index is None else env_index, np.int64)
-        self.leftovers = {} if leftovers is None else leftovers
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
-        self.meta = {} if meta is None else meta
-        self._is_ordinary = False
-        self._handed_out: dict[int, HandedOutMultiAgentEpisode] = {}
-        for name in EPISODE_TABLE:
-            if len(getattr(self, name)) != num:
-                raise ValueError(
-                    f"MultiAgentEpisodeBatch.{name}: expected {num} values, one per episode, got "
-                    f"{len(getattr(self, name))}."
-                )
-
-    # -- facts --------------------------------------------------------------------------------------
-
-    def _num_chunks(self) -> int:
-        return len(self.episode_ids)
-
-    @property
-    def num_env_steps(self) -> int:
-        """Number of env steps in all chunks, lookback left out."""
-        if self._is_ordinary:
-            return sum(map(len, self))
-        return int((self.env_t - self.env_t_started).sum())
-
-    @property
-    def num_agent_steps(self) -> int:
-        """Number of the agents' completed steps, lookback left out."""
-        if self._is_ordinary:
-            return sum(episode.agent_steps() for episode in self)
-        return sum(rows.batch.num_env_steps for rows in self.rows)
-
-    @property
-    def agent_batches(self) -> list[EpisodeBatch]:
-        """The agents' chunks, one batch per group of equal structure."""
-        return [rows.batch for rows in self.rows]
-
-    @property
-    def module_ids(self) -> list[str]:
-        """Ids of the modules that have steps here, sorted."""
-        ids: set[str] = set()
-        for batch in self.agent_batches:
-            if batch.module_ids is not None:
-                ids.update(
-                    mid for mid, num in zip(batch.module_ids, batch.length.tolist(), strict=True) if num
-                )
-        return sorted(ids)
-
-    def batches_of(self, module_id: str) -> list[EpisodeBatch]:
-        """The chunks (with at least one step) of the agents that a module acts for."""
-        found = []
-        for batch in self.agent_batches:
-            mask = np.array([mid == module_id for mid in batch.module_ids or ()], np.bool_) & (
-                batch.length > 0
-            )
-            if mask.all() and len(mask):
-                found.append(batch)
-            elif mask.any():
-                found.append(batch.select(mask))
-        return found
-
-    def agent_steps_by(self, which: str) -> dict[Any, int]:
-        """Completed steps by agent id (``which="agent_ids"``) or module id (``"module_ids"``)."""
-        counts: dict[Any, int] = {}
-        for batch in self.agent_batches:
-            for key, num in zip(getattr(batch, which) or (), batch.length.tolist(), strict=True):
-                if num:
-                    counts[key] = counts.get(key, 0) + num
-        return counts
-
-    def get_returns(self) -> NDArray[np.float64]:
-        """float64[E], sum of all agents' rewards of completed steps, lookback left out."""
-        if (updated := self.updated()) is not self:
-            return updated.get_returns()
-        returns = np.zeros(len(self), np.float64)
-        for rows in self.rows:
-            np.add.at(returns, rows.episode, rows.batch.get_returns())
-        return returns
-
-    def __repr__(self) -> str:
-        return (
-            f"MultiAgentEpisodeBatch(chunks={len(self)}, env_steps={self.num_env_steps}, "
-            f"agent_steps={self.num_agent_steps}, modules={self.module_ids})"
-        )
 
     # -- episodes -----------------------------------------------------------------------------------
 
@@ -180,16 +64,16 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
         return self._item(range(len(self))[index])
 
     def _item(self, e: int) -> MultiAgentEpisode:
-        known = self._handed_out.get(e)
+        known = self._tracked.get(e)
         if known is None:
-            known = self._handed_out[e] = HandedOutMultiAgentEpisode(self._episode(e))
+            known = self._tracked[e] = TrackedMultiAgentEpisode(self._episode(e))
         return known.episode
 
     def _items(self) -> Iterator[MultiAgentEpisode]:
         return (self._item(e) for e in range(len(self)))
 
     def updated(self) -> MultiAgentEpisodeBatch:
-        """This batch, or, where the list or an item of it was changed, a new one with the changes.
+        """Return this batch, or, where the list or an item of it was changed, a new one with the changes.
 
         Raises:
             ValueError: See `from_episodes`.
@@ -198,17 +82,14 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
             batch = MultiAgentEpisodeBatch.from_episodes(self)
             batch.meta = self.meta
             return batch
-        handed_out = self._handed_out
-        if not any(item.is_changed() for item in handed_out.values()):
+        tracked = self._tracked
+        if not any(item.is_changed() for item in tracked.values()):
             return self
         batch = MultiAgentEpisodeBatch.from_episodes(
-            handed_out[e].episode if e in handed_out else self._episode(e) for e in range(len(self))
+            tracked[e].episode if e in tracked else self._episode(e) for e in range(len(self))
         )
         batch.env_index, batch.meta = self.env_index, self.meta
         return batch
-
-    def _fields(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_handed_out"}
 
     def _episode(self, e: int) -> MultiAgentEpisode:
         left = self.leftovers.get(e, {})
@@ -256,19 +137,17 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
-        """A batch of episodes' chunks, copied into columns; nothing of them is lost.
+        """Return a batch of episodes' chunks, copied into columns; nothing of them is lost.
 
         Raises:
             ValueError: An agent's data do not make columns (items of different shapes).
         """
-        from rlzmq.episodes.multi_agent_gather import from_episodes
-
-        return from_episodes(list(episodes))
+        return multi_agent_gather.from_episodes(cls, list(episodes))
 
     # -- cutting and joining ------------------------------------------------------------------------
 
     def select(self, episodes: Any) -> MultiAgentEpisodeBatch:
-        """Some of the episodes, in the given order, on the same columns.
+        """Return some of the episodes, in the given order, on the same columns.
 
         Args:
             episodes: int [K], positions (negative ones count from the end), or a bool mask [E].
@@ -293,7 +172,7 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
         )
 
     def split(self, num_steps: int) -> tuple[MultiAgentEpisodeBatch, MultiAgentEpisodeBatch]:
-        """The first `num_steps` env steps and the rest, on the same columns.
+        """Return the first `num_steps` env steps and the rest, on the same columns.
 
         An episode cut in two: an agent's step belongs to the part in which it is completed, so every step
         is in exactly one part; its first part is not done.
@@ -309,7 +188,7 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
         return self.slice_steps(0, num_steps), self.slice_steps(num_steps, total)
 
     def slice_steps(self, begin: int, end: int) -> MultiAgentEpisodeBatch:
-        """The env steps ``begin … end-1``, counted over all chunks in order, on the same columns.
+        """Return the env steps ``begin … end-1``, counted over all chunks in order, on the same columns.
 
         Raises:
             ValueError: Unless ``0 <= begin <= end <= num_env_steps``.
@@ -347,7 +226,7 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
 
     @classmethod
     def concat(cls, batches: Iterable[MultiAgentEpisodeBatch]) -> MultiAgentEpisodeBatch:
-        """All episodes of several batches, in order; the agents' groups stay on their own columns."""
+        """Return all episodes of several batches, in order; the agents' groups stay on their own columns."""
         listed = [batch.updated() for batch in batches]
         if not listed:
             return cls.from_episodes([])
@@ -379,16 +258,14 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
     # -- the wire -----------------------------------------------------------------------------------
 
     def to_wire(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """A small msgpack-able header and the arrays, columns not copied (see `multi_agent_wire`)."""
-        from rlzmq.episodes.multi_agent_wire import to_wire
-
-        return to_wire(self.updated())
+        """Return a small msgpack-able header and the arrays, columns not copied (see `multi_agent_wire`)."""
+        return multi_agent_wire.to_wire(self.updated())
 
     @classmethod
     def from_wire(
         cls, header: Any, frames: Sequence[Any], *, observation_space: Any = None, action_space: Any = None
     ) -> MultiAgentEpisodeBatch:
-        """The batch that `to_wire` was called on: views on the frames' memory, every bound checked.
+        """Return the batch that `to_wire` was called on: views on the frames' memory, every bound checked.
 
         Args:
             header: What `to_wire` returned, after msgpack.
@@ -398,6 +275,6 @@ class MultiAgentEpisodeBatch(EpisodeList[MultiAgentEpisode]):
         Raises:
             ProtocolError: Header and frames are not what `to_wire` makes: says what was expected where.
         """
-        from rlzmq.episodes.multi_agent_wire import from_wire
-
-        return from_wire(header, frames, observation_space=observation_space, action_space=action_space)
+        return multi_agent_wire.from_wire(
+            cls, header, frames, observation_space=observation_space, action_space=action_space
+        )

@@ -1,4 +1,4 @@
-"""Cutting, slicing and joining MultiAgentEpisodes; their state as plain values."""
+"""Cutting, slicing and joining MultiAgentEpisodes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self
 
-from rlzmq.episodes import multi_agent_state
 from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-
-if TYPE_CHECKING:
-    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 
 __all__ = ["MultiAgentChunks"]
 
 
 class MultiAgentChunks:
-    """The chunk operations and the state of MultiAgentEpisode (a part of it, of no use alone)."""
+    """Mixin with the chunk operations of `MultiAgentEpisode`."""
 
     id_: str
     agent_episodes: dict[Any, SingleAgentEpisode]
@@ -36,12 +32,10 @@ class MultiAgentChunks:
 
         def _where(self) -> str: ...
 
-        def _derive(
-            self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]
-        ) -> MultiAgentEpisode: ...
+        def _derive(self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]) -> Self: ...
 
-    def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:
-        """The continuation of this episode: an empty chunk that starts where this one ends.
+    def cut(self, len_lookback_buffer: int = 0) -> Self:
+        """Return the continuation of this episode: an empty chunk that starts where this one ends.
 
         It holds the latest observations, the last env steps as lookback, and all that hangs: the actions
         that wait for their outcome with the rewards so far. Their steps will be completed in the
@@ -85,7 +79,7 @@ class MultiAgentChunks:
         chunk._last_step_time = self._last_step_time
         return chunk
 
-    def __getitem__(self, item: slice) -> MultiAgentEpisode:
+    def __getitem__(self, item: slice) -> Self:
         if not isinstance(item, slice):
             raise NotImplementedError(
                 f"{self._where()}: expected a slice (episode[a:b]), got {item!r}. Use the getters for "
@@ -93,8 +87,8 @@ class MultiAgentChunks:
             )
         return self.slice(item)
 
-    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
-        """The env steps of a slice as an episode of the same id.
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
+        """Return the env steps of a slice as an episode of the same id.
 
         A step of an agent belongs to the env step of its observation; one whose outcome lies behind the
         slice's end hangs at its end. Done flags are kept for agents that are done within the slice.
@@ -165,7 +159,7 @@ class MultiAgentChunks:
         return self._derive(new, episodes)
 
     def _env_steps_to_first_own(self) -> int:
-        """Env steps from the observations that steps of this chunk started from to the chunk's start."""
+        """Return the number of env steps from the earliest observation acted on in this chunk to its start."""
         longest = 0
         for agent_id, track in self._timeline.tracks.items():
             sae = self.agent_episodes[agent_id]
@@ -174,8 +168,8 @@ class MultiAgentChunks:
                 longest = max(longest, self._timeline.env_t_started - first_env_t)
         return longest
 
-    def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Appends the chunk that follows this one (a continuation from `cut`, or a slice), in place.
+    def concat_episode(self, other: Self) -> None:
+        """Append the chunk that follows this one (a continuation from `cut`, or a slice), in place.
 
         Args:
             other: A chunk of the same episode that starts where this one ends.
@@ -240,34 +234,11 @@ class MultiAgentChunks:
         self._duration_s += other._duration_s
         self._last_step_time = other._last_step_time
 
-    # -- state --------------------------------------------------------------------------------------
-
-    def get_state(self) -> dict[str, Any]:
-        """The whole episode as plain values (msgpack packs them as they are).
-
-        The mapping function is in it under ``"agent_to_module_mapping_fn"``, as it is: take it out before
-        packing the state (`from_state` then gives the default one; known agents keep their modules). Columns
-        that hold objects without a plain form are in it as they are, too.
-
-        Raises:
-            NotPlainError: A value of ``custom_data`` has no plain form, naming the path.
-        """
-        return multi_agent_state.get_state(cast("MultiAgentEpisode", self))
-
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> MultiAgentEpisode:
-        """The episode that `get_state` was called on.
-
-        Raises:
-            ValueError: The state is none of `get_state`'s.
-        """
-        return multi_agent_state.from_state(state)
-
 
 def _part(
     sae: SingleAgentEpisode, begin: int, end: int, lookback: int, *, is_last: bool
 ) -> SingleAgentEpisode:
-    """An agent's steps ``begin … end-1`` (the lookback part counted), the first `lookback` as lookback."""
+    """Return an agent's stored steps ``begin … end-1``, the first `lookback` of them as lookback."""
     part = sae._chunk(begin, end, lookback, sae.t_started - sae.rewards.lookback + begin + lookback)
     if is_last:
         part.is_terminated, part.is_truncated = sae.is_terminated, sae.is_truncated
@@ -276,7 +247,7 @@ def _part(
 
 
 def _step(sae: SingleAgentEpisode, k: int) -> tuple[Pending, Any]:
-    """The k-th stored step (the lookback part counted) as a hanging one, and its reward."""
+    """Return the k-th stored step (the lookback part counted) as a hanging one, and its reward."""
     position = k - sae.rewards.lookback
     outputs = {
         key: buffer.get(position, neg_index_as_lookback=True)

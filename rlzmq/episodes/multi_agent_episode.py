@@ -1,4 +1,4 @@
-"""MultiAgentEpisode: what several agents saw, did and got in one episode of a multi-agent environment."""
+"""MultiAgentEpisode: data of several agents in one episode of a multi-agent environment."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Any, cast
 import gymnasium as gym
 
 from rlzmq.core.errors import MultiAgentEnvError
+from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.episodes.agent_timelines import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, SavedTimeline, Timeline
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_chunks import MultiAgentChunks
 from rlzmq.episodes.multi_agent_getters import MultiAgentGetters
+from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
 from rlzmq.episodes.rewards import as_reward
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.episodes.steps_by_agent import GivenSteps
+from rlzmq.episodes.steps_by_agent import StepDicts
 
 __all__ = ["MultiAgentEpisode", "default_agent_to_module_mapping_fn"]
 
@@ -27,14 +30,14 @@ MappingFn = Callable[[Any, Any], str]
 
 
 def default_agent_to_module_mapping_fn(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    """Every agent is the one default module's."""
+    """Map every agent to the default module."""
     return DEFAULT_MODULE_ID
 
 
 class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     """One episode (or a chunk of one) of several agents that need not act at the same time.
 
-    Every agent has a `SingleAgentEpisode` of its own, made of its own steps. A step of an agent lasts from
+    Every agent has its own `SingleAgentEpisode` of its own steps. A step of an agent lasts from
     one of its observations to its next one, however many env steps that takes; the rewards in between add
     up. An action whose next observation has not come yet is *hanging*. Which env step each of the agents'
     observations belongs to is kept in one timeline, from which env-step views are derived.
@@ -49,7 +52,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         (1, 0)
 
     Args:
-        id_: Unique id; made up if None. Chunks of one episode share it.
+        id_: Unique id; generated if None. Chunks of one episode share it.
         agent_module_ids: Module ids of agents that are known already.
         agent_to_module_mapping_fn: ``(agent_id, episode) -> module id``, asked once per agent and episode.
         observations: One dict (agent id -> observation) per env step, the reset included.
@@ -71,11 +74,11 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         agent_to_module_mapping_fn: As given.
         agent_episodes: Agent id -> the agent's `SingleAgentEpisode`.
         SKIP_ENV_TS_TAG: See `env_t_to_agent_t`.
-        custom_data: The user's own, kept over `cut` (deep-copied) and `concat_episode` (merged).
+        custom_data: User data, deep-copied by `cut` and merged by `concat_episode`.
 
     Raises:
-        ValueError: Lists of lengths that do not fit together.
-        MultiAgentEnvError: Data that contradict themselves (see `add_env_step`).
+        ValueError: If lengths of lists do not match.
+        MultiAgentEnvError: If the data contradict each other (see `add_env_step`).
     """
 
     SKIP_ENV_TS_TAG = "S"
@@ -119,7 +122,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         lookback = num_steps if len_lookback_buffer == "auto" else min(int(len_lookback_buffer), num_steps)
         self._timeline = Timeline(env_t_started or 0, lookback)
         if observations:
-            given = GivenSteps(
+            given = StepDicts(
                 num_steps,
                 observations,
                 infos or (),
@@ -153,7 +156,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     def add_env_reset(
         self, *, observations: Mapping[Any, Any], infos: Mapping[Any, Any] | None = None
     ) -> None:
-        """The first observations of an empty episode.
+        """Add the first observations to an empty episode.
 
         Args:
             observations: Of the agents that are there from the start, by agent id; others may come later.
@@ -184,7 +187,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         truncateds: Mapping[Any, bool] | None = None,
         extra_model_outputs: Mapping[Any, Mapping[str, Any]] | None = None,
     ) -> None:
-        """One env step; every argument by agent id, agents without such data left out.
+        """Add one env step; every argument maps agent ids to values and omits agents without a value.
 
         An agent with an action and an observation makes a whole step; with an action alone its step
         hangs; an observation completes a hanging step, or is a new agent's first. Rewards add up until
@@ -225,7 +228,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         self._last_step_time = now
 
     def _apply(self, events: Sequence[AgentEvent], before: SavedTimeline) -> None:
-        """Makes the timeline's changes to the agents' episodes; when one fails, takes back all, and its own."""
+        """Apply the timeline's changes to the agents' episodes; undo all changes if one fails."""
         num_applied = 0
         try:
             for event in events:
@@ -275,9 +278,9 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 sae._take_back_step()
 
     def truncate(self) -> None:
-        """Ends the episode here, truncated for all agents that are not done; hanging actions are dropped.
+        """End the episode here, truncated for all agents that are not done; hanging actions are dropped.
 
-        For an environment that broke: the step that broke it is not part of the episode.
+        Used when an environment fails: the failed step is not part of the episode.
         """
         timeline = self._timeline
         timeline.is_truncated = True
@@ -287,7 +290,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 self.agent_episodes[agent_id].is_truncated = True
 
     def prune(self) -> None:
-        """Takes out the agents without a step in this chunk (their data are all lookback, or hanging)."""
+        """Remove the agents without a step in this chunk (whose data are all lookback, or hanging)."""
         for agent_id in [agent_id for agent_id, sae in self.agent_episodes.items() if len(sae) == 0]:
             track = self._timeline.tracks.pop(agent_id)
             del self.agent_episodes[agent_id]
@@ -295,14 +298,14 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 self._timeline.departed[agent_id] = (track.terminated, track.truncated, track.done_env_t)
 
     def to_numpy(self) -> MultiAgentEpisode:
-        """Turns all agents' data into arrays ``[num_items, ...]``, in place; returns itself."""
+        """Turn all agents' data into arrays ``[num_items, ...]``, in place, and return this episode."""
         for sae in self.agent_episodes.values():
             if len(sae) > 0:
                 sae.to_numpy()
         return self
 
     def validate(self) -> None:
-        """Checks that agents' data and the timeline fit together.
+        """Check that agents' data and the timeline fit together.
 
         Raises:
             ValueError: They do not; the text names the agent.
@@ -332,7 +335,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     # -- facts --------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Number of env steps, lookback not counted."""
+        """Return the number of env steps, lookback not counted."""
         return self.env_t - self.env_t_started
 
     def __repr__(self) -> str:
@@ -392,7 +395,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         return {agent_id: sae.id_ for agent_id, sae in self.agent_episodes.items()}
 
     def module_for(self, agent_id: Any) -> str:
-        """The module that acts for this agent: the mapping function is asked once per agent and episode."""
+        """Return the module for this agent; the mapping function is called once per agent and episode."""
         module_id = self._agent_module_ids.get(agent_id)
         if module_id is None:
             module_id = self.agent_to_module_mapping_fn(agent_id, self)
@@ -405,14 +408,14 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         return module_id
 
     def get_agents_that_stepped(self) -> set[Any]:
-        """Agents with an observation at the latest env step."""
+        """Return the agents with an observation at the latest env step."""
         env_t = self.env_t
         return {
             agent_id for agent_id, track in self._timeline.tracks.items() if track.obs_env_ts[-1] == env_t
         }
 
     def get_agents_that_observed(self) -> set[Any]:
-        """Agents with a new observation at the latest env step.
+        """Return the agents with a new observation at the latest env step.
 
         Those that stepped, but for the ones that terminated without a last observation: theirs is the
         previous one once more, which connector pieces have processed already.
@@ -420,30 +423,30 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         return self.get_agents_that_stepped() - self._timeline.repeated
 
     def get_agents_to_act(self) -> set[Any]:
-        """Agents with an observation at the latest env step that are not done."""
+        """Return the agents with an observation at the latest env step that are not done."""
         if self.is_done:
             return set()
         tracks = self._timeline.tracks
         return {agent_id for agent_id in self.get_agents_that_stepped() if not tracks[agent_id].is_done}
 
     def get_terminateds(self) -> dict[Any, bool]:
-        """Terminated flags by agent id, and ``"__all__"``."""
+        """Return the terminated flags by agent id, and ``"__all__"``."""
         return self._timeline.done_flags()[0]
 
     def get_truncateds(self) -> dict[Any, bool]:
-        """Truncated flags by agent id, and ``"__all__"``."""
+        """Return the truncated flags by agent id, and ``"__all__"``."""
         return self._timeline.done_flags()[1]
 
     def env_steps(self) -> int:
-        """Number of env steps, lookback not counted."""
+        """Return the number of env steps, lookback not counted."""
         return len(self)
 
     def agent_steps(self) -> int:
-        """Number of completed steps of all agents, lookback not counted."""
+        """Return the number of completed steps of all agents, lookback not counted."""
         return sum(len(sae) for sae in self.agent_episodes.values())
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """Sum of all agents' rewards, lookback not counted.
+        """Return the sum of all agents' rewards, lookback not counted.
 
         Args:
             include_hanging_rewards: Also count rewards that belong to no completed step: those of hanging
@@ -469,7 +472,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             raise located(error, f"{self._where()}, agent {agent_id!r}", "rewards") from None
 
     def get_duration_s(self) -> float:
-        """Seconds from this chunk's start (reset or cut) to its last step."""
+        """Return the seconds from this chunk's start (reset or cut) to its last step."""
         return self._duration_s
 
     @property
@@ -477,7 +480,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         """By agent id: which of the agent's own time steps its observation at each stored env step has.
 
         `SKIP_ENV_TS_TAG` where it has none. Each buffer ends with `env_t` and has the chunk's lookback part in
-        front. They are made when asked for: what is written into them goes nowhere.
+        front. They are created on access: writes to them have no effect.
         """
         base = self.env_t_started - self._timeline.lookback
         found = {}
@@ -492,7 +495,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
         return found
 
     def print(self) -> None:
-        """Prints which agent observed at which env step."""
+        """Print which agent observed at which env step."""
         width = max((len(str(agent_id)) for agent_id in self.agent_episodes), default=2)
         base = self.env_t_started - self._timeline.lookback
         steps = range(base, self.env_t + 1)
@@ -501,13 +504,80 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             marks = ("   " if agent_t == self.SKIP_ENV_TS_TAG else "  x" for agent_t in agent_ts.data)
             print(" ".join([f"{agent_id!s:<{width}}", *marks]).rstrip())
 
+    # -- state --------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the whole episode as plain values, which msgpack can pack.
+
+        The state holds the mapping function itself under ``"agent_to_module_mapping_fn"``. Remove it before
+        packing the state (`from_state` then uses the default function; known agents keep their modules).
+        Columns of objects without a plain form are included unchanged.
+
+        Raises:
+            NotPlainError: If a value of ``custom_data`` has no plain form; the message names its path.
+        """
+        where = f"episode {self.id_!r}"
+        spaces = {
+            name: [
+                [to_plain(agent_id), space_to_plain(space)] for agent_id, space in getattr(self, name).items()
+            ]
+            for name in ("observation_space", "action_space")
+        }
+        state = {
+            "id_": self.id_,
+            "timeline": timeline_to_plain(self._timeline, where),
+            "agent_episodes": [
+                [to_plain(agent_id, where), sae.get_state()] for agent_id, sae in self.agent_episodes.items()
+            ],
+            "agent_module_ids": to_plain(dict(self._agent_module_ids), where),
+            **spaces,
+            "custom_data": to_plain(self.custom_data, f"{where}.custom_data"),
+            "duration_s": self.get_duration_s(),
+        }
+        if self.agent_to_module_mapping_fn is not default_agent_to_module_mapping_fn:
+            state["agent_to_module_mapping_fn"] = self.agent_to_module_mapping_fn
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> MultiAgentEpisode:
+        """Return the episode that `get_state` was called on.
+
+        Raises:
+            ValueError: If the state was not returned by `get_state`.
+        """
+        try:
+            spaces: dict[str, dict[Any, Any]] = {
+                name: {from_plain(agent_id): space_from_plain(space) for agent_id, space in state[name]}
+                for name in ("observation_space", "action_space")
+            }
+            episode = cls(
+                state["id_"],
+                from_plain(state["agent_module_ids"]),
+                state.get("agent_to_module_mapping_fn"),
+                observation_space=spaces["observation_space"],
+                action_space=spaces["action_space"],
+            )
+            episode._timeline = timeline_from_plain(state["timeline"])
+            episode.agent_episodes = {
+                from_plain(agent_id): SingleAgentEpisode.from_state(sae_state)
+                for agent_id, sae_state in state["agent_episodes"]
+            }
+            episode.custom_data = from_plain(state["custom_data"])
+            episode._duration_s = float(state["duration_s"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"expected a MultiAgentEpisode's state, got one with a wrong field: {error!r}."
+            ) from error
+        episode.validate()
+        return episode
+
     # -- inside -------------------------------------------------------------------------------------
 
     def _where(self) -> str:
         return f"episode {self.id_}"
 
     def _agent_facts(self, agent_id: Any) -> dict[str, Any]:
-        """What every `SingleAgentEpisode` of this agent is made with."""
+        """Return constructor arguments for this agent's `SingleAgentEpisode`."""
         return {
             "id_": f"{self.id_}_{agent_id}",
             "agent_id": agent_id,
@@ -523,7 +593,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
     def _derive(
         self, timeline: Timeline, agent_episodes: Mapping[Any, SingleAgentEpisode]
     ) -> MultiAgentEpisode:
-        """An episode of the same id, spaces and mapping with other data."""
+        """Return an episode of the same id, spaces and mapping with other data."""
         derived = MultiAgentEpisode(
             self.id_,
             self._agent_module_ids,

@@ -1,8 +1,8 @@
-"""MultiAgentEpisodes into columns: which agents' chunks share columns, and copying them there."""
+"""Copying MultiAgentEpisodes into columns."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -12,11 +12,13 @@ from rlzmq.episodes.agent_rows import AgentRows, track_leftovers
 from rlzmq.episodes.agent_timelines import AgentTrack
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_columns import located
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_columns import MultiAgentBatchColumns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = ["from_episodes"]
+
+B = TypeVar("B", bound=MultiAgentBatchColumns)
 
 
 class _Group:
@@ -43,7 +45,7 @@ class _Group:
         self.obs_env_ts += track.obs_env_ts
 
 
-def from_episodes(episodes: list[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
+def from_episodes(cls: type[B], episodes: list[MultiAgentEpisode]) -> B:
     """See `MultiAgentEpisodeBatch.from_episodes`."""
     groups: dict[Any, _Group] = {}
     empty: list[tuple[Any, int, int, SingleAgentEpisode, AgentTrack]] = []
@@ -60,14 +62,14 @@ def from_episodes(episodes: list[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
             key = (kind, str(_structure(sae.actions)), str(outputs))
             groups.setdefault(key, _Group()).add(e, order, sae, track)
     by_kind = {key[0]: group for key, group in groups.items()}
-    for kind, e, order, sae, track in empty:  # without steps: fits any columns of its module
+    for kind, e, order, sae, track in empty:  # has no steps, so fits any columns of its module
         group = by_kind.get(kind)
         if group is None:
             group = by_kind[kind] = groups[kind] = _Group()
         group.add(e, order, sae, track)
     left = {e: _episode_leftovers(episode) for e, episode in enumerate(episodes)}
     first = episodes[0] if episodes else None
-    return MultiAgentEpisodeBatch(
+    return cls(
         [
             AgentRows(EpisodeBatch.from_episodes(g.saes), g.episode, g.order, g.obs_env_ts, g.tracks)
             for g in groups.values()
@@ -86,7 +88,7 @@ def from_episodes(episodes: list[MultiAgentEpisode]) -> MultiAgentEpisodeBatch:
 
 
 def _observation_spaces(episodes: list[MultiAgentEpisode]) -> Any:
-    """The spaces by agent id of what the agents' chunks hold, which may be what connector pieces made."""
+    """Return the observation spaces by agent id, including those that connector pieces changed."""
     if not episodes:
         return None
     spaces = episodes[0].observation_space
@@ -103,7 +105,7 @@ def _observation_spaces(episodes: list[MultiAgentEpisode]) -> Any:
 
 
 def _structure(buffer: Any) -> Any:
-    """Shapes and kinds of one item of a column, without its number of items."""
+    """Return the shapes and kinds of one item of a column, without its number of items."""
     if not buffer.len_incl_lookback():
         return None
     item = buffer.get(-buffer.lookback if buffer.lookback else 0, neg_index_as_lookback=True)
@@ -119,12 +121,12 @@ def _keys(item: Any) -> Any:
 
 
 def _signature(tree: Any) -> tuple[Any, ...]:
-    """Shapes and kinds of a tree's leaves: items of one signature stack to one column."""
+    """Return the shapes and kinds of a tree's leaves: items of one signature stack to one column."""
     return tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in tree_leaves(tree))
 
 
 def _episode_leftovers(episode: MultiAgentEpisode) -> dict[str, Any]:
-    """What of an episode the tables do not tell."""
+    """Return the data of an episode that the tables do not hold."""
     timeline = episode._timeline
     left: dict[str, Any] = {}
     values: dict[str, Any] = {

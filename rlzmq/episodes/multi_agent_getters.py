@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlzmq.core.tree import tree_map, tree_stack
+from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
 from rlzmq.episodes.episode_columns import UnknownColumnError, located
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.lookback_index import index_list, resolve_int, resolve_slice
-
-if TYPE_CHECKING:
-    from rlzmq.episodes.agent_timelines import AgentTrack, Timeline
-    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = ["MultiAgentGetters"]
 
-# A positive index that no buffer reaches: what a buffer answers to it, with fill=, is its filler.
+# A positive index beyond any buffer's end: get(_NOWHERE, fill=...) returns the buffer's filler.
 _NOWHERE = 1 << 62
 _MISSING: Any = object()
 
@@ -42,7 +40,7 @@ class _Column:
         self.num_raw = 0 if buffer is None else buffer.len_incl_lookback()
 
     def has(self, k: int | None) -> bool:
-        """Whether there is a k-th value, the lookback part included."""
+        """Return whether there is a k-th value, the lookback part included."""
         return k is not None and (k < self.num_raw or (k == self.num_raw and self.hanging is not _MISSING))
 
     def _options(self) -> dict[str, Any]:
@@ -60,7 +58,7 @@ class _Column:
         return fill if self.buffer is None else self.buffer.get(_NOWHERE, fill=fill, **self._options())
 
     def several(self, ks: Sequence[int | None], fill: Any) -> Any:
-        """The values at all `ks`, fillers (if wanted) in place of those that do not exist."""
+        """Return the values at all `ks`, fillers (if wanted) in place of those that do not exist."""
         wanted = ks if fill is not None else [k for k in ks if self.has(k)]
         if not wanted:
             return None
@@ -78,7 +76,7 @@ class _Column:
         return items
 
     def by_agent_steps(self, indices: Any, neg_index_as_lookback: bool, fill: Any) -> Any:
-        """The agent episode's own getter, the hanging value as one item more unless all are asked for."""
+        """Return the agent episode's items, with the hanging value as the last one unless ``indices`` is None."""
         buffer = self.buffer
         if indices is not None and self.hanging is not _MISSING:
             if type(indices) is int:
@@ -98,7 +96,7 @@ class _Column:
 
 
 class MultiAgentGetters:
-    """The getters and setters of MultiAgentEpisode (a part of it, of no use alone)."""
+    """Mixin with the getters and setters of `MultiAgentEpisode`."""
 
     agent_episodes: dict[Any, SingleAgentEpisode]
     _timeline: Timeline
@@ -118,7 +116,7 @@ class MultiAgentGetters:
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Observations by agent.
+        """Return the observations by agent.
 
         Args:
             indices: None for the whole chunk (no lookback); an int, a list of ints or a slice. 0 is the
@@ -156,7 +154,7 @@ class MultiAgentGetters:
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Info dicts by agent; arguments and returns as `get_observations`."""
+        """Return info dicts by agent; arguments and returns as in `get_observations`."""
         return self._get(
             "infos", lambda sae, track: _Column(sae.infos, _MISSING, False),
             indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list, includes_last=True,
@@ -173,7 +171,7 @@ class MultiAgentGetters:
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Actions by agent; an action counts at the step of the observation that it answers.
+        """Return the actions by agent; an action counts at the step of the observation that it answers.
 
         Hanging actions (their outcome has not come yet) are included, except by agent steps with
         ``indices=None``. Arguments and returns as `get_observations`; index -1 is the latest step.
@@ -196,7 +194,7 @@ class MultiAgentGetters:
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Rewards by agent; a step's reward counts at the step of its action, like the action.
+        """Return the rewards by agent; a step's reward counts at the step of its action, like the action.
 
         It is the sum of all that came until the agent's next observation; a hanging action's is the sum
         so far. Arguments and returns as `get_actions`.
@@ -220,7 +218,7 @@ class MultiAgentGetters:
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """One extra model output (e.g. ``"action_logp"``) by agent, or all of them.
+        """Return one extra model output (e.g. ``"action_logp"``) by agent, or all of them.
 
         Args:
             key: The output's name; None for all: ``{agent_id: {key: items}}`` then, or with `return_list`
@@ -310,7 +308,7 @@ class MultiAgentGetters:
     # -- inside -------------------------------------------------------------------------------------
 
     def _set(self, what: str, new_data: Mapping[Any, Any], at_indices: Any, **options: Any) -> None:
-        """Every agent's data through its episode's own setter, or, when one refuses them, nobody's."""
+        """Set the data of all agents, or of none if one agent's setter raises."""
         for agent_id in new_data:
             if agent_id not in self.agent_episodes:
                 raise KeyError(
@@ -404,14 +402,14 @@ class MultiAgentGetters:
 
 
 def _private(data: Any) -> Any:
-    """What a getter gave, safe from later writes: arrays (views on a column) copied."""
+    """Return a getter's result with arrays copied, so that later writes to the column do not change it."""
     return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, data)
 
 
 def _observations_at(
     obs_env_ts: list[int], base: int, positions: Sequence[int | None], *, with_gaps: bool
 ) -> Sequence[int | None]:
-    """Which of an agent's observations lie at stored env steps.
+    """Return which of an agent's observations lie at stored env steps.
 
     Args:
         obs_env_ts: Env steps of the observations, ascending.
@@ -436,7 +434,7 @@ def _observations_at(
 def _env_positions(
     indices: Any, lookback: int, total: int, neg_index_as_lookback: bool, filled: bool
 ) -> tuple[bool, Sequence[int | None]]:
-    """(whether it is one int, positions into the stored env steps; None where a filler goes)."""
+    """Return (whether it is one int, positions into the stored env steps; None where a filler goes)."""
     if indices is None:
         return False, range(lookback, total)
     if isinstance(indices, slice):
@@ -472,7 +470,7 @@ def _env_positions(
 
 
 def _by_agent(by_key: Mapping[str, Mapping[Any, Any]]) -> dict[Any, dict[str, Any]]:
-    """``{key: {agent: value}}`` turned inside out."""
+    """Return ``{key: {agent: value}}`` turned inside out."""
     found: dict[Any, dict[str, Any]] = {}
     for name, values in by_key.items():
         for agent_id, value in values.items():

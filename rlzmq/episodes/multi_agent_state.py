@@ -1,83 +1,18 @@
-"""The state of a MultiAgentEpisode as plain values."""
+"""Conversion of a MultiAgentEpisode's timeline to plain values and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlzmq.core.plain import NotPlainError, from_plain, to_plain
-from rlzmq.core.space_plain import space_from_plain, space_to_plain
 from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
-from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-if TYPE_CHECKING:
-    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-
-__all__ = ["from_state", "get_state", "timeline_from_plain", "timeline_to_plain"]
-
-_MAPPING_FN = "agent_to_module_mapping_fn"
-
-
-def get_state(episode: MultiAgentEpisode) -> dict[str, Any]:
-    """See `MultiAgentEpisode.get_state`."""
-    from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
-
-    where = f"episode {episode.id_!r}"
-    spaces = {
-        name: [
-            [to_plain(agent_id), space_to_plain(space)] for agent_id, space in getattr(episode, name).items()
-        ]
-        for name in ("observation_space", "action_space")
-    }
-    state = {
-        "id_": episode.id_,
-        "timeline": timeline_to_plain(episode._timeline, where),
-        "agent_episodes": [
-            [to_plain(agent_id, where), sae.get_state()] for agent_id, sae in episode.agent_episodes.items()
-        ],
-        "agent_module_ids": to_plain(dict(episode._agent_module_ids), where),
-        **spaces,
-        "custom_data": to_plain(episode.custom_data, f"{where}.custom_data"),
-        "duration_s": episode.get_duration_s(),
-    }
-    if episode.agent_to_module_mapping_fn is not default_agent_to_module_mapping_fn:
-        state[_MAPPING_FN] = episode.agent_to_module_mapping_fn
-    return state
-
-
-def from_state(state: Mapping[str, Any]) -> MultiAgentEpisode:
-    """See `MultiAgentEpisode.from_state`."""
-    from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
-
-    try:
-        spaces: dict[str, dict[Any, Any]] = {
-            name: {from_plain(agent_id): space_from_plain(space) for agent_id, space in state[name]}
-            for name in ("observation_space", "action_space")
-        }
-        episode = MultiAgentEpisode(
-            state["id_"],
-            from_plain(state["agent_module_ids"]),
-            state.get(_MAPPING_FN),
-            observation_space=spaces["observation_space"],
-            action_space=spaces["action_space"],
-        )
-        episode._timeline = timeline_from_plain(state["timeline"])
-        episode.agent_episodes = {
-            from_plain(agent_id): SingleAgentEpisode.from_state(sae_state)
-            for agent_id, sae_state in state["agent_episodes"]
-        }
-        episode.custom_data = from_plain(state["custom_data"])
-        episode._duration_s = float(state["duration_s"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"expected a MultiAgentEpisode's state, got one with a wrong field: {error!r}."
-        ) from error
-    episode.validate()
-    return episode
+__all__ = ["timeline_from_plain", "timeline_to_plain"]
 
 
 def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
-    """A timeline as plain values; as ``{"objects": …}`` when a hanging action or reward has no plain form."""
+    """Return a timeline as plain values, or as ``{"objects": …}`` when a hanging action or reward has no plain form."""
     tracks = [
         {
             "agent_id": agent_id,
@@ -112,7 +47,7 @@ def timeline_to_plain(timeline: Timeline, where: str) -> dict[str, Any]:
 
 
 def timeline_from_plain(plain: Mapping[str, Any]) -> Timeline:
-    """The timeline that `timeline_to_plain` was given.
+    """Return the timeline that `timeline_to_plain` was given.
 
     Raises:
         ValueError: It is none, or its numbers contradict each other.

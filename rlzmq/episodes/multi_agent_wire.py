@@ -13,13 +13,13 @@ Frames, in this order:
 3. per group: int64 [2, num_chunks] (index of the episode, place among its agents), int64 obs_env_ts,
    then the frames of its EpisodeBatch.
 
-As in `episode_wire`, nothing that is received is believed before it was checked.
+As in `episode_wire`, everything received is checked before use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -32,13 +32,15 @@ from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.episode_wire import FrameReader
-from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_columns import MultiAgentBatchColumns
 
 __all__ = ["from_wire", "to_wire"]
 
+B = TypeVar("B", bound=MultiAgentBatchColumns)
+
 _MAX_GROUPS = 256
 _MAX_TIME = 2**61
-# Env steps of one chunk cost no bytes on the wire, but lists of them cost memory where they are read.
+# Env steps of a chunk take no bytes on the wire, but their lists take memory in the receiver.
 _MAX_STEPS = 2**22
 _HEADER = frozenset({"num_episodes", "groups", "meta"})
 _TEXT = frozenset({"episode_ids", "leftovers", "tracks"})
@@ -49,7 +51,7 @@ _TRACK = frozenset({"pending", "reward", "reward_before_start", "done_env_t", "o
 # -- out ----------------------------------------------------------------------------------------------
 
 
-def to_wire(batch: MultiAgentEpisodeBatch) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+def to_wire(batch: MultiAgentBatchColumns) -> tuple[dict[str, Any], list[NDArray[Any]]]:
     """See `MultiAgentEpisodeBatch.to_wire`."""
     table = np.empty((5, len(batch)), np.int64)
     table[0], table[1], table[2] = batch.env_t_started, batch.env_t, batch.lookback
@@ -88,8 +90,13 @@ def _plain_track(track: Mapping[str, Any]) -> Any:
 
 @refuses_as(ProtocolError)
 def from_wire(
-    header: Any, frames: Sequence[Any], *, observation_space: Any = None, action_space: Any = None
-) -> MultiAgentEpisodeBatch:
+    cls: type[B],
+    header: Any,
+    frames: Sequence[Any],
+    *,
+    observation_space: Any = None,
+    action_space: Any = None,
+) -> B:
     """See `MultiAgentEpisodeBatch.from_wire`."""
     fields = _fields(header, _HEADER, "header")
     num_episodes = _count(fields["num_episodes"], "num_episodes")
@@ -120,7 +127,7 @@ def from_wire(
         meta = from_plain(fields["meta"])
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"meta: {error}") from None
-    return MultiAgentEpisodeBatch(
+    return cls(
         rows,
         episode_ids=text["episode_ids"],
         env_t_started=table[0],
@@ -239,7 +246,7 @@ def _track(track: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check_agents(rows: Sequence[AgentRows], num_episodes: int) -> None:
-    """An agent has one chunk per episode."""
+    """Check that each agent has one chunk per episode."""
     seen: set[tuple[int, Any]] = set()
     for group in rows:
         for e, agent_id in zip(group.episode.tolist(), group.batch.agent_ids or (), strict=True):
@@ -256,7 +263,7 @@ def _check_agents(rows: Sequence[AgentRows], num_episodes: int) -> None:
 
 
 def _by_index(value: Any, num: int, where: str) -> dict[int, dict[str, Any]]:
-    """``[[index, plain dict], …]`` as a dict."""
+    """Return ``[[index, plain dict], …]`` as a dict."""
     if not isinstance(value, list) or len(value) > num:
         raise ProtocolError(f"{where}: expected a list of at most {num} entries.")
     found: dict[int, dict[str, Any]] = {}

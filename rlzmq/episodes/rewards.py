@@ -1,4 +1,4 @@
-"""Rewards: kept as given by hand-made episodes, one number each where they are summed, sampled or learned from."""
+"""Conversion and checks of rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = ["REWARD_TYPES", "add_up", "as_reward", "as_rewards", "can_add_up", "kept_reward", "kept_rewards"]
 
-# Types of which every value is a reward: one look-up tells, whatever else comes is looked at closely.
+# Types whose values are all valid rewards; other types need a closer check.
 REWARD_TYPES = frozenset(
     {float, int, bool, np.bool_, np.float16, np.float32, np.float64}
     | {np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
@@ -19,7 +19,7 @@ REWARD_TYPES = frozenset(
 
 
 def kept_reward(reward: Any) -> Any:
-    """A reward as an episode keeps it: the number in an array or tensor of one element, all else as it is."""
+    """Return a reward as episodes store it: arrays and tensors of one element become numbers."""
     if type(reward) not in REWARD_TYPES and hasattr(reward, "__array__"):
         array = np.asarray(reward)
         if array.size == 1 and array.dtype.kind in "biuf":
@@ -28,7 +28,7 @@ def kept_reward(reward: Any) -> Any:
 
 
 def kept_rewards(rewards: Any) -> Any:
-    """Several rewards as an episode keeps them: a list, or an array ``[num_items, ...]``; the given one if it fits."""
+    """Return rewards as episodes store them, a list or an array ``[num_items, ...]``; unchanged if possible."""
     if isinstance(rewards, InfiniteLookbackBuffer):
         rewards = rewards.get()
     if isinstance(rewards, (list, tuple, Iterator)):
@@ -39,7 +39,7 @@ def kept_rewards(rewards: Any) -> Any:
 
 
 def as_reward(reward: Any) -> Any:
-    """A reward that is one number: itself, or the number in an array or tensor of one element.
+    """Return a reward that is one number: itself, or the number in an array or tensor of one element.
 
     Raises:
         ValueError: It is not one number.
@@ -51,7 +51,7 @@ def as_reward(reward: Any) -> Any:
 
 
 def as_rewards(rewards: Any) -> Any:
-    """Several rewards that are one number each: a list of them, or an array ``[num_items]``; never changed in place.
+    """Return rewards of one number each as a list or an array ``[num_items]``, without changing them in place.
 
     Raises:
         ValueError: One of them is not one number (its position is named).
@@ -67,12 +67,12 @@ def as_rewards(rewards: Any) -> Any:
 
 
 def can_add_up(total: Any, reward: Any) -> bool:
-    """Whether a reward can be added to those that came before it: both are numbers, or there were none."""
+    """Return whether a reward can be added to the sum so far: both are numbers, or the sum is None."""
     return _is_number(total) and (total == 0 or _is_number(reward))
 
 
 def add_up(total: Any, reward: Any) -> Any:
-    """The sum of a reward and those that came before it; the reward as it is if there were none (see `can_add_up`)."""
+    """Add a reward to the sum so far, or return the reward if there is none (see `can_add_up`)."""
     return total + reward if total else reward
 
 

@@ -1,4 +1,4 @@
-"""One agent's episode, or a chunk of it: how it is made, how it grows, and what is known of it."""
+"""Single-agent episodes and chunks of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["SingleAgentEpisode"]
 
 
 class SingleAgentEpisode(EpisodeChunks):
-    """What one agent saw, did and got, one item per time step, with a lookback part in front.
+    """One agent's observations, actions, rewards and other data per time step, with a lookback part in front.
 
     An episode grows by `add_env_reset` and `add_env_step`. Sampling cuts a long one into chunks (`cut`), all
     with the same ``id_``; a chunk carries the last items of its predecessor as its lookback part, which
@@ -30,8 +30,8 @@ class SingleAgentEpisode(EpisodeChunks):
     array-backed after `to_numpy` (or when it is an item of an `EpisodeBatch`).
 
     Observations, actions, rewards, infos and extra model outputs may be anything: numbers, arrays, trees of
-    them, strings, None, instances of any class. Numbers are asked for where they are needed: `get_return`
-    wants rewards that are one number each, an `EpisodeBatch` (what is sent and learned from) also arrays of
+    them, strings, None, instances of any class. Numbers are required where they are needed: `get_return`
+    needs rewards of one number each, an `EpisodeBatch` (what is sent and learned from) also arrays of
     numbers or strings in all columns.
 
     Example:
@@ -66,7 +66,7 @@ class SingleAgentEpisode(EpisodeChunks):
             chunks made by `cut`, `slice` and `EpisodeBatch` know it without any lookback), else None.
 
     Raises:
-        ValueError: When the columns' lengths do not fit together.
+        ValueError: If the columns' lengths do not fit together.
     """
 
     __slots__ = ()
@@ -118,7 +118,7 @@ class SingleAgentEpisode(EpisodeChunks):
         if isinstance(infos, InfiniteLookbackBuffer):
             self._infos = infos
         else:
-            # An empty list counts as none given.
+            # An empty list counts as not given.
             given = list(infos) if infos else [{} for _ in range(self.observations.len_incl_lookback())]
             self._infos = InfosBuffer(given, lookback)
         self.t_started = operator.index(t_started) if t_started is not None else 0
@@ -149,7 +149,7 @@ class SingleAgentEpisode(EpisodeChunks):
         """Add the observation (and infos) that ``env.reset()`` returned.
 
         Raises:
-            RuntimeError: When the episode has an observation already, or is done.
+            RuntimeError: If the episode has an observation already, or is done.
         """
         if self.is_terminated or self.is_truncated or self.observations.len_incl_lookback():
             raise RuntimeError(
@@ -177,16 +177,16 @@ class SingleAgentEpisode(EpisodeChunks):
         On an array-backed episode this copies the columns once (they may be shared) and then grows them.
 
         Args:
-            observation: What the step led to.
-            action: What was done at the observation before, as the module gave it.
-            reward: One number; an array or tensor of one element counts as one. See the class about others.
+            observation: The observation after the step.
+            action: The action taken on the previous observation, as the module returned it.
+            reward: One number; an array or tensor of one element counts as one. The class describes other values.
             infos: The step's info dict (or anything else); an empty dict when None.
             terminated, truncated: Whether the episode ends here.
             extra_model_outputs: Values of further columns. Every step must have the same keys.
 
         Raises:
-            RuntimeError: When the episode is done, or was never reset.
-            ValueError: When extra keys come too late or are missing, or (array-backed) an item has another
+            RuntimeError: If the episode is done, or was never reset.
+            ValueError: If extra keys come too late or are missing, or (array-backed) an item has another
                 structure, shape or kind (number, string or object) than its column. The episode is then as
                 before.
         """
@@ -227,7 +227,7 @@ class SingleAgentEpisode(EpisodeChunks):
         self._last_step_time = now
 
     def _undo_step(self, error: Exception, extras: dict[str, InfiniteLookbackBuffer]) -> Exception:
-        """Take back the items of a step that could not be added; the error to raise for it."""
+        """Remove the items of a step that could not be added, and return the error to raise."""
         num_steps = self.rewards.lookback + self.t - self.t_started
         failed = "observations" if self.observations.len_incl_lookback() == num_steps + 1 else None
         if failed is None:
@@ -240,11 +240,11 @@ class SingleAgentEpisode(EpisodeChunks):
         return self._located(error, failed)
 
     def _take_back_step(self) -> None:
-        """Take back the last step, which did not end the episode (the time it took stays counted)."""
+        """Remove the last step, which did not end the episode (its duration stays counted)."""
         self.t -= 1
         self._truncate(self.rewards.lookback + self.t - self.t_started)
         if self.t == 0:
-            self.extra_model_outputs = {}  # they began with this step
+            self.extra_model_outputs = {}  # they started with this step
 
     def _truncate(self, num_steps: int) -> None:
         """Drop all but the first steps (lookback part included)."""
@@ -261,15 +261,15 @@ class SingleAgentEpisode(EpisodeChunks):
         return self.observations.finalized and all(buffer.finalized for _, buffer in self._step_columns())
 
     def env_steps(self) -> int:
-        """Number of env steps in this chunk."""
+        """Return the number of env steps in this chunk."""
         return len(self)
 
     def agent_steps(self) -> int:
-        """Number of agent steps in this chunk; one agent, so the same as `env_steps`."""
+        """Return the number of agent steps in this chunk; one agent, so the same as `env_steps`."""
         return len(self)
 
     def get_return(self) -> float:
-        """Sum of this chunk's rewards, lookback left out.
+        """Return the sum of this chunk's rewards, lookback left out.
 
         Raises:
             ValueError: A reward is not one number.
@@ -281,11 +281,11 @@ class SingleAgentEpisode(EpisodeChunks):
         return float(rewards.sum(dtype=np.float64) if isinstance(rewards, np.ndarray) else sum(rewards))
 
     def get_duration_s(self) -> float:
-        """Seconds from this chunk's start (reset or cut) to its last step."""
+        """Return the seconds from this chunk's start (reset or cut) to its last step."""
         return self._duration_s
 
     def get_data_dict(self) -> dict[str, Any]:
-        """This chunk's columns by name, one item per step (the last observation and info are left out).
+        """Return this chunk's columns by name, one item per step (the last observation and info are left out).
 
         Returns:
             Columns.OBS, ACTIONS, REWARDS, INFOS, T (from the episode's start), EPS_ID, TERMINATEDS,
@@ -332,7 +332,7 @@ class SingleAgentEpisode(EpisodeChunks):
             This episode.
 
         Raises:
-            ValueError: When a column's items differ in structure or shape, or are numbers and strings, naming
+            ValueError: If a column's items differ in structure or shape, or are numbers and strings, naming
                 the first one that does not fit.
         """
         if len(self) == 0:
@@ -362,30 +362,32 @@ class SingleAgentEpisode(EpisodeChunks):
     # -- state ----------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """The whole episode as plain values (msgpack packs them as they are).
+        """Return the whole episode as plain values (msgpack packs them as they are).
 
         Values of info dicts without a plain form are left out and counted in ``state["num_infos_left_out"]``.
         Columns that hold other objects are in the state as they are: it can be pickled then, but not packed.
 
         Raises:
-            NotPlainError: When a value of ``custom_data`` has no plain form, naming the path.
+            NotPlainError: If a value of ``custom_data`` has no plain form, naming the path.
         """
         return episode_state.get_state(self)
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> SingleAgentEpisode:
-        """The episode that `get_state` was called on.
+        """Return the episode that `get_state` was called on.
 
         Raises:
-            ValueError: When the state is none of `get_state`'s.
+            ValueError: If the state was not returned by `get_state`.
         """
-        return episode_state.set_state(SingleAgentEpisode.__new__(SingleAgentEpisode), state)
+        episode = episode_state.from_state(SingleAgentEpisode, state)
+        episode.validate()
+        return episode
 
     def __getstate__(self) -> dict[str, Any]:
         infos = self.infos
         names = [*EpisodeColumns.__slots__, *EpisodeChunks.__slots__]
         state = {name: getattr(self, name) for name in names}
-        # The clock's zero point is another one in another process.
+        # The clock's zero point differs between processes.
         return {**state, "_infos": infos, "_infos_source": None, "_last_step_time": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What an env step says of each agent beside observations and actions: done flags, rewards and infos, checked."""
+"""Checks of an env step's done flags, rewards and infos by agent."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 
 __all__ = ["as_flag", "checked_flags", "checked_infos", "checked_rewards"]
 
-# Types of which every value is an info or a flag; whatever else comes is looked at closely. None: none given.
+# Types whose values are all valid infos or flags (None: not given); other types need a closer check.
 _INFO_TYPES = frozenset({dict, type(None)})
 _FLAG_TYPES = frozenset({bool, np.bool_, type(None)})
 _REWARD_OR_NONE = REWARD_TYPES | {type(None)}
 
 
 def checked_flags(flags: Mapping[Any, Any], name: str, where: str) -> Mapping[Any, Any]:
-    """Done flags by agent id, each of them True, False or None (not given).
+    """Return done flags by agent id, each True, False or None (not given).
 
     Numbers 0 and 1 count as flags, and so does an array or tensor of one element that is one.
 
     Args:
         flags: By agent id; ``"__all__"`` is for all agents.
-        name: ``"terminateds"`` or ``"truncateds"``, for the error's text.
-        where: The env step in words, for the error's text.
+        name: ``"terminateds"`` or ``"truncateds"``, for the error message.
+        where: Description of the env step, for the error message.
 
     Raises:
-        MultiAgentEnvError: One of them is something else.
+        MultiAgentEnvError: If a value has another type.
     """
     if _FLAG_TYPES.issuperset(map(type, flags.values())):
         return flags
@@ -43,10 +43,10 @@ def checked_flags(flags: Mapping[Any, Any], name: str, where: str) -> Mapping[An
 
 
 def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
-    """Infos by agent id, each of them a mapping or None.
+    """Return the infos by agent id, each of them a mapping or None.
 
     Raises:
-        MultiAgentEnvError: One of them is something else.
+        MultiAgentEnvError: If a value has another type.
     """
     if not _INFO_TYPES.issuperset(map(type, infos.values())):
         for agent_id, info in infos.items():
@@ -59,10 +59,10 @@ def checked_infos(infos: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
 
 
 def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
-    """Rewards by agent id, each of them one number or None (not given).
+    """Return the rewards by agent id, each of them one number or None (not given).
 
     Raises:
-        MultiAgentEnvError: One of them is something else.
+        MultiAgentEnvError: If a value has another type.
     """
     if _REWARD_OR_NONE.issuperset(map(type, rewards.values())):
         return rewards
@@ -76,10 +76,10 @@ def checked_rewards(rewards: Mapping[Any, Any], where: str) -> Mapping[Any, Any]
 
 
 def as_flag(flag: Any) -> bool:
-    """A done flag as a bool; None (not given) is False. See `checked_flags`.
+    """Return a done flag as a bool; None (not given) is False. See `checked_flags`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: If it is not a flag.
     """
     if flag is None or isinstance(flag, (bool, np.bool_)):
         return bool(flag)

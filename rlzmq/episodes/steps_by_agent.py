@@ -1,4 +1,4 @@
-"""A multi-agent episode given as lists of dicts: replayed on a timeline, sorted by agent."""
+"""Conversion of a multi-agent episode given as lists of dicts to data by agent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from rlzmq.episodes.agent_timelines import ALL_AGENTS, LAST_OBSERVATION, AgentEvent, AgentTrack, Timeline
 
-__all__ = ["GivenSteps"]
+__all__ = ["StepDicts"]
 
 Dicts = Sequence[Mapping[Any, Any]]
 
 
 @dataclass(frozen=True)
-class GivenSteps:
-    """What `MultiAgentEpisode` is constructed from; see there.
+class StepDicts:
+    """Constructor data of `MultiAgentEpisode`, which documents it.
 
     Attributes:
         num_steps: Number of env steps.
@@ -36,15 +36,15 @@ class GivenSteps:
     truncateds: Mapping[Any, bool]
 
     def replay(self, timeline: Timeline, where: str) -> dict[Any, dict[str, Any]]:
-        """Moves a new timeline (its lookback is set) through all steps.
+        """Advance a new timeline (with its lookback set) through all steps.
 
         Returns:
             Agent id -> lists for its `SingleAgentEpisode`: observations, infos, actions, rewards,
             extra_model_outputs.
 
         Raises:
-            ValueError: Lists of lengths that do not fit together.
-            MultiAgentEnvError: Data that contradict themselves.
+            ValueError: If lengths of lists do not match.
+            MultiAgentEnvError: If the data contradict each other.
         """
         self._check_lengths(where)
         timeline.env_t = timeline.env_t_started - timeline.lookback
@@ -98,7 +98,7 @@ def _at(data: Dicts, step: int) -> Mapping[Any, Any]:
 
 
 def _sort_in(agents: dict[Any, dict[str, Any]], events: Sequence[AgentEvent]) -> None:
-    """Appends the events' data to the lists of their agents."""
+    """Append each event's data to its agent's lists."""
     for event in events:
         if event.kind == "end":
             continue

@@ -52,9 +52,9 @@ def test_a_batch_is_a_list_that_makes_no_episode_until_asked(batch_of: Make, epi
     assert isinstance(batch, Sequence)
     assert (len(batch), bool(batch), bool(batch_of()), batch.num_env_steps) == (3, True, False, 6)
     assert batch.updated() is batch
-    assert not batch._handed_out
+    assert not batch._tracked
     assert batch[1] is batch[1] is batch[-2] is list(batch)[1]
-    assert ids(batch._handed_out[e].episode for e in range(3)) == ["p", "q", "r"]
+    assert ids(batch._tracked[e].episode for e in range(3)) == ["p", "q", "r"]
     assert batch.updated() is batch
     with pytest.raises(IndexError):
         batch[3]

@@ -1,0 +1,196 @@
+"""The columns and the chunk table of an `EpisodeBatch`."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlzmq.core.tree import tree_leaves
+from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.dirty_tracking import TrackedEpisode
+from rlzmq.episodes.episode_list import EpisodeList
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+
+__all__ = ["BatchColumns"]
+
+_BASE_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+
+
+class BatchColumns(EpisodeList[SingleAgentEpisode]):
+    """Data of an `EpisodeBatch`, which documents the arguments."""
+
+    __slots__ = (
+        "_tracked",
+        "action_space",
+        "agent_ids",
+        "columns",
+        "custom_data",
+        "duration_s",
+        "env_index",
+        "episode_ids",
+        "infos",
+        "initial_state",
+        "length",
+        "lookback",
+        "meta",
+        "module_ids",
+        "multi_agent_episode_ids",
+        "observation_space",
+        "start",
+        "t_started",
+        "terminated",
+        "truncated",
+    )
+
+    def __init__(
+        self,
+        columns: dict[str, Any],
+        *,
+        start: Any,
+        length: Any,
+        lookback: Any = None,
+        t_started: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        env_index: Any = None,
+        episode_ids: list[str] | None = None,
+        agent_ids: list[Any] | None = None,
+        module_ids: list[Any] | None = None,
+        multi_agent_episode_ids: list[Any] | None = None,
+        initial_state: Any = None,
+        infos: dict[int, dict[str, Any]] | None = None,
+        custom_data: dict[int, dict[str, Any]] | None = None,
+        duration_s: Any = None,
+        observation_space: gym.Space[Any] | None = None,
+        action_space: gym.Space[Any] | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        self.columns = columns
+        self.start = np.asarray(start, np.int64)
+        num_chunks = len(self.start)
+
+        def per_chunk(values: Any, dtype: Any, default: Any) -> np.ndarray:
+            if values is None:
+                return np.full(num_chunks, default, dtype)
+            return np.asarray(values, dtype)
+
+        self.length = per_chunk(length, np.int64, 0)
+        self.lookback = per_chunk(lookback, np.int64, 0)
+        self.t_started = per_chunk(t_started, np.int64, 0)
+        self.terminated = per_chunk(terminated, np.bool_, False)
+        self.truncated = per_chunk(truncated, np.bool_, False)
+        self.env_index = per_chunk(env_index, np.int64, -1)
+        self.duration_s = None if duration_s is None else np.asarray(duration_s, np.float64)
+        self.episode_ids = (
+            [uuid.uuid4().hex for _ in range(num_chunks)] if episode_ids is None else episode_ids
+        )
+        self.agent_ids = agent_ids
+        self.module_ids = module_ids
+        self.multi_agent_episode_ids = multi_agent_episode_ids
+        self.initial_state = initial_state
+        self.infos = {} if infos is None else infos
+        self.custom_data = {} if custom_data is None else custom_data
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.meta = {} if meta is None else meta
+        self._is_ordinary = False
+        self._tracked: dict[int, TrackedEpisode] = {}
+        for name in (*TABLE, "duration_s", *ID_LISTS):
+            values = getattr(self, name)
+            if values is not None and len(values) != num_chunks:
+                raise ValueError(
+                    f"EpisodeBatch.{name}: expected {num_chunks} values, one per chunk, got {len(values)}."
+                )
+
+    # -- facts ----------------------------------------------------------------------------------------
+
+    def _num_chunks(self) -> int:
+        return len(self.start)
+
+    @property
+    def num_env_steps(self) -> int:
+        """Number of steps in all chunks, lookback parts left out."""
+        return sum(map(len, self)) if self._is_ordinary else int(self.length.sum())
+
+    @property
+    def num_slots(self) -> int:
+        """First dimension of all columns."""
+        leaves = tree_leaves(self.columns.get(Columns.OBS, ()))
+        return len(leaves[0]) if leaves else 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all columns in bytes."""
+        return sum(leaf.nbytes for leaf in tree_leaves(self.columns))
+
+    @property
+    def extra_names(self) -> list[str]:
+        """Names of the extra model outputs among the columns."""
+        return [name for name in self.columns if name not in _BASE_COLUMNS]
+
+    def step_slots(self) -> np.ndarray:
+        """Return the slot of every step, chunk after chunk, int64 [num_env_steps]."""
+        return ragged_arange(self.start, self.length)
+
+    def step_chunks(self) -> np.ndarray:
+        """Return the chunk of every step in the order of `step_slots`, int64 [num_env_steps]."""
+        return np.repeat(np.arange(len(self.start), dtype=np.int64), self.length)
+
+    def get_returns(self) -> np.ndarray:
+        """Return the sum of each chunk's rewards without lookback parts, float64 [C]."""
+        if (updated := self.updated()) is not self:
+            return updated.get_returns()
+        rewards = self.columns[Columns.REWARDS][self.step_slots()]
+        return np.bincount(self.step_chunks(), weights=rewards, minlength=len(self))
+
+    def __repr__(self) -> str:
+        return (
+            f"EpisodeBatch(chunks={len(self)}, env_steps={self.num_env_steps}, slots={self.num_slots}, "
+            f"columns={list(self.columns)})"
+        )
+
+    def validate(self) -> None:
+        """Check that every chunk lies within the columns and all columns have the same number of slots.
+
+        Raises:
+            ValueError: Naming the column or chunk, the expected and the actual bounds.
+        """
+        num_slots = self.num_slots
+        for name in _BASE_COLUMNS:
+            if name not in self.columns:
+                raise ValueError(f"EpisodeBatch: expected a column {name!r}, got {list(self.columns)}.")
+        for name, column in self.columns.items():
+            for leaf in tree_leaves(column):
+                if np.ndim(leaf) == 0 or len(leaf) != num_slots:
+                    raise ValueError(
+                        f"EpisodeBatch, column {name!r}: expected {num_slots} slots, got shape "
+                        f"{np.shape(leaf)}."
+                    )
+        if len(self) == 0:
+            return
+        inside = (
+            (self.length >= 0)
+            & (self.length < num_slots)
+            & (self.lookback >= 0)
+            & (self.start < num_slots)
+            & (self.start >= self.lookback)
+            & (self.start < num_slots - self.length)
+        )
+        if not inside.all():
+            c = int(np.argmin(inside))
+            raise ValueError(
+                f"EpisodeBatch, chunk {c}: expected slots within 0…{num_slots - 1}, got start "
+                f"{self.start[c]}, length {self.length[c]}, lookback {self.lookback[c]}."
+            )
+        for leaf in tree_leaves(self.initial_state if self.initial_state is not None else ()):
+            if len(leaf) != len(self):
+                raise ValueError(
+                    f"EpisodeBatch.initial_state: expected {len(self)} rows, got shape {np.shape(leaf)}."
+                )
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in BatchColumns.__slots__ if name != "_tracked"}
