@@ -61,3 +61,5 @@ def test_the_kl_coefficient_adapts_around_its_target() -> None:
     assert adapted_kl_coeff(1.0, 0.03, 0.01) == 1.5
     assert adapted_kl_coeff(1.0, 0.004, 0.01) == 0.5
     assert adapted_kl_coeff(1.0, 0.012, 0.01) == 1.0
+    assert adapted_kl_coeff(1.0, float("inf"), 0.01) == 1.0
+    assert adapted_kl_coeff(1.0, float("nan"), 0.01) == 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import Tensor
@@ -13,14 +12,12 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import VTrace
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.schedule import Schedule
-from rlzmq.modules.apis import ValueFunctionAPI
+from rlzmq.learners.actor_critic import ActorCriticLearner
 
 __all__ = ["IMPALALearner"]
 
 
-class IMPALALearner(TorchLearner):
+class IMPALALearner(ActorCriticLearner):
     """Trains actor-critic modules with IMPALA (arXiv:1802.01561).
 
     Needs the columns ``actions``, ``action_logp``, ``advantages`` and ``value_targets``; the last two come from
@@ -28,14 +25,6 @@ class IMPALALearner(TorchLearner):
     """
 
     config: IMPALAConfig
-
-    @classmethod
-    def rl_module_required_apis(cls) -> list[type]:
-        return [ValueFunctionAPI]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.entropy_coeff_schedulers_per_module: dict[str, Schedule] = {}
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
         """The config's pipeline, with V-trace and what it needs first and last."""
@@ -51,16 +40,6 @@ class IMPALALearner(TorchLearner):
             clip_rho_threshold=self.config.vtrace_clip_rho_threshold,
             clip_pg_rho_threshold=self.config.vtrace_clip_pg_rho_threshold,
         )
-
-    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
-        super().configure_optimizers_for_module(module_id, config)
-        self.entropy_coeff_schedulers_per_module[module_id] = Schedule(
-            cast(IMPALATrainingSettings, config).entropy_coeff, "entropy_coeff"
-        )
-
-    def remove_module(self, module_id: str, **kwargs: Any) -> None:
-        super().remove_module(module_id, **kwargs)
-        self.entropy_coeff_schedulers_per_module.pop(module_id, None)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
@@ -94,20 +73,3 @@ class IMPALALearner(TorchLearner):
         vf_loss_coeff = cast(IMPALATrainingSettings, config).vf_loss_coeff
         loss: Tensor = mean_pi_loss + vf_loss_coeff * mean_vf_loss - entropy_coeff * entropy
         return loss
-
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        super().after_gradient_based_update(timesteps=timesteps)
-        for module_id, schedule in self.entropy_coeff_schedulers_per_module.items():
-            if module_id in self.trained_module_ids:
-                self.log_stats(module_id, {"curr_entropy_coeff": schedule.current})
-            schedule.update(self._clock(timesteps))
-
-    def get_extra_state(self) -> dict[str, Any]:
-        coefficients = {m: s.current for m, s in self.entropy_coeff_schedulers_per_module.items()}
-        return {**super().get_extra_state(), "entropy_coeffs": coefficients}
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        super().set_extra_state(state)
-        for module_id, coefficient in state["entropy_coeffs"].items():
-            if module_id in self.entropy_coeff_schedulers_per_module:
-                self.entropy_coeff_schedulers_per_module[module_id].current = float(coefficient)

@@ -15,14 +15,12 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.schedule import Schedule
-from rlzmq.modules.apis import ValueFunctionAPI
+from rlzmq.learners.actor_critic import ActorCriticLearner
 
 __all__ = ["PPOLearner", "PPOTorchLearner"]
 
 
-class PPOLearner(TorchLearner):
+class PPOLearner(ActorCriticLearner):
     """Trains actor-critic modules with PPO (arXiv:1707.06347).
 
     Needs the columns ``actions``, ``action_logp``, ``action_dist_inputs``, ``advantages`` and
@@ -35,15 +33,9 @@ class PPOLearner(TorchLearner):
 
     config: PPOConfig
 
-    @classmethod
-    def rl_module_required_apis(cls) -> list[type]:
-        """`ValueFunctionAPI`."""
-        return [ValueFunctionAPI]
-
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.curr_kl_coeffs_per_module: dict[str, float] = {}
-        self.entropy_coeff_schedulers_per_module: dict[str, Schedule] = {}
         self._settings: dict[str, PPOTrainingSettings] = {}
         # Value predictions and targets of the last epoch, for statistics that need all of it at once.
         self._values: dict[str, deque[tuple[Tensor, Tensor, Tensor | None]]] = {}
@@ -66,18 +58,11 @@ class PPOLearner(TorchLearner):
         super().configure_optimizers_for_module(module_id, config)
         settings = self._settings[module_id] = cast(PPOTrainingSettings, config)
         self.curr_kl_coeffs_per_module[module_id] = float(settings.kl_coeff)
-        self.entropy_coeff_schedulers_per_module[module_id] = Schedule(
-            settings.entropy_coeff, "entropy_coeff"
-        )
 
     def remove_module(self, module_id: str, **kwargs: Any) -> None:
         super().remove_module(module_id, **kwargs)
-        for part in (
-            self._settings,
-            self.curr_kl_coeffs_per_module,
-            self.entropy_coeff_schedulers_per_module,
-        ):
-            part.pop(module_id, None)
+        self._settings.pop(module_id, None)
+        self.curr_kl_coeffs_per_module.pop(module_id, None)
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().before_gradient_based_update(timesteps=timesteps)
@@ -136,10 +121,6 @@ class PPOLearner(TorchLearner):
         super().after_gradient_based_update(timesteps=timesteps)
         self._log_value_stats()
         self._adapt_kl_coefficients()
-        for module_id, schedule in self.entropy_coeff_schedulers_per_module.items():
-            if module_id in self.trained_module_ids:
-                self.log_stats(module_id, {"curr_entropy_coeff": schedule.current})
-            schedule.update(self._clock(timesteps))
 
     def _log_value_stats(self) -> None:
         for module_id, parts in self._values.items():
@@ -168,20 +149,13 @@ class PPOLearner(TorchLearner):
                 self.log_stats(module_id, {"curr_kl_coeff": coefficient})
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {
-            **super().get_extra_state(),
-            "kl_coeffs": dict(self.curr_kl_coeffs_per_module),
-            "entropy_coeffs": {m: s.current for m, s in self.entropy_coeff_schedulers_per_module.items()},
-        }
+        return {**super().get_extra_state(), "kl_coeffs": dict(self.curr_kl_coeffs_per_module)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         super().set_extra_state(state)
         for module_id, coefficient in state["kl_coeffs"].items():
             if module_id in self.curr_kl_coeffs_per_module:
                 self.curr_kl_coeffs_per_module[module_id] = float(coefficient)
-        for module_id, coefficient in state["entropy_coeffs"].items():
-            if module_id in self.entropy_coeff_schedulers_per_module:
-                self.entropy_coeff_schedulers_per_module[module_id].current = float(coefficient)
 
 
 class PPOTorchLearner(PPOLearner):

@@ -6,6 +6,7 @@ ones.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -66,7 +67,12 @@ def ppo_value_loss(
 
 
 def adapted_kl_coeff(coefficient: float, measured: float, target: float) -> float:
-    """The next update's coefficient: ×1.5 above twice the target, ×0.5 below half of it."""
+    """The next update's coefficient: ×1.5 above twice the target, ×0.5 below half of it.
+
+    A divergence that is NaN or infinite says nothing, and changes nothing.
+    """
+    if not math.isfinite(measured):
+        return coefficient
     if measured > 2.0 * target:
         return coefficient * 1.5
     return coefficient * 0.5 if measured < 0.5 * target else coefficient
