@@ -6,6 +6,7 @@
     python scripts/nemesis.py --kills 50 --how stop          # SIGSTOP in place of SIGKILL
     python scripts/nemesis.py --kills 50 --how hold --roles runner learner   # the interpreter's lock, held in C
     python scripts/nemesis.py --kills 50 --how wait --roles learner          # a loss that never returns
+    python scripts/nemesis.py --kills 300 --algo impala                      # runners sample ahead of the learners
     python scripts/nemesis.py --storm --faults 500 --minutes 20              # everything at once (see _storm.py)
 
 Each kill comes at a random moment of an update, once everybody is back from the one before (`--impatient`:
@@ -188,18 +189,24 @@ class Nemesis:
 
 async def attack(args: argparse.Namespace, directory: Path) -> Any:
     """One run under attack; its Nemesis and the last accounting."""
-    from rlzmq import PPOConfig
+    from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
 
     ranks = max(args.learners, 1)
+    config_class: Any = {"ppo": PPOConfig, "impala": IMPALAConfig, "appo": APPOConfig}[args.algo]
     config = (
-        PPOConfig()
+        config_class()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=args.env_runners, num_envs_per_env_runner=4)
         .learners(num_learners=args.learners)
         .training(train_batch_size_per_learner=480 // ranks, minibatch_size=60, num_epochs=2, lr=1e-3)
         .rl_module(model_config={"fcnet_hiddens": [32]})
+        .reporting(min_time_s_per_iteration=0)
         .debugging(seed=args.seed)
     )
+    if args.algo != "ppo":
+        config.env_runners(rollout_fragment_length=20)
+    if args.staleness is not None:
+        config.training(staleness=args.staleness)
     async with config.build_async() as algo:
         nemesis = Nemesis(
             algo,
@@ -288,6 +295,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
+    parser.add_argument("--algo", choices=("ppo", "impala", "appo"), default="ppo")
+    parser.add_argument(
+        "--staleness", type=int, help="batches that runners may be ahead (default: the algorithm's)"
+    )
     parser.add_argument("--env-runners", type=int, default=2)
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument(

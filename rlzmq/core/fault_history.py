@@ -6,7 +6,7 @@ Record first, prove afterwards: each process wrote down what it saw, and nobody 
 |---------|------------------------------------------------------------------------------------|
 | runner  | ``accepted`` (id, steps), ``committed`` (id), ``weights`` (generation, version)     |
 | learner | ``formed`` (generation, next_update), ``trained`` (update, attempt, generation, ranges) |
-| driver  | ``report`` (update, steps, fragments, accounting), ``killed`` (place, pid),         |
+| driver  | ``report`` (update, steps, fragments, accounting, lag), ``killed`` (place, pid),    |
 |         | ``both_copies`` (pid): a runner and the broker were hit at the same time            |
 """
 
@@ -42,6 +42,7 @@ class Verdict:
     num_killed: int
     num_voided: int
     num_gone: int = 0
+    greatest_lag: int = 0
 
     def __str__(self) -> str:
         return (
@@ -49,7 +50,7 @@ class Verdict:
             f"{self.num_trained_steps} steps trained once, {self.num_dropped_steps} dropped with a reason, "
             f"{self.num_pending} fragments pending at the end, "
             + (f"{self.num_gone} gone with both their copies, " if self.num_gone else "")
-            + f"0 lost, 0 trained twice "
+            + f"0 lost, 0 trained twice, 0 too old (at most {self.greatest_lag} versions) "
             f"({self.num_voided} updates were begun anew by a later generation)"
         )
 
@@ -99,6 +100,7 @@ def check_history(history: History) -> Verdict:
         num_killed=len(killed),
         num_voided=num_voided,
         num_gone=num_gone,
+        greatest_lag=max((report.get("lag", 0) for report in reports), default=0),
     )
 
 
@@ -115,9 +117,15 @@ def _check_reports(reports: list[Event]) -> None:
             raise HistoryError(f"update {expected} should be reported next, got update {report['update']}")
         account = report["accounting"]
         total += report["trained"]
-        if account["trained"] != total:
+        num_trained = account["trained"] + account["dropped"].get("buffer_lost", 0)
+        if num_trained != total:
             raise HistoryError(
-                f"update {expected}: the account has {account['trained']} trained steps, the reports {total}"
+                f"update {expected}: the account has {num_trained} trained steps, the reports {total}"
+            )
+        bound = report.get("max_lag", -1)
+        if 0 <= bound < report.get("lag", 0):
+            raise HistoryError(
+                f"update {expected}: a step was {report['lag']} versions old, {bound} are allowed"
             )
         settled = account["trained"] + sum(account["dropped"].values()) + account["pending"]
         if account["sampled"] != settled or account["pending"] < 0:

@@ -27,7 +27,8 @@ class UpdatePlan:
             sampling waits for it, S + 1 updates ahead at most.
         warm_up: With a ratio, env steps that are taken in before the first is trained.
         keeps_episodes: All chunks of an episode go to the same rank, for sources that join them (n-step sums,
-            sequences). The batch over all ranks stays exact; a rank's part is what its environments sampled.
+            sequences). The batch over all ranks stays exact; a rank's part is what its environments sampled. An
+            episode of a multi-agent environment, too, is of one runner, whose episodes all go to one rank then.
         open_updates: How many updates the driver keeps open at once.
     """
 

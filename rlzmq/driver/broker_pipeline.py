@@ -347,6 +347,8 @@ class BrokerPipeline:
                 generation=report.report.generation,
                 steps=report.report.num_env_steps,
                 trained=report.report.num_kept_steps,
+                lag=update_id - report.report.oldest_version,
+                max_lag=self._max_lag(),
                 fragments=[[str(fragment), num_steps] for fragment, num_steps, _ in fragments],
                 accounting=self.accounting.to_dict(),
             )
@@ -363,6 +365,12 @@ class BrokerPipeline:
             },
             policy_lag=(update_id - report.report.newest_version, update_id - report.report.oldest_version),
         )
+
+    def _max_lag(self) -> int:
+        """How many versions old a trained step may be; -1: any number."""
+        plan = self._config.update_plan()
+        # Of a batch smaller than a vector step the slots are filled with older data by construction.
+        return plan.max_policy_lag if plan.num_env_steps >= self._config.num_envs_per_env_runner else -1
 
     async def _open_updates(self) -> None:
         """Keep as many updates open as the plan says."""
@@ -381,6 +389,7 @@ class BrokerPipeline:
                     connector_version=self._connector_version,
                     fragment_length=plan.fragment_length,
                     lease_timeout_s=max(self._config.sample_timeout_s or 60.0, 1.0),
+                    keeps_episodes=plan.keeps_episodes,
                 )
             )
 

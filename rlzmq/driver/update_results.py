@@ -51,6 +51,8 @@ class Accounting:
         self.trained = 0
         self.dropped: Counter[str] = Counter()
         self._in_sources: dict[str, int] = {}
+        self._added: dict[str, int] = {}  # to each source there was
+        self._nowhere: int | None = 0  # taken in, and not added to any of them; None: not known yet
 
     @property
     def num_consumed(self) -> int:
@@ -92,18 +94,26 @@ class Accounting:
         if not sources:
             return
         held = {str(source["source_id"]): int(source["num_env_steps"]) for source in sources}
+        self._added |= {str(source["source_id"]): int(source["num_added"]) for source in sources}
+        self._in_sources |= held
         if len(held) < max(int(source["num_ranks"]) for source in sources):
-            self._in_sources |= held  # another rank's results went with it; its source need not have
-            return
+            return  # another rank's results went with it; its source need not have
         self.lose_sources([source_id for source_id in self._in_sources if source_id not in held])
-        self._in_sources = held
+        # What a rank took in after its last report, and died with.
+        nowhere = self.num_consumed - sum(self._added.values())
+        if self._nowhere is not None and nowhere > self._nowhere:
+            self._lose(nowhere - self._nowhere)
+        self._nowhere = nowhere
 
     def lose_sources(self, source_ids: Iterable[str]) -> None:
         """These sources are gone, and what they kept with them."""
         for source_id in source_ids:
-            lost = min(self._in_sources.pop(source_id, 0), self.trained)
-            self.trained -= lost
-            self.dropped["buffer_lost"] += lost
+            self._lose(self._in_sources.pop(source_id, 0))
+
+    def _lose(self, num_steps: int) -> None:
+        lost = min(num_steps, self.trained)
+        self.trained -= lost
+        self.dropped["buffer_lost"] += lost
 
     def drop_pending(self, reason: str) -> None:
         """Whatever is pending is dropped, e.g. at the end of a run."""
@@ -134,6 +144,7 @@ class Accounting:
         self.trained = int(state["trained"])
         self.dropped = Counter({str(k): int(v) for k, v in state["dropped"].items()})
         self.drop_pending("restored")
+        self._nowhere = None
         if not with_sources and not self._in_sources:  # those of this run, if there are any, live
             self._in_sources = {"restored": int(state.get("in_sources", 0))}
             self.lose_sources(["restored"])

@@ -529,6 +529,7 @@ class Learner(LearnerHooks):
                 "source_id": self.source.source_id,
                 "num_ranks": self.num_ranks,
                 "num_env_steps": self.source.num_env_steps,
+                "num_added": self.source.num_added,
                 "num_bytes": self.source.num_bytes,
             }
         if own:

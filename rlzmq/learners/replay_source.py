@@ -77,6 +77,10 @@ class EpisodeReplay(BatchSource):
         return len(self.buffer)
 
     @property
+    def num_added(self) -> int:
+        return self.buffer.get_added_timesteps()
+
+    @property
     def num_bytes(self) -> int:
         return self.buffer.num_bytes
 

@@ -78,6 +78,11 @@ class BatchSource(ABC):
         return 0
 
     @property
+    def num_added(self) -> int:
+        """Env steps that it took in since it was made, or since its state was set."""
+        return 0
+
+    @property
     def num_bytes(self) -> int:
         """Size of what it keeps, in bytes."""
         return 0
@@ -157,6 +162,7 @@ class CircularBuffer(BatchSource):
         self._capacity = num_batches
         self._iterations = iterations_per_batch
         self._slots: tuple[tuple[Any, int], ...] = ()  # (batch, uses left), the oldest first
+        self._num_added = 0
 
     @property
     def num_uses_left(self) -> int:
@@ -165,6 +171,7 @@ class CircularBuffer(BatchSource):
 
     def add(self, episodes: Any) -> None:
         self._slots = (*self._slots, (episodes, self._iterations))[-self._capacity :]
+        self._num_added += num_env_steps_of(episodes)
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
         above = self.num_uses_left - self._capacity * (self._iterations - 1) // 2
@@ -191,10 +198,14 @@ class CircularBuffer(BatchSource):
         return True
 
     def checkpoint(self) -> Any:
-        return self._slots
+        return self._slots, self._num_added
 
     def rollback(self, checkpoint: Any) -> None:
-        self._slots = checkpoint
+        self._slots, self._num_added = checkpoint
+
+    @property
+    def num_added(self) -> int:
+        return self._num_added
 
     @property
     def num_env_steps(self) -> int:

@@ -159,6 +159,7 @@ class FragmentSampled:
         batch, arrays: Of ``EpisodeBatch.to_wire()``. The arrays are kept, not copied, until the
             fragment is committed: never write to them again.
         meta: Any packable value: metrics, connector delta.
+        env_steps: Of each environment in order, its env steps, if the lease asks for it.
     """
 
     lease_id: int
@@ -169,6 +170,7 @@ class FragmentSampled:
     batch: dict[str, Any] = field(default_factory=dict)
     arrays: Sequence[Any] = ()
     meta: Any = None
+    env_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +326,7 @@ class StartLease:
     weights_version: int
     connector_version: int
     max_s: float = 0.0
+    by_env: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Entry:
         deaths: How often a learner died while it was in flight.
         is_reported: Whether the driver has its meta.
         accepted_at: By the clock of `BrokerCore.handle`.
+        env_steps: Of each environment in order, its env steps; () if not known.
     """
 
     id: FragmentId
@@ -49,6 +50,7 @@ class Entry:
     deaths: int = 0
     is_reported: bool = False
     accepted_at: float = 0.0
+    env_steps: tuple[int, ...] = ()
 
     @property
     def free(self) -> int:
@@ -141,6 +143,7 @@ class Ledger:
         num_bytes: int = 0,
         runner_name: str = "",
         now: float = 0.0,
+        env_steps: tuple[int, ...] = (),
     ) -> Entry | None:
         """Puts a fragment in; None if it was accepted or refused before (idempotent).
 
@@ -161,6 +164,7 @@ class Ledger:
             runner_name or fragment.runner,
             taken=num_steps,
             accepted_at=now,
+            env_steps=env_steps if sum(env_steps) == num_steps and min(env_steps, default=0) >= 0 else (),
         )
         self._next_order += 1
         self.entries[fragment] = entry

@@ -216,6 +216,7 @@ class RunnerCore(PeerCore):
             weights_version=event.weights_version,
             connector_version=event.connector_version,
             batch=event.batch,
+            env_steps=event.env_steps,
         )
         frames = tuple(encode_fragment(fragment, event.arrays, event.meta))
         num_bytes = sum(memoryview(frame).nbytes for frame in frames)
@@ -340,6 +341,7 @@ class RunnerCore(PeerCore):
             self.weights.version,
             self.connector_version,
             lease.max_s,
+            lease.by_env,
         )
 
     def _offer(self, frame: Buffer) -> None:

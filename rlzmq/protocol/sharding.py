@@ -1,13 +1,21 @@
-"""Exact batches: which steps of which fragments every learner rank trains."""
+"""Exact batches: which steps of which fragments every learner rank trains.
+
+Ranks get equal shares; or, where episodes are kept together, what their environments sampled. An episode is of one
+environment, so it is enough that an environment's steps go to one rank.
+"""
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Sequence
 
 from rlzmq.protocol.ledger import Entry, Ledger
 from rlzmq.wire.ranges import FragmentRange
 
-__all__ = ["rank_shares", "take_shards"]
+__all__ = ["rank_of_env", "rank_shares", "shards_by_env", "take_shards", "take_steps"]
+
+_NUMBER = re.compile(r"(\d+)(?:@.*)?$")
 
 
 def rank_shares(num_env_steps: int, num_ranks: int) -> list[int]:
@@ -43,4 +51,58 @@ def take_shards(ledger: Ledger, entries: Sequence[Entry], shares: Sequence[int])
             shard.append(taken)
             share -= taken.num_steps
         shards.append(shard)
+    return shards
+
+
+def take_steps(ledger: Ledger, entries: Sequence[Entry], num_env_steps: int) -> list[FragmentRange]:
+    """Takes exactly so many steps, from the entries in the given order."""
+    (ranges,) = take_shards(ledger, entries, [num_env_steps])
+    return ranges
+
+
+def rank_of_env(runner_name: str, env_index: int, num_envs: int, num_ranks: int) -> int:
+    """The rank that gets an environment's steps.
+
+    It depends on nothing that a broker would forget. A runner's environments are dealt out to the ranks in blocks, and
+    the next runner's begin with the next rank, so ranks get about equally much; with fewer environments in all than
+    ranks, some get nothing.
+
+    Args:
+        runner_name: Such as ``runner-3``; of one without a number its checksum counts.
+        env_index, num_envs: Which of how many of this runner's.
+        num_ranks: Learner ranks.
+    """
+    number = _NUMBER.search(runner_name)
+    runner = int(number[1]) if number is not None else zlib.crc32(runner_name.encode())
+    return (runner + env_index * num_ranks // max(1, num_envs)) % num_ranks
+
+
+def shards_by_env(
+    ledger: Ledger, ranges: Sequence[FragmentRange], num_ranks: int
+) -> list[list[FragmentRange]]:
+    """An update's ranges, each cut between environments of different ranks.
+
+    A fragment that does not say which steps are of which environment goes to one rank whole, always that of its
+    runner's first.
+
+    Returns:
+        One list of ranges per rank, in the order of `ranges`; a rank may get none.
+    """
+    shards: list[list[FragmentRange]] = [[] for _ in range(num_ranks)]
+    for fragment, first, num_steps in ranges:
+        entry = ledger.entries[fragment]
+        env_steps = entry.env_steps or (entry.size,)
+        begin, end = 0, 0
+        for env_index, count in enumerate(env_steps):
+            end += count
+            rank = rank_of_env(entry.runner_name, env_index, len(env_steps), num_ranks)
+            following = env_index + 1
+            if following < len(env_steps) and rank == rank_of_env(
+                entry.runner_name, following, len(env_steps), num_ranks
+            ):
+                continue
+            low, high = max(begin, first), min(end, first + num_steps)
+            if low < high:
+                shards[rank].append(FragmentRange(fragment, low, high - low))
+            begin = end
     return shards

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire.fragment_message import decode_fragment
 
-__all__ = ["num_left_out", "open_fragment", "sample_with_metrics", "take_fragment"]
+__all__ = ["by_env", "num_left_out", "open_fragment", "sample_with_metrics", "take_fragment"]
 
 # Far above any real fragment: a runner from outside may say what it likes.
 _MAX_LEFT_OUT = 2**40
@@ -50,6 +53,27 @@ def _within_lease(runner: Any, batch: Any, num_env_steps: int) -> Any:
     batch = batch.split(num_env_steps)[0]
     batch.meta["num_env_steps"] = num_env_steps
     return batch
+
+
+def by_env(batch: Any, num_envs: int) -> tuple[Any, tuple[int, ...]]:
+    """A batch with its chunks in order of environments, and the env steps of each.
+
+    Args:
+        batch: Multi-agent ones stay as they are, and so do those whose chunks are of no environment.
+        num_envs: How many environments there are.
+
+    Returns:
+        The batch; its env steps by environment, or ().
+    """
+    env_index = getattr(batch, "env_index", None)
+    if not isinstance(batch, EpisodeBatch) or env_index is None:
+        return batch, ()
+    batch = batch.updated()
+    if not len(batch) or batch.env_index.min() < 0 or batch.env_index.max() >= num_envs:
+        return batch, ()
+    order = np.argsort(batch.env_index, kind="stable")
+    steps = np.bincount(batch.env_index, weights=batch.length, minlength=num_envs).astype(np.int64)
+    return batch.select(order), tuple(steps.tolist())
 
 
 def sample_with_metrics(runner: Any, options: Mapping[str, Any]) -> Any:

@@ -34,6 +34,8 @@ class OpenUpdate(WireMessage):
         connector_version: Runners need at least this connector state; -1 if there is none.
         fragment_length: Vector steps of a full lease.
         lease_timeout_s: After so long without progress a lease's steps may be granted to someone else.
+        keeps_episodes: All chunks of an episode go to the same rank, as long as the group is the same; the batch is
+            exact, a rank's part of it is not.
         min_generation: Of the driver's last RESET; `DriverCore` fills it in.
     """
 
@@ -47,6 +49,7 @@ class OpenUpdate(WireMessage):
     connector_version: int = -1
     fragment_length: int = 50
     lease_timeout_s: float = 30.0
+    keeps_episodes: bool = False
     min_generation: int = -1
 
 

@@ -30,6 +30,7 @@ class Lease(WireMessage):
         timeout_s: After so long without progress the broker may grant the steps to someone else.
         accepted: Sequence numbers accepted since the last message to this runner.
         max_s: Hand over what there is after this many seconds of sampling; 0: however long it takes.
+        by_env: The fragment has its chunks in order of environments, and says in `env_steps` where each begins.
     """
 
     kind: ClassVar[Kind] = Kind.LEASE
@@ -43,6 +44,7 @@ class Lease(WireMessage):
     timeout_s: float
     accepted: Spans = ()
     max_s: float = 0.0
+    by_env: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Fragment(WireMessage):
         num_env_steps: Steps in it that can be trained (autoreset steps do not count).
         weights_version: The oldest version used for any of its actions.
         batch: The header of ``EpisodeBatch.to_wire()``.
+        env_steps: If asked for by the lease: of each environment in order, its env steps.
     """
 
     kind: ClassVar[Kind] = Kind.FRAGMENT
@@ -77,6 +80,7 @@ class Fragment(WireMessage):
     weights_version: int
     connector_version: int
     batch: dict[str, Any]
+    env_steps: tuple[int, ...] = ()
 
     @property
     def fragment_id(self) -> FragmentId:

@@ -20,8 +20,14 @@ from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, op
 from tests.learners.cases import SquareLearner, episode, square_learner
 
 
+class OneStep(int):
+    """A number that stands for a batch of one env step."""
+
+    num_env_steps = 1
+
+
 def train(source: CircularBuffer, batch: int, seed: int = 0) -> list[int]:
-    source.add(batch)
+    source.add(OneStep(batch))
     return list(source.batches(source.plan_batches(1, 1), np.random.default_rng([seed, batch])))
 
 

@@ -6,8 +6,10 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rlzmq.driver.update_results import Accounting
 from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.values import unpack_blob
 
 
 class Step(NamedTuple):
@@ -17,6 +19,8 @@ class Step(NamedTuple):
     generation: int
     attempt: int
     ranges: tuple[FragmentRange, ...]
+    num_replayed: int = 0
+    num_ranks: int = 1
 
 
 class HistoryError(AssertionError):
@@ -29,6 +33,12 @@ class History:
 
     staleness: int
     batch: int
+    max_lag: int = -1
+    train_ratio: float = 0.0
+    warm_up: int = 0
+    env_steps: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+    rank_of: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    account: Accounting = field(default_factory=Accounting)
     sent: set[FragmentId] = field(default_factory=set)
     versions: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     fragment_versions: dict[FragmentId, int] = field(default_factory=dict)
@@ -42,6 +52,7 @@ class History:
     num_brokers: int = 0
     num_attaches: int = 0
     most_leased: int = 0
+    num_sampled: dict[str, int] = field(default_factory=dict)
     final: dict[str, Any] = field(default_factory=dict)
     accounts: list[dict[str, int]] = field(default_factory=list)
 
@@ -52,6 +63,42 @@ class History:
 
     def report(self, report: Any) -> None:
         self.reports.append(report)
+        if not self.train_ratio:
+            return
+        # What the driver does with it: each report's batch is taken in, and buffers come and go.
+        num_steps = report.report.num_env_steps
+        self.account.add(sampled=num_steps, trained=num_steps)
+        results = [unpack_blob(blob) for blob in report.results]
+        self.account.note_sources(results)
+        # A rank that has joined repeats the results of the one whose state it adopted.
+        sources = {one["source_id"]: one for one in (r["__all_modules__"]["batch_source"] for r in results)}
+        if sources and len(sources) == max(source["num_ranks"] for source in sources.values()):
+            held = sum(source["num_env_steps"] for source in sources.values())
+            if held != self.account.trained and not self.rollbacks:
+                raise HistoryError(
+                    f"update {report.report.update_id}: the buffers hold {held} steps, the account has "
+                    f"{self.account.to_dict()}"
+                )
+
+    def sampled(self, runner: str, name: str, env_steps: tuple[int, ...]) -> None:
+        self.num_sampled[runner] = seq = self.num_sampled.get(runner, -1) + 1
+        self.env_steps[runner, seq] = env_steps
+
+    def got(
+        self, generation: int, rank: int, num_ranks: int, shards: list[FragmentRange], broker: Any
+    ) -> None:
+        """With replay, an environment's steps go to one rank as long as the group is the same."""
+        if not self.train_ratio:
+            return
+        for fragment, first, num_steps in shards:
+            env_steps = self.env_steps[fragment.runner, fragment.seq]
+            begin = 0
+            for env_index, count in enumerate(env_steps):
+                if max(begin, first) < min(begin + count, first + num_steps):
+                    known = self.rank_of.setdefault((generation, fragment.runner, env_index), rank)
+                    if known != rank:
+                        raise HistoryError(f"{fragment}, environment {env_index}: ranks {known} and {rank}")
+                begin += count
 
     def new_broker(self) -> None:
         self.num_brokers += 1
@@ -121,8 +168,19 @@ class History:
                 version = self.fragment_versions.get(fragment, position)
                 if self.staleness == 0 and version != position and not self.rollbacks:
                     raise HistoryError(f"{fragment} of version {version} was trained in update {position}")
+                if 0 <= self.max_lag < position - version and not self.rollbacks:
+                    raise HistoryError(
+                        f"{fragment}: {position - version} versions old in update {position}, {self.max_lag} allowed"
+                    )
                 if version > position and not self.rollbacks:
                     raise HistoryError(f"{fragment} of version {version} was trained before it existed")
+
+            if self.train_ratio:
+                due = self.train_ratio * max(0, self.batch * (position + 1) - self.warm_up)
+                if not -1e-6 <= due - step.num_replayed < 8 * step.num_ranks:
+                    raise HistoryError(
+                        f"update {position}: {step.num_replayed} steps replayed, {due} are due"
+                    )
 
     def _check_versions(self) -> None:
         for receiver, orders in self.versions.items():

@@ -12,12 +12,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from history import History, Step
 
+from rlzmq.core.replay_ratio import ReplayRatio
 from rlzmq.protocol import events as E
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.driver_core import DriverCore
@@ -27,8 +28,10 @@ from rlzmq.protocol.sharding import rank_shares
 from rlzmq.protocol.weights import new_publication_buffer, seal_publication
 from rlzmq.wire.messages import Fragment, Notice, OpenUpdate, Weights, Welcome, decode_message
 from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.values import pack_blob
 
 RUN = "run"
+_REPLAY_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,13 @@ class Plan:
     allow_rollback: bool
     allow_attach: bool = False
     allow_freeze: bool = False
+    train_ratio: float = 0.0
+    warm_up: int = 0
+
+    @property
+    def has_replay(self) -> bool:
+        """Whether ranks keep what they take in, and whole episodes go to one of them."""
+        return self.train_ratio > 0.0
 
     @staticmethod
     def draw(seed: int) -> Plan:
@@ -65,7 +75,7 @@ class Plan:
         calm = rng.random() < 0.15
         num_ranks = rng.choice([1, 2, 3])
         lossy = 0.0 if calm or rng.random() < 0.3 else rng.choice([0.02, 0.1, 0.25])
-        return Plan(
+        plan = Plan(
             seed=seed,
             num_runners=rng.choice([1, 2, 3]),
             num_ranks=num_ranks,
@@ -87,7 +97,11 @@ class Plan:
             allow_rollback=rng.random() < 0.15,
             allow_attach=rng.random() < 0.15,
             allow_freeze=rng.random() < 0.3,
+            train_ratio=rng.choice([0.0, 0.0, 0.3, 1.0, 4.5]),
+            warm_up=rng.choice([0, 20]),
         )
+        # By its environments a fragment goes to all ranks: what kills one kills all, each time a rollback.
+        return replace(plan, killer=plan.killer and not plan.has_replay)
 
 
 @dataclass
@@ -118,6 +132,7 @@ class LearnerProcess(Process):
     generation: int = -1
     rank: int = -1
     shards: dict[tuple[int, int], dict[int, FragmentRange]] = field(default_factory=dict)
+    num_held: int = 0
 
 
 class Simulation:
@@ -127,7 +142,19 @@ class Simulation:
         self.plan = plan
         self.rng = random.Random(plan.seed ^ 0x5EED)
         self.now = 0.0
-        self.history = History(plan.staleness, plan.steps_per_rank * plan.num_ranks)
+        batch = plan.steps_per_rank * plan.num_ranks
+        self.history = History(
+            plan.staleness,
+            batch,
+            # A batch smaller than a vector step is filled with older data by construction.
+            max_lag=-1
+            if plan.has_replay
+            else max(plan.staleness, -(-plan.num_envs // batch))
+            if plan.staleness
+            else 0,
+            train_ratio=plan.train_ratio,
+            warm_up=plan.warm_up,
+        )
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._uuid = 0
@@ -311,9 +338,19 @@ class Simulation:
             lost = min(lost, most)
         if self.faulty() and self.rng.random() < 0.03:
             seconds += self.rng.uniform(1.0, 12.0)  # hangs, longer than its lease may take
+        env_steps: tuple[int, ...] = ()
+        if lease.by_env:
+            cuts = sorted(self.rng.randint(0, most - lost) for _ in range(self.plan.num_envs - 1))
+            env_steps = tuple(np.diff([0, *cuts, most - lost]).tolist())
         event = E.FragmentSampled(
-            lease.lease_id, most - lost, lease.generation, lease.weights_version, lease.connector_version
+            lease.lease_id,
+            most - lost,
+            lease.generation,
+            lease.weights_version,
+            lease.connector_version,
+            env_steps=env_steps,
         )
+        self.history.sampled(process.core.uuid, process.name, env_steps)
         self.after(seconds, lambda: self.publish(process, event))  # type: ignore[arg-type]
 
     def start_learner(self, name: str) -> LearnerProcess:
@@ -392,8 +429,10 @@ class Simulation:
         shards = process.shards.get(key, {})
         assert sorted(shards) == list(range(item.num_fragments)), "incomplete shard"
         assert sum(s.num_steps for s in shards.values()) == item.num_env_steps, "not the planned steps"
-        shares = rank_shares(item.num_env_steps_all_ranks, len(self.group))
-        assert item.num_env_steps == shares[process.rank], "not this rank's share"
+        if not self.plan.has_replay:
+            shares = rank_shares(item.num_env_steps_all_ranks, len(self.group))
+            assert item.num_env_steps == shares[process.rank], "not this rank's share"
+        self.history.got(self.generation, process.rank, len(self.group), list(shards.values()), self.broker)
         assert item.num_env_steps_all_ranks == self.plan.steps_per_rank * self.plan.num_ranks
         if self.plan.killer and any(s.fragment.seq % 11 == 4 for s in shards.values()):
             self.after(0.01, lambda: self.kill_learner(process))
@@ -402,8 +441,11 @@ class Simulation:
         started.add(process.rank)
         if len(started) < len(self.group):
             return
-        ranges = tuple(shard for member in self.group for _, shard in sorted(member.shards[key].items()))
-        step = Step(item.update_id, self.generation, item.attempt, ranges)
+        ranges = tuple(
+            shard for member in self.group for _, shard in sorted(member.shards.get(key, {}).items())
+        )
+        num_trained = self.replayed(process.chain)
+        step = Step(item.update_id, self.generation, item.attempt, ranges, num_trained, len(self.group))
         generation = self.generation
         for member in self.group:
             self.after(0.02 + self.rng.uniform(0, 0.002), lambda m=member: self.step(m, step, generation))
@@ -416,10 +458,33 @@ class Simulation:
             return
         assert len(member.chain) == step.update_id, "updates out of order"
         member.chain.append(step)
-        event = E.UpdateTrained(step.update_id, step.attempt, True, len(step.ranges), b"results")
+        mine = member.shards.get((step.update_id, step.attempt), {}).values()
+        member.num_held += sum(item.num_steps for item in mine)
+        before = step.num_replayed - sum(s.num_replayed for s in member.chain[-2:-1])
+        source = {
+            "source_id": member.core.uuid,
+            "num_ranks": len(self.group),
+            "num_env_steps": member.num_held,
+            "num_added": member.num_held,
+        }
+        results = pack_blob({"__all_modules__": {"batch_source": source}} if self.plan.has_replay else {})
+        num_trained = before // len(self.group) if self.plan.has_replay else sum(i.num_steps for i in mine)
+        event = E.UpdateTrained(step.update_id, step.attempt, True, num_trained, results)
         self.do(member, member.core.handle(event, self.now))
         if member.rank == 0:
             self.new_weights(member)
+
+    def replayed(self, chain: list[Step]) -> int:
+        """Env steps replayed after one more update: the ratio's counts go with the learners' state."""
+        plan = self.plan
+        if not plan.has_replay:
+            return 0
+        ratio = ReplayRatio(plan.train_ratio, plan.warm_up)
+        num_before = chain[-1].num_replayed if chain else 0
+        ratio.set_state({"num_sampled": self.history.batch * len(chain), "num_trained": num_before})
+        ratio.sampled(self.history.batch)
+        batch = _REPLAY_BATCH * len(self.group)
+        return num_before + ratio.take(batch) * batch
 
     def open_updates(self) -> None:
         """Opens as many updates as the staleness lets run ahead."""
@@ -431,7 +496,8 @@ class Simulation:
                 plan.num_ranks,
                 weights_version=driver.next_update,
                 staleness=plan.staleness,
-                max_policy_lag=plan.staleness if plan.staleness else -1,
+                max_policy_lag=plan.staleness if plan.staleness and not plan.has_replay else -1,
+                keeps_episodes=plan.has_replay,
                 fragment_length=plan.fragment_length,
                 lease_timeout_s=5.0,
             )

@@ -20,6 +20,8 @@ from rlzmq.wire.messages import (
     Resume,
     RunnerState,
     ShardPlan,
+    ShardReady,
+    Train,
     UpdateReport,
     Welcome,
 )
@@ -461,3 +463,29 @@ def test_the_window_stops_running_ahead_but_never_starves_the_batch():
     assert held >= 20
     bench.fragment(leases[1].lease_id, steps=20)
     assert bench.leases() == []
+
+
+def test_a_lease_ends_before_what_it_samples_is_too_old():
+    bench = Bench(max_leases_per_runner=1)
+    bench.ready_run(batch=40, staleness=2, max_policy_lag=2)
+    for name in ("fast", "slow"):
+        bench.runner(name)
+    for update_id in range(6):
+        bench.now += 0.5
+        for lease in bench.state.leases.of_peer("uuid-fast"):
+            bench.fragment(lease.lease_id, steps=lease.num_env_steps, runner="fast", version=update_id)
+        bench.fragment(steps=20, runner="fast", version=update_id)
+        if update_id == 5:
+            break
+        plan = bench.state.runs[update_id]
+        bench.send("learner-0", ShardReady(update_id, plan.attempt, 1, 0))
+        bench.done(Train(5, update_id, plan.attempt, 1, 40))
+        bench.weights(update_id + 1)
+        bench.send("driver", DriverState(next_report=update_id + 1, min_generation=-1))
+        bench.open(update_id + 1, batch=40, staleness=2, max_policy_lag=2)
+    # The slow one has held its first lease all along; a new one is cut within an update's time.
+    (old,) = bench.state.leases.of_peer("uuid-slow")
+    bench.fragment(old.lease_id, steps=20, runner="slow", version=0)
+    (new,) = bench.state.leases.of_peer("uuid-slow")
+    assert 0.0 < new.max_s <= 0.5
+    assert new.max_s < old.max_s

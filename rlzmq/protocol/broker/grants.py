@@ -11,6 +11,7 @@ __all__ = ["Grants"]
 
 _LEAST_MAX_S = 0.05
 _SLACK = 2.0  # times what a lease should take
+_FRESH = 0.75  # of the time until data is too old
 _PATIENCE = 5.0  # times a runner's longest usual vector step
 
 
@@ -196,14 +197,27 @@ class Grants:
         ]
         return sum(paces) / len(paces) if paces else 0.0
 
-    def _max_s(self, peer: Peer, num_env_steps: int, timeout_s: float) -> float:
+    def _max_s(self, peer: Peer, num_env_steps: int, terms: OpenUpdate) -> float:
         """When a lease is cut so that others sample the rest of it: a runner that has become slow would
-        let them wait. 0 (never) for a runner on its own."""
+        let them wait, and deliver what is too old by then. 0 (never) for a runner on its own."""
         if len(self._state.runners) < 2:
             return 0.0
+        timeout_s = terms.lease_timeout_s
         pace = peer.pace.env_steps_per_s or self._mean_pace()
         expected_s = _SLACK * num_env_steps / pace if pace else timeout_s / 2
-        return max(_LEAST_MAX_S, expected_s if peer.has_worked else min(expected_s, timeout_s / 2))
+        max_s = expected_s if peer.has_worked else min(expected_s, timeout_s / 2)
+        return max(_LEAST_MAX_S, min(max_s, self._fresh_s(terms)))
+
+    def _fresh_s(self, terms: OpenUpdate) -> float:
+        """For how long what is sampled now is likely to be young enough for an update to come.
+
+        Data of version v is planned for update v + L at the latest, which happens about L - 1 updates from now; for
+        L = 1, while the next one is trained.
+        """
+        pace = self._state.commit_pace.env_steps_per_s
+        if terms.staleness == 0 or terms.max_policy_lag < 0 or not pace:
+            return float("inf")
+        return _FRESH * max(1, terms.max_policy_lag - 1) * self._state.batch_of(terms) / pace
 
     def _counted_envs(self, peer: Peer) -> int:
         """Env steps per vector step to expect: what others have shown, until the runner has itself."""
@@ -230,7 +244,7 @@ class Grants:
         assert state.weights is not None
         self._store.send_connector_state(peer)
         counted_envs = self._counted_envs(peer)
-        max_s = self._max_s(peer, num_steps * counted_envs, terms.lease_timeout_s)
+        max_s = self._max_s(peer, num_steps * counted_envs, terms)
         lease = state.leases.grant(
             peer.uuid,
             update_id,
@@ -251,6 +265,7 @@ class Grants:
             connector_version=state.connector_version,
             timeout_s=terms.lease_timeout_s,
             max_s=max_s,
+            by_env=terms.keeps_episodes,
             accepted=state.receipts.take_accepted(peer.uuid),
         )
         state.send(peer, message)

@@ -93,6 +93,7 @@ class Intake:
             num_bytes=num_bytes,
             runner_name=peer.hello.name,
             now=now,
+            env_steps=message.env_steps if len(message.env_steps) <= peer.hello.num_envs else (),
         )
         assert entry is not None, f"{fragment} is neither held nor done with"
         peer.sampled += message.num_env_steps

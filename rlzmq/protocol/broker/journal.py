@@ -46,6 +46,7 @@ def _give_back(state: BrokerState, item: Recalled, now: float) -> None:
         num_bytes=sum(memoryview(frame).nbytes for frame in item.frames),
         runner_name=item.runner_name,
         now=now,
+        env_steps=message.env_steps,
     )
     if entry is None:
         return

@@ -193,6 +193,8 @@ class BrokerState:
         self.terms: OpenUpdate | None = None
         self.runs: dict[int, Run] = {}
         self.reports: dict[int, KeptReport] = {}
+        self.commit_pace = Pace()  # env steps that are committed per second
+        self.committed_at: float | None = None
         self.next_attempt = first_number(options.incarnation)
         self.unpublished: dict[int, int] = {}
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []

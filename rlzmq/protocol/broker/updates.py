@@ -16,7 +16,7 @@ from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer, Run
 from rlzmq.protocol.events import Received
-from rlzmq.protocol.sharding import rank_shares, take_shards
+from rlzmq.protocol.sharding import rank_shares, shards_by_env, take_shards, take_steps
 from rlzmq.wire.messages import ShardRefused, UpdateDone
 from rlzmq.wire.ranges import unpack_ranges
 
@@ -130,6 +130,9 @@ class Updates:
         del state.runs[run.update_id]
         del state.open[run.update_id]
         state.next_commit = run.update_id + 1
+        if state.committed_at is not None:
+            state.commit_pace.note(run.num_steps, now - state.committed_at)
+        state.committed_at = now
         state.unpublished[run.update_id] = run.num_steps
         self._store.release_published()
         if update.staleness == 0:
@@ -163,14 +166,19 @@ class Updates:
         if update.staleness == 0:
             # Which rank trains what shall not depend on who was first by a millisecond.
             entries.sort(key=lambda entry: (entry.runner_name, entry.id))
-        shards = take_shards(state.ledger, entries, rank_shares(batch, state.num_ranks))
+        if update.keeps_episodes:
+            ranges = take_steps(state.ledger, entries, batch)
+            shards = shards_by_env(state.ledger, ranges, state.num_ranks)
+        else:
+            shards = take_shards(state.ledger, entries, rank_shares(batch, state.num_ranks))
+            ranges = [item for shard in shards for item in shard]
         run = Run(
             update_id=update_id,
             attempt=state.next_attempt,
             generation=state.generation,
             num_ranks=state.num_ranks,
             shards=shards,
-            ranges=[item for shard in shards for item in shard],
+            ranges=ranges,
             rank_uuids=[state.ranks[rank].uuid for rank in range(state.num_ranks)],
             planned_at=now,
         )

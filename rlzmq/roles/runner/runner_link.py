@@ -29,6 +29,7 @@ from rlzmq.protocol.events import (
 )
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
+from rlzmq.roles.fragment_data import by_env
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, new_peer_id
 from rlzmq.wire.values import unpack_blob
 
@@ -149,8 +150,13 @@ class RunnerLink(PeerLink):
             faults.record("committed", id=self._recorded.pop(seq))
 
     def _sample(self, lease: StartLease) -> None:
+        runner = self._role.env_runner
+
         def job() -> FragmentSampled:
             batch = self._role.take_fragment(lease.num_vector_steps, lease.max_s or None)
+            env_steps: tuple[int, ...] = ()
+            if lease.by_env:
+                batch, env_steps = by_env(batch, runner.num_envs)
             header, arrays = batch.to_wire()
             return FragmentSampled(
                 lease_id=lease.lease_id,
@@ -161,6 +167,7 @@ class RunnerLink(PeerLink):
                 batch=header,
                 arrays=arrays,
                 meta=batch.meta,
+                env_steps=env_steps,
             )
 
         def finish(done: Any) -> None:
