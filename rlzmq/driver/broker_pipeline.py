@@ -339,6 +339,8 @@ class BrokerPipeline:
         self._reader.account(report, sum(num_steps for _, num_steps, _ in fragments), self.accounting)
         num_unusable = sum(map(num_left_out, metas))
         self.accounting.add(sampled=num_unusable, dropped={"not_finite": num_unusable})
+        results = self._reader.open_results(report.results)
+        self.accounting.note_sources(results)
         self._note_work(report)
         if faults.is_recording:
             faults.record(
@@ -355,7 +357,7 @@ class BrokerPipeline:
         return UpdateResult(
             update_id=update_id,
             weights_version=update_id + 1,
-            learner_results=self._reader.open_results(report.results),
+            learner_results=results,
             fragments=metas,
             num_env_steps_trained=report.report.num_trained_steps,
             timers={

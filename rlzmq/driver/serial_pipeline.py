@@ -17,7 +17,7 @@ from rlzmq.core.names import ALL_MODULES
 from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.protocol.leases import plan_lease
-from rlzmq.roles.fragment_data import num_left_out, take_fragment
+from rlzmq.roles.fragment_data import by_env, num_left_out, take_fragment
 
 __all__ = ["SerialPipeline"]
 
@@ -64,6 +64,7 @@ class SerialPipeline:
         # What lay in a buffer counted as trained before.
         num_kept -= sum(item.num_steps for item in self._learner.left_out if num_kept or not item.is_fresh)
         self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
+        self.accounting.note_sources([results])
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         self.push_weights()
         if state is not None:
@@ -94,6 +95,8 @@ class SerialPipeline:
             length = plan_lease(remaining, 1, runner.num_envs, plan.fragment_length)
             batch = take_fragment(runner, length)
             metas.append(batch.meta)
+            if plan.keeps_episodes:
+                batch, _ = by_env(batch, runner.num_envs)
             num_steps = batch.num_env_steps
             num_unusable = num_left_out(batch.meta)
             self.accounting.add(sampled=num_steps + num_unusable, dropped={"not_finite": num_unusable})

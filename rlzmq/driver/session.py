@@ -120,7 +120,6 @@ class Session:
             await self._pipeline.pause()
             await self._restart()
         report = await self._pipeline.run_update()
-        self.accounting.note_sources(report.learner_results)
         self._num_changes += 1
         self._num_changes_told = self.num_weight_changes
         return report  # type: ignore[no-any-return]
@@ -128,8 +127,6 @@ class Session:
     async def settle(self) -> list[UpdateResult]:
         """Wait until no update is open: the reports of those that ran ahead of `run_update`."""
         reports: list[UpdateResult] = await self._pipeline.settle()
-        for report in reports:
-            self.accounting.note_sources(report.learner_results)
         self._num_changes += len(reports)
         self._num_changes_told = self.num_weight_changes
         return reports
