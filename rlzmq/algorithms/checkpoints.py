@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlzmq.algorithms.registry import ALGORITHMS, config_class_named, name_of_config
+from rlzmq.algorithms.registry import ALGORITHMS, config_class_named
 from rlzmq.algorithms.state_tree import to_parts, to_tree
 from rlzmq.algorithms.stored_modules import with_stored_modules
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.config.plain import load_named, names_code, plain_setting
+from rlzmq.config.plain import load_named, names_code
 from rlzmq.core.checkpoint import find_inside, local_path, read_checkpoint, read_manifest, write_checkpoint
 from rlzmq.core.checkpoint_series import find_checkpoint
 from rlzmq.core.checkpointable import part_of
@@ -29,6 +29,7 @@ __all__ = [
     "load_config",
     "read_algorithm",
     "read_component",
+    "revive_config",
     "to_components",
     "with_stored_seed",
     "write_algorithm",
@@ -39,7 +40,8 @@ _log = logging.getLogger("rlzmq.checkpoints")
 _Config = TypeVar("_Config", bound=BaseConfig)
 _CONFIG = "config"
 # Where a run keeps its data on its machine: a run that goes on from a checkpoint says so anew.
-_PLACES = ("durability", "journal_dir")
+_PLACES = ("durability", "journal_dir", "record_dir")
+_CONFIG_CLASS = ("config", "config_class")
 _NEEDED = ("algorithm", "learner_group/learner", "env_runner", "accounting")
 _MODULES = "learner_group/learner/rl_module"
 
@@ -72,20 +74,9 @@ def to_components(
     algorithm: Any, config: BaseConfig, state: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `write_checkpoint` takes: the components (state and config), and what the manifest says of them."""
-    values, left_out = {}, []
-    for name, value in config.diff().items():
-        if name in _PLACES:
-            continue
-        try:
-            values[name] = plain_setting(name, value)
-        except ConfigurationError:
-            left_out.append(name)
-    about = {
-        "algorithm": type(algorithm).__name__,
-        "config": name_of_config(type(config)),
-        "config_class": class_name(type(config)),
-    }
-    return {**to_parts(state), _CONFIG: {"values": values, "left_out": left_out}}, about
+    stored = config.to_stored(without=_PLACES)
+    about = {"algorithm": type(algorithm).__name__, **{key: stored.pop(key) for key in _CONFIG_CLASS}}
+    return {**to_parts(state), _CONFIG: stored}, about
 
 
 def latest_checkpoint(path: str | Path) -> Path | None:
@@ -141,28 +132,43 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
             held what cannot be stored.
     """
     path = _resolve(path)
-    config_class = _config_class(path, trust_code)
+    about = read_manifest(path)["about"]
     stored = read_checkpoint(path, _CONFIG)[_CONFIG]
+    classes = {key: about.get(key) for key in _CONFIG_CLASS}
+    return revive_config({**stored, **classes}, str(path), trust_code=trust_code)
+
+
+def revive_config(stored: Mapping[str, Any], where: str, *, trust_code: bool = False) -> BaseConfig:
+    """The config that `AlgorithmConfig.to_stored` described.
+
+    Args:
+        stored: What it returned.
+        where: What keeps it, for errors.
+        trust_code: See `load_config`.
+
+    Raises:
+        CheckpointError: As of `load_config`.
+    """
+    config_class = _config_class(stored, where, trust_code)
     code = [name for name, value in stored["values"].items() if names_code(value)]
     if stored["left_out"] or (code and not trust_code):
         names = ", ".join(sorted({*stored["left_out"], *code}))
         hint = "" if stored["left_out"] else ", or trust_code=True to import what the checkpoint names"
         raise CheckpointError(
-            f"The config of {path} holds code ({names}), which a checkpoint does not carry. Pass config=…, built as "
+            f"The config of {where} holds code ({names}), which a checkpoint does not carry. Pass config=…, built as "
             f"for the first run{hint}."
         )
     return config_class.from_state(stored["values"])
 
 
-def _config_class(path: Path, trust_code: bool) -> type[BaseConfig]:
+def _config_class(stored: Mapping[str, Any], where: str, trust_code: bool) -> type[BaseConfig]:
     """The class of the stored config. One that is not the library's own is code, too."""
-    about = read_manifest(path)["about"]
-    built_in = config_class_named(str(about.get("config")))
-    named = about.get("config_class")
+    built_in = config_class_named(str(stored["config"]))
+    named = stored["config_class"]
     if named is None or named == class_name(built_in):
         return built_in
     what = (
-        f"The config of {path} is of the class {named!r}, which a checkpoint does not carry. Pass config=…, built as "
+        f"The config of {where} is of the class {named!r}, which a checkpoint does not carry. Pass config=…, built as "
         "for the first run"
     )
     if not trust_code:

@@ -17,7 +17,6 @@ __all__ = [
     "BASE_CONFIG",
     "config_class_named",
     "get_config_class",
-    "name_of_config",
 ]
 
 ALGORITHMS: dict[str, str] = {
@@ -37,12 +36,6 @@ def get_config_class(algorithm: str) -> Any:
     if algorithm.lower() not in ALGORITHMS:
         raise ConfigurationError(f"No algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)}")
     return load_named(ALGORITHMS[algorithm.lower()])
-
-
-def name_of_config(config_class: type) -> str:
-    """What a checkpoint calls a config class: the nearest built-in one's name."""
-    names = {_name(path) for path in (BASE_CONFIG, *ALGORITHMS.values())}
-    return next(klass.__name__ for klass in config_class.__mro__ if klass.__name__ in names)
 
 
 def config_class_named(name: str) -> type[BaseConfig]:

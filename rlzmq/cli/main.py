@@ -37,7 +37,10 @@ _COMMANDS = {
     "broker": ("rlzmq.cli.broker", "a broker on its own: rlzmq broker --listen tcp://HOST:PORT"),
     "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),
     "doctor": ("rlzmq.cli.doctor", "check this machine before a run"),
-    "replay": ("rlzmq.cli.replay", "look at a quarantined fragment: rlzmq replay FILE"),
+    "replay": (
+        "rlzmq.cli.replay",
+        "repeat a recorded run's learner, or train a quarantined fragment: rlzmq replay RUN",
+    ),
     "check-env": ("rlzmq.cli.check_env", "check an environment: rlzmq check-env ENV"),
     "inspect": (
         "rlzmq.cli.inspect",

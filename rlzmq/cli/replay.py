@@ -1,8 +1,9 @@
-"""``rlzmq replay``: a quarantined fragment: what is in it, and, with its run's config, what it does to a learner."""
+"""``rlzmq replay``: a recorded run's learner repeated, update by update; or one quarantined fragment trained."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,37 +16,139 @@ from rlzmq.core.printable import printable
 __all__ = ["ReplayOptions", "describe", "run"]
 
 _MAX_BYTES = 1 << 30
+_UPDATES = re.compile(r"(\d*)\.\.(\d*)")
+_SAY_EVERY = 100
+_EXIT_DIFFERS = 1
 
 
 @dataclass
 class ReplayOptions:
     """Options of ``rlzmq replay``."""
 
-    fragment: tyro.conf.Positional[Path]
-    """NAME.fragment in the run's quarantine_dir."""
+    path: tyro.conf.Positional[Path]
+    """A run directory (or the record_dir of a run), or NAME.fragment in a run's quarantine_dir."""
+    updates: str | None = None
+    """Of a run: A..B, A.. or ..B; update 1 is the first, and makes weights_seq_no 1 (default: all)."""
+    until: str | None = None
+    """Of a run: stop at the first update whose metric crosses this bound, e.g. 'policy_loss>1e3', and leave batch and
+    learner in PATH/replay (default: no bound)."""
     run_dir: Path | None = None
-    """Run directory whose config.toml makes a learner that trains the fragment (default: only look at it)."""
+    """Of a fragment: run directory whose config.toml makes a learner that trains it (default: only look at it)."""
     algorithm: str = "ppo"
-    """Algorithm of that run (default: ppo)."""
+    """Of a fragment: algorithm of that run (default: ppo)."""
+    trust_code: bool = False
+    """Of a run: import functions and classes that its config names (default: False)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command: `arguments` without ``rlzmq replay``; 0, or what the learner's error or death makes of it."""
+    """The command: `arguments` without ``rlzmq replay``; 0, 1 where weights differ, or what the learner's error or
+    death makes of it."""
     from rlzmq.cli.joining import import_first
     from rlzmq.cli.parsing import parse
 
     options = parse(
         ReplayOptions,
         arguments,
-        usage="rlzmq replay FRAGMENT [options]",
-        description="Look at a quarantined fragment, and train it.",
+        usage="rlzmq replay RUN_OR_FRAGMENT [options]",
+        description="Repeat what the learner of a recorded run did, without environments, and compare the weights "
+        "after every update bit for bit; or look at a quarantined fragment, and train it.",
     )
     import_first(options.import_)
-    if (reason := _reason(options.fragment.with_suffix(".json"))) is not None:
+    return _replay_run(options) if options.path.is_dir() else _replay_fragment(options)
+
+
+# ------------------------------------------------------------------ a run
+
+
+def _replay_run(options: ReplayOptions) -> int:
+    from rlzmq.algorithms.replay import Mismatch, Replay
+    from rlzmq.cli.replay_bound import Bound
+
+    first, last = _range_of(options.updates)
+    bound = None if options.until is None else Bound.parse(options.until)
+    replay = Replay(options.path, trust_code=options.trust_code)
+    for note in replay.notes:
+        print(f"note        {printable(note)}")
+    print(f"recorded    updates {replay.versions[0]} to {replay.versions[-1]}", flush=True)
+    num_equal = num_repeated = 0
+    try:
+        for update in replay.updates(first, last):
+            num_repeated += 1
+            num_equal += update.is_compared
+            if num_repeated % _SAY_EVERY == 1:
+                _say_begin(replay)
+                print(f"update      {update.version}", flush=True)
+            if bound is not None and num_repeated == 1:
+                bound.check(update.results)
+            crossed = None if bound is None else bound.crossed_by(update.results)
+            if crossed is not None:
+                print(f"stopped     at update {update.version}: {printable(crossed)}, bound {options.until}")
+                _leave(replay, options)
+                break
+    except Mismatch as error:
+        print(f"DIFFERS     {printable(str(error))}")
+        _leave(replay, options)
+        return _EXIT_DIFFERS
+    except Exception:
+        if replay.current is not None and not replay.current.results:
+            print(f"raises      update {replay.current.version}, see below")
+            _leave(replay, options)
+        raise
+    print(
+        f"replayed    {num_repeated} updates: the weights after {num_equal} equal the recorded ones, bit for bit"
+    )
+    if num_equal < num_repeated:
+        print(
+            f"            {num_repeated - num_equal} without a recorded digest: the learner's process ended in it"
+        )
+    return 0
+
+
+def _range_of(text: str | None) -> tuple[int | None, int | None]:
+    """First and last update.
+
+    Raises:
+        ConfigurationError: No range.
+    """
+    from rlzmq.core.errors import ConfigurationError
+
+    if text is None:
+        return None, None
+    found = _UPDATES.fullmatch(text)
+    first, last = (int(number) if number else None for number in found.groups()) if found else (None, None)
+    if found is None or (first is not None and last is not None and first > last):
+        raise ConfigurationError(
+            f"--updates {text!r}: expected A..B with A <= B, or A.., or ..B, e.g. 100..120."
+        )
+    return first, last
+
+
+def _say_begin(replay: Any) -> None:
+    while replay.began_at:
+        print(f"begins with {printable(replay.began_at.pop(0))}")
+
+
+def _leave(replay: Any, options: ReplayOptions) -> None:
+    """Write the update at hand for a debugger, and say how to load it."""
+    version = replay.current.version
+    path = replay.save(options.path / "replay" / f"{version:06d}")
+    trust = ", trust_code=True" if options.trust_code else ""
+    load = f"learner, update = load_update({str(path)!r}{trust})"
+    print(f"left        {path}: the learner before update {version}, and the batches that it trained")
+    print("in Python:")
+    print(f"  from rlzmq.algorithms.saved_update import load_update; {load}")
+    print("  learner.update(**update)  # repeats it", flush=True)
+
+
+# ------------------------------------------------------------------ a fragment
+
+
+def _replay_fragment(options: ReplayOptions) -> int:
+    if (reason := _reason(options.path.with_suffix(".json"))) is not None:
         print(f"quarantined: {printable(str(reason))}")
-    batch = _read(options.fragment)
+    batch = _read(options.path)
     print("\n".join(describe(batch)), flush=True)
     if options.run_dir is not None:
         results = _train(batch, options)

@@ -52,6 +52,8 @@ class TrainOptions:
     """Go on from this checkpoint, or run directory; 'auto': from the newest whole checkpoint of --run-dir (else of
     the newest run of this algorithm and env under runs/), or anew if there is none. Without --env and --config the
     settings are the checkpoint's (default: a new run)."""
+    record: bool = False
+    """Record what each update is trained on into RUN_DIR/arrivals, for `rlzmq replay` (default: False)."""
     quiet: bool = False
     """Print the summary at the end only (default: every iteration)."""
     import_: list[str] = field(default_factory=list)
@@ -185,6 +187,8 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
     path, checkpoint = _places(name, options, config)
     if config.durability == "journal" and config.journal_dir is None:
         config.fault_tolerance(journal_dir=str((path / "journal").absolute()))
+    if options.record and config.record_dir is None:
+        config.debugging(record_dir=str((path / "arrivals").absolute()))
     config.validate()
     start = time.perf_counter()
     with _made(path):

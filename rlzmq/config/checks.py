@@ -53,6 +53,7 @@ def check(config: DerivedValues) -> None:
             )
     _check_networking(config)
     _check_journal(config)
+    _check_record(config)
     _check_overrides(config)
     if callable(config.policies_to_train) or config.policies_to_train is None:
         unknown: list[str] = []
@@ -113,6 +114,22 @@ def _check_journal(config: DerivedValues) -> None:
                 "config.durability='journal' is kept by the run's own broker: set num_env_runners or "
                 "num_learners, and leave config.broker at None."
             )
+
+
+def _check_record(config: DerivedValues) -> None:
+    if config.record_dir is None:
+        return
+    if config.num_learners > 1 or config.num_remote_learners:
+        raise ConfigurationError(
+            f"config.record_dir={config.record_dir!r} with num_learners={config.num_learners} and num_remote_learners="
+            f"{config.num_remote_learners}: what one learner of this machine trains can be replayed; set num_learners "
+            "to 0 or 1 and num_remote_learners to 0."
+        )
+    if not (config.num_env_runners or config.num_learners or config.listen or config.broker):
+        raise ConfigurationError(
+            f"config.record_dir={config.record_dir!r}: a run in one process follows from its seed, and is not "
+            "recorded. Set num_env_runners or num_learners, or leave record_dir at None."
+        )
 
 
 def _check_networking(config: DerivedValues) -> None:

@@ -164,14 +164,18 @@ class CheckpointingSettings:
 
 @settings
 class DebuggingSettings:
-    """Seed and logging.
+    """Seed, logging, and the record of what was trained.
 
     Args:
         seed: The run's one seed, from which every random stream derives; None: drawn at build.
         log_level: Of the ``rlzmq`` loggers in driver, runners and learners, once it is given.
         log_sys_usage: Only False.
+        record_dir: Where the learner writes what each update was trained on, and a digest of the weights that it
+            made, for `rlzmq replay` (``rlzmq train --record``: in the run directory). One learner, at least one
+            process beside the driver's. None: nothing is recorded.
     """
 
     seed: NonNegativeInt | None = None
     log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = "WARNING"
     log_sys_usage: bool = fixed(default=False, instead="use the system's own tools.")
+    record_dir: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -240,6 +240,33 @@ class ConfigValues(
             ConfigurationError: As `from_dict`, or the code is not here.
         """
         return cls.from_dict({name: revive_setting(value) for name, value in state.items()})
+
+    def to_stored(self, *, without: Collection[str] = ()) -> dict[str, Any]:
+        """What files keep of a config: its class, the settings that differ from the defaults, what cannot be kept.
+
+        Args:
+            without: Settings to leave out.
+
+        Returns:
+            ``{"config": the nearest class of this library, "config_class": its own class, "values": {name: plain
+            data}, "left_out": [name]}``.
+        """
+        values, left_out = {}, []
+        for name, value in self.diff().items():
+            if name in without:
+                continue
+            try:
+                values[name] = plain_setting(name, value)
+            except ConfigurationError:
+                left_out.append(name)
+        kind = type(self)
+        built_in = next(base for base in kind.__mro__ if base.__module__.partition(".")[0] == "rlzmq")
+        return {
+            "config": built_in.__name__,
+            "config_class": f"{kind.__module__}:{kind.__qualname__}",
+            "values": values,
+            "left_out": left_out,
+        }
 
     def serialize(self) -> dict[str, Any]:
         """The settings as JSON data to log or to look at: functions without a name as their source.

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.unusable import ORIGIN
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire.fragment_message import decode_fragment
+from rlzmq.wire.schema import FragmentId
 
-__all__ = ["by_env", "num_left_out", "open_fragment", "sample_with_metrics", "take_fragment"]
+__all__ = ["by_env", "num_left_out", "open_fragment", "open_steps", "sample_with_metrics", "take_fragment"]
 
 # Far above any real fragment: a runner from outside may say what it likes.
 _MAX_LEFT_OUT = 2**40
@@ -112,6 +114,36 @@ def open_fragment(
         from rlzmq.episodes.episode_batch import EpisodeBatch as batch_class
     batch = batch_class.from_wire(header.batch, arrays)
     check.check(batch, source)
+    return batch
+
+
+def open_steps(
+    frames: Sequence[Any],
+    check: BatchCheck,
+    fragment: FragmentId,
+    first: int,
+    num_steps: int,
+    *,
+    is_multi_agent: bool,
+) -> Any:
+    """The batch of some env steps of a fragment, in chunk order, which knows where it comes from.
+
+    Args:
+        frames, check, is_multi_agent: As of `open_fragment`.
+        fragment: Its id.
+        first, num_steps: Which env steps.
+
+    Raises:
+        ProtocolError: It cannot be decoded.
+        ValueError: It does not pass the check, or does not have these steps.
+    """
+    batch = open_fragment(frames, check, is_multi_agent=is_multi_agent, source=fragment)
+    last = first + num_steps
+    if last > batch.num_env_steps:
+        raise ValueError(f"steps {first}…{last} are wanted of a fragment of {batch.num_env_steps}")
+    if (first, last) != (0, batch.num_env_steps):
+        batch = batch.slice_steps(first, last)
+    batch.meta[ORIGIN] = (*fragment, first)
     return batch
 
 

@@ -38,7 +38,8 @@ class RunDirectory:
 
     Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions,
     seed, process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``checkpoints/NNNNNN/`` (by
-    iteration; see `rlzmq.core.checkpoint_series`), ``journal/`` (with ``durability="journal"``).
+    iteration; see `rlzmq.core.checkpoint_series`), ``journal/`` (with ``durability="journal"``),
+    ``arrivals/`` (with ``rlzmq train --record``).
 
     Attributes:
         path: The directory.

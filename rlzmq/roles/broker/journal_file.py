@@ -3,40 +3,33 @@
 A segment, ``INCARNATION-NUMBER.journal``::
 
     "rlzmq journal 1\\n"   u16 length, the run's id
-    record, record, …      u32 CRC-32 of the rest, u8 kind, u64 length, payload
+    record, record, …      see `rlzmq.roles.record_file`
 
-A record that a kill or a power failure cut short ends its segment: nothing after it was acknowledged. Which records
-there are, and when a segment may go, is decided in `rlzmq.protocol.journal`.
+After a record that was cut short nothing was acknowledged. Which records there are, and when a segment may go, is
+decided in `rlzmq.protocol.journal`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import mmap
 import os
 import queue
 import struct
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from rlzmq.core import faults
-from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.files import make_directories
 from rlzmq.protocol.events import JournalAppend, JournalRemove
-from rlzmq.wire.codec import Buffer
+from rlzmq.roles.record_file import create_file, lock_directory, map_file, read_records, write_record
 
 __all__ = ["JournalFile"]
 
 _log = logging.getLogger("rlzmq.broker")
 
 _MAGIC = b"rlzmq journal 1\n"
-_HEAD = struct.Struct("<IBQ")
-_MAX_RECORD_BYTES = 1 << 31
 
 
 class JournalFile:
@@ -72,20 +65,7 @@ class JournalFile:
         self._file: BinaryIO | None = None
         self._segment = -1
         self._has_failed = False
-        try:
-            make_directories(self._directory, mode=0o700)
-            self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigurationError(
-                f"config.journal_dir={str(directory)!r} cannot be used: {error}."
-            ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ConfigurationError(
-                f"config.journal_dir={str(directory)!r} is in use by another run. Give each run a directory of its own."
-            ) from None
+        self._lock = lock_directory(self._directory, "journal_dir")
         self._thread = threading.Thread(target=self._run, name="rlzmq-journal", daemon=True)
         self._thread.start()
 
@@ -145,17 +125,10 @@ class JournalFile:
                 os.fsync(self._file.fileno())
                 self._file.close()
             self._file = self._open(item.segment)
-        length = sum(memoryview(part).nbytes for part in item.parts)
-        crc = zlib.crc32(_HEAD.pack(0, item.kind, length)[4:])
-        for part in item.parts:
-            crc = zlib.crc32(part, crc)
-        for part in (_HEAD.pack(crc, item.kind, length), *item.parts):
-            _write_all(self._file, part)
+        write_record(self._file, item.kind, item.parts)
 
     def _open(self, segment: int) -> BinaryIO:
-        path = self._directory / f"{self._prefix}{segment:08d}.journal"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        file = os.fdopen(descriptor, "wb", buffering=0)
+        file = create_file(self._directory / f"{self._prefix}{segment:08d}.journal")
         file.write(_MAGIC + struct.pack("<H", len(self._run_id)) + self._run_id)
         self._sync_directory()
         self._segment = segment
@@ -191,13 +164,8 @@ class JournalFile:
     def _segments(self) -> Iterator[tuple[Path, bytes, memoryview, int]]:
         """Every segment: its path, its run, its content, and where its records begin."""
         for path in sorted(self._directory.glob("*-*.journal")):
-            with path.open("rb") as file:
-                if not os.fstat(file.fileno()).st_size:
-                    yield path, b"", memoryview(b""), 0  # killed before its first byte
-                    continue
-                content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            start = len(_MAGIC) + 2
-            if bytes(content[: len(_MAGIC)]) != _MAGIC or len(content) < start:
+            content, start = map_file(path), len(_MAGIC) + 2
+            if bytes(content[: len(_MAGIC)]) != _MAGIC or len(content) < start:  # killed in its first bytes
                 yield path, b"", memoryview(b""), 0
                 continue
             (length,) = struct.unpack_from("<H", content, len(_MAGIC))
@@ -206,20 +174,9 @@ class JournalFile:
 
 def _records(path: Path, content: memoryview, position: int) -> Iterator[tuple[int, memoryview]]:
     """The whole records; the first that is not ends the segment."""
-    while position + _HEAD.size <= len(content):
-        crc, kind, length = _HEAD.unpack_from(content, position)
-        end = position + _HEAD.size + length
-        if length > _MAX_RECORD_BYTES or end > len(content):
-            break
-        if zlib.crc32(content[position + 4 : end]) != crc:
-            break
-        yield kind, content[position + _HEAD.size : end]
-        position = end
-    if position < len(content):
-        _log.info("%s ends with a record that was cut short, at byte %d", path, position)
-
-
-def _write_all(file: BinaryIO, part: Buffer) -> None:
-    left = memoryview(part).cast("B")
-    while left:
-        left = left[file.write(left) :]
+    end = position
+    for kind, payload, next_one in read_records(content, position):
+        yield kind, payload
+        end = next_one
+    if end < len(content):
+        _log.info("%s ends with a record that was cut short, at byte %d", path, end)

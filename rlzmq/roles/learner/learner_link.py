@@ -19,7 +19,6 @@ from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.learners.distributed import DesynchronizedError
-from rlzmq.learners.unusable import ORIGIN
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
@@ -34,7 +33,8 @@ from rlzmq.protocol.events import (
 )
 from rlzmq.protocol.learner_core import LearnerCore
 from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buffer, seal_publication
-from rlzmq.roles.fragment_data import open_fragment
+from rlzmq.roles.fragment_data import open_steps
+from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.peer_link import Curve, PeerLink, new_peer_id
 from rlzmq.wire.ranges import FragmentRange
@@ -58,6 +58,7 @@ class LearnerLink(PeerLink):
         is_multi_agent: Whether fragments hold multi-agent episodes.
         observation_space: Of the observations in them, as plain data; None: they are not held against it.
         curve: Keys, for a broker that is reached by TCP.
+        arrivals: Records what is trained; None: nothing is recorded.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class LearnerLink(PeerLink):
         is_multi_agent: bool = False,
         observation_space: Any = None,
         curve: Curve = None,
+        arrivals: ArrivalLog | None = None,
     ) -> None:
         super().__init__(LearnerCore(run_id, name, new_peer_id()), data_address, curve)
         self._learner = learner
@@ -79,7 +81,8 @@ class LearnerLink(PeerLink):
         self._run_id = run_id
         self._is_multi_agent = is_multi_agent
         self.num_env_steps_before = num_env_steps_before
-        self._shards: dict[tuple[int, int], dict[int, Any]] = {}
+        self._arrivals = arrivals
+        self._shards: dict[tuple[int, int], dict[int, tuple[Any, DecodeShard]]] = {}
         self._layout: Any = None
         self._synced_module_ids: list[str] | None = None
         self._rank = 0
@@ -115,6 +118,8 @@ class LearnerLink(PeerLink):
         if self.group_lost.done():
             self.group_lost = self._loop.create_future()
         self._shards.clear()
+        if self._arrivals is not None and begins_lineage:
+            self._arrivals.state_is_due()
         version = self._learner.weights_seq_no
         faults.record("formed", generation=generation, rank=rank, num_ranks=num_ranks, next_update=version)
         self.handle(GroupFormed(generation, rank, num_ranks, version, memory, begins_lineage))
@@ -137,11 +142,14 @@ class LearnerLink(PeerLink):
     def _decode(self, shard: DecodeShard) -> None:
         num_replaced = self._check.num_replaced
         try:
-            batch = open_fragment(
-                shard.frames, self._check, is_multi_agent=self._is_multi_agent, source=shard.fragment
+            batch = open_steps(
+                shard.frames,
+                self._check,
+                shard.fragment,
+                shard.first,
+                shard.num_steps,
+                is_multi_agent=self._is_multi_agent,
             )
-            batch = _steps_of(batch, shard)
-            batch.meta[ORIGIN] = (*shard.fragment, shard.first)
         except MemoryError:
             raise
         except Exception as error:  # whatever it is, whoever sent it: a shard is decoded or refused
@@ -151,7 +159,7 @@ class LearnerLink(PeerLink):
                 detail = f"{type(error).__name__}: {detail}"
             self.handle(ShardFailed(shard.update_id, shard.attempt, shard.index, str(reason), detail))
             return
-        self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch
+        self._shards.setdefault((shard.update_id, shard.attempt), {})[shard.index] = batch, shard
         if self._check.num_replaced > num_replaced:
             self._refuse_misfits()  # before this shard may complete its update
         self.handle(ShardDecoded(shard.update_id, shard.attempt, shard.index))
@@ -159,7 +167,7 @@ class LearnerLink(PeerLink):
     def _refuse_misfits(self) -> None:
         """Another form turned out to be right: what came in the former one cannot be trained with what comes."""
         for (update_id, attempt), batches in list(self._shards.items()):
-            for index, batch in list(batches.items()):
+            for index, (batch, _) in list(batches.items()):
                 if self.core.is_receiving(update_id, attempt) and (misfit := self._check.misfit(batch)):
                     del batches[index]
                     self.handle(ShardFailed(update_id, attempt, index, "unusable", misfit))
@@ -168,17 +176,20 @@ class LearnerLink(PeerLink):
         if self.core.is_forming:
             return  # void: GroupFormed is about to say from where on to train
         shards = self._shards.pop((update.update_id, update.attempt))
-        batches = [shards[index] for index in range(update.num_fragments)]
+        batches = [shards[index][0] for index in range(update.num_fragments)]
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
+        # Without any sampling the learner's own count of trained steps is what schedules follow.
+        timesteps = {"num_env_steps_sampled_lifetime": num_steps} if num_steps else None
 
         faults.at("learner.train")
 
         def job() -> tuple[bytes, Any, int]:
-            results = self._learner.update(
-                # Without any sampling the learner's own count of trained steps is what schedules follow.
-                episodes=batches,
-                timesteps={"num_env_steps_sampled_lifetime": num_steps} if num_steps else None,
-            )
+            if self._arrivals is not None:
+                ordered = [shards[index][1] for index in range(update.num_fragments)]
+                self._arrivals.begin_update(self._learner, ordered, timesteps)
+            results = self._learner.update(episodes=batches, timesteps=timesteps)
+            if self._arrivals is not None:
+                self._arrivals.end_update(self._learner)
             weights = self._snapshot() if self._rank == 0 else None
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
@@ -266,10 +277,3 @@ class LearnerLink(PeerLink):
         if not self.core.is_stopped:
             self.handle(Leave())
         await self.close()
-
-
-def _steps_of(batch: Any, shard: DecodeShard) -> Any:
-    last = shard.first + shard.num_steps
-    if last > batch.num_env_steps:
-        raise ValueError(f"steps {shard.first}…{last} are wanted of a fragment of {batch.num_env_steps}")
-    return batch if (shard.first, last) == (0, batch.num_env_steps) else batch.slice_steps(shard.first, last)

@@ -63,6 +63,7 @@ class LearnerRole:
         self._layouts: dict[Any, Any] = {}
         self._synced_module_ids: list[str] | None = None
         self._link: Any = None
+        self._arrivals: Any = None
         self._called_off: set[int] = set()
         self._run_blocking: Any = None
         faults.at("learner.started")
@@ -150,8 +151,10 @@ class LearnerRole:
             self._link.change_layout(synced_module_ids)
 
     def close(self) -> None:
-        """Leave the process group, if there is one."""
+        """Leave the process group and close the arrival log, where there are such."""
         self.learner.leave_distributed()
+        if self._arrivals is not None:
+            self._arrivals.close()
 
     # -- on the event loop ----------------------------------------------------------------------
 
@@ -164,12 +167,23 @@ class LearnerRole:
 
         Args:
             link: Addresses and identity, as `driver.broker_pipeline` hands them out.
+
+        Raises:
+            ConfigurationError: ``config.record_dir`` cannot be used.
         """
         from rlzmq.roles.learner.learner_link import LearnerLink
 
         faults.at("learner.connect")
+        if self.config.record_dir is not None:
+            from rlzmq.roles.learner.arrival_log import ArrivalLog
+
+            self._arrivals = ArrivalLog(self.config.record_dir, link["run_id"], self.config)
         self._link = LearnerLink(
-            self.learner, self._run_blocking, is_multi_agent=self.config.is_multi_agent, **link
+            self.learner,
+            self._run_blocking,
+            is_multi_agent=self.config.is_multi_agent,
+            arrivals=self._arrivals,
+            **link,
         )
         self._link.change_layout(self._synced_module_ids)
         await self._link.start()

@@ -1,0 +1,314 @@
+"""Repeats the learner's side of a recorded run, without environments, in one process.
+
+    arrival log ─► the lineage that survived ─► a learner with the recorded state ─► the same updates, digests compared
+
+The weights follow from the state at the beginning, the fragments, where they were cut, their order, the lifetime
+counters that schedules follow, and the seed; all of these are in the log. What a learner's batch source keeps from
+one update for later ones (APPO's circular buffer) is in no checkpoint: such a run is repeated from the beginning of its
+learner process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlzmq.algorithms.checkpoints import revive_config
+from rlzmq.algorithms.saved_update import learner_of, save_update
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.checkpoint_series import CheckpointSeries
+from rlzmq.core.checkpointable import read_part
+from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.learners.learner_base import LearnerBase
+from rlzmq.learners.sources import BatchSource
+from rlzmq.roles.fragment_data import open_steps
+from rlzmq.roles.learner.arrival_log import (
+    ArrivalFile,
+    RecordedState,
+    RecordedUpdate,
+    digest_weights,
+    read_arrivals,
+)
+from rlzmq.roles.learner.batch_check import BatchCheck
+
+__all__ = ["Mismatch", "RepeatedUpdate", "Replay"]
+
+
+class Mismatch(Exception):
+    """The weights after an update are not those that were recorded; the text says which parameter differs."""
+
+
+@dataclass
+class RepeatedUpdate:
+    """An update that is being repeated, or was.
+
+    Attributes:
+        version: Of the weights that it makes.
+        state: The learner's, before it.
+        timesteps: The lifetime counters that schedules follow; None: the learner's own.
+        batches: What it trains, one after the other; filled while it does.
+        results: What `Learner.update` returned; {} before.
+        is_compared: Whether the weights afterwards were compared with their digest; the process may have ended before
+            there was one.
+    """
+
+    version: int
+    state: dict[str, Any]
+    timesteps: dict[str, int] | None
+    batches: list[Any] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)
+    is_compared: bool = False
+
+
+class Replay:
+    """The lineage that survived in an arrival log, and the learner's side of it repeated.
+
+    Args:
+        path: A run directory (with ``arrivals/``), or a run's ``config.record_dir``.
+        config: In place of the recorded one, which holds no code without an importable name; None: the recorded one.
+        trust_code: Whether functions and classes that the recorded config names are imported.
+
+    Attributes:
+        notes: What a reader of the log should know: files cut short, states that were restored, updates that are
+            not in it.
+        began_at: What the newest call of `updates` began with, in words.
+        current: The update that is being repeated, or was the last one.
+
+    Raises:
+        ConfigurationError: There is no arrival log, or no update in it.
+    """
+
+    def __init__(
+        self, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+    ) -> None:
+        path = Path(path)
+        is_run = (path / "arrivals").is_dir()
+        self._config, self._trust_code = config, trust_code
+        self._files = read_arrivals(path / "arrivals" if is_run else path)
+        self._checkpoints = CheckpointSeries((path if is_run else path.parent) / "checkpoints")
+        self.notes: list[str] = []
+        self.began_at: list[str] = []
+        self.current: RepeatedUpdate | None = None
+        self._head: dict[str, Any] = {}  # of its file
+        self._lineage = self._find_lineage()
+        if not self._lineage:
+            raise ConfigurationError(f"the arrival log in {path} holds no update.")
+
+    @property
+    def versions(self) -> list[int]:
+        """The updates of the lineage, each by the version of the weights that it made; 1 is a run's first."""
+        return sorted(self._lineage)
+
+    def _find_lineage(self) -> dict[int, tuple[ArrivalFile, int]]:
+        """Version → (file, index of the step that made it): what no later state or update has replaced."""
+        lineage: dict[int, tuple[ArrivalFile, int]] = {}
+        for file in self._files:
+            if file.torn_at is not None:
+                self.notes.append(
+                    f"{file.path} is cut off at byte {file.torn_at}, where a record is not whole: its process was "
+                    "killed while it wrote, or the file was altered"
+                )
+            for index, step in enumerate(file.steps):
+                if isinstance(step, RecordedState):
+                    self._note_state(lineage, step)
+                    _remove_from(lineage, step.version + 1)
+                else:
+                    _remove_from(lineage, step.version)
+                    lineage[step.version] = file, index
+        return lineage
+
+    def _note_state(self, lineage: Mapping[int, tuple[ArrivalFile, int]], step: RecordedState) -> None:
+        """Say how a state fits to the updates before it."""
+        if not lineage:
+            return
+        newest, version = max(lineage), step.version
+        if newest > version:
+            self.notes.append(
+                f"the run went back to weights version {version}: updates {version + 1} to {newest} are void"
+            )
+        elif newest < version:
+            self.notes.append(
+                f"updates {newest + 1} to {version} are not in the log, which goes on with the state after them"
+            )
+        if version in lineage:
+            file, index = lineage[version]
+            digest = _update_at(file, index).digest
+            if digest and digest.first_difference(digest_weights(step.load()["rl_module"])):
+                self.notes.append(
+                    f"at version {version} the learner was given other weights than update {version} had made"
+                )
+
+    # -- repeating -----------------------------------------------------------------------------
+
+    def updates(self, first: int | None = None, last: int | None = None) -> Iterator[RepeatedUpdate]:
+        """Repeat updates of the lineage, and compare the weights after each with their digest.
+
+        Args:
+            first, last: Versions; None: the lineage's first, and its last.
+
+        Yields:
+            Each update from `first` on. Those before it that are needed to get there are repeated, too.
+
+        Raises:
+            Mismatch: The weights differ.
+            ConfigurationError: The log has none of these updates, or this process cannot repeat them.
+            CheckpointError: The recorded config holds code; see `checkpoints.load_config`.
+            Exception: What the user's code raises in an update.
+        """
+        known = self.versions
+        first, last = known[0] if first is None else first, known[-1] if last is None else last
+        wanted = [version for version in known if first <= version <= last]
+        if not wanted:
+            raise ConfigurationError(
+                f"expected updates between {known[0]} and {known[-1]}, which are in the log, got {first} to {last}."
+            )
+        self.began_at = []
+        for file in self._files:
+            mine = [version for version in wanted if self._lineage[version][0] is file]
+            if mine:
+                yield from self._updates_of(file, mine)
+
+    def _updates_of(self, file: ArrivalFile, wanted: Sequence[int]) -> Iterator[RepeatedUpdate]:
+        """Repeat these updates of one learner process, and those before that they need."""
+        config = self._config
+        if config is None:
+            config = revive_config(file.head["config"], str(file.path), trust_code=self._trust_code)
+        self._head = file.head
+        learner = learner_of(config, file.head["spaces"])
+        start, state = self._start(file, wanted[0], keeps_data=learner.source.keeps_data)
+        _set_state(learner, state, file)
+        _tap(learner.source, lambda batch: self.current.batches.append(batch) if self.current else None)
+        for index, step in enumerate(file.steps[start:], start):
+            if isinstance(step, RecordedState):
+                _set_state(learner, step.load(), file)
+                continue
+            batches = [
+                open_steps(
+                    file.frames(fragment),
+                    BatchCheck(),
+                    fragment,
+                    at,
+                    num_steps,
+                    is_multi_agent=file.head["is_multi_agent"],
+                )
+                for fragment, at, num_steps in step.ranges
+            ]
+            self.current = update = RepeatedUpdate(
+                step.version, learner.get_state(not_components="source"), step.timesteps
+            )
+            update.results = learner.update(episodes=batches, timesteps=step.timesteps)
+            _compare(learner, step, update)
+            if self._lineage.get(step.version) == (file, index) and step.version in wanted:
+                yield update
+                if step.version == wanted[-1]:
+                    return
+
+    def _start(self, file: ArrivalFile, version: int, *, keeps_data: bool) -> tuple[int, dict[str, Any]]:
+        """(Index of the first step to repeat, the learner's state before it) on the way to an update."""
+        until = self._lineage[version][1]
+        states = [i for i, step in enumerate(file.steps[:until]) if isinstance(step, RecordedState)]
+        if not states:
+            raise ConfigurationError(
+                f"{file.path} has no state before update {version}: the file was altered."
+            )
+        index = states[0] if keeps_data else states[-1]
+        recorded = file.steps[index]
+        assert isinstance(recorded, RecordedState)
+        if not keeps_data:
+            for path in self._checkpoints.paths():
+                found = self._state_of(path)
+                at = found["weights_seq_no"] if found else -1
+                if found and recorded.version < at < version and self._is_of_lineage(file, at, found):
+                    self.began_at.append(f"the checkpoint {path}, after update {at}")
+                    return self._lineage[at][1] + 1, found
+        self.began_at.append(f"the state that {file.path.name} holds, after update {recorded.version}")
+        return index + 1, recorded.load()
+
+    def _state_of(self, path: Path) -> dict[str, Any] | None:
+        """The learner's whole state in a checkpoint; None if there is none."""
+        try:
+            state: dict[str, Any] = read_part(path, LearnerBase.checkpoint_name)
+        except CheckpointError as error:
+            self.notes.append(f"skipped the checkpoint {path}: {error}")
+            return None
+        return state
+
+    def _is_of_lineage(self, file: ArrivalFile, version: int, state: Mapping[str, Any]) -> bool:
+        """Whether an update of this file made this state."""
+        if version not in self._lineage or self._lineage[version][0] is not file:
+            return False
+        digest = _update_at(file, self._lineage[version][1]).digest
+        return digest is not None and digest.first_difference(digest_weights(state["rl_module"])) is None
+
+    # -- for a debugger ------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write the current update for `load_update`: the learner's state before it, and what it trains.
+
+        Args:
+            path: The checkpoint's directory; one that exists is replaced.
+        """
+        update = self.current
+        assert update is not None
+        head = self._head
+        return save_update(
+            path,
+            config=head["config"] if self._config is None else self._config.to_stored(),
+            spaces=head["spaces"],
+            state=update.state,
+            timesteps=update.timesteps,
+            batches=update.batches,
+        )
+
+
+def _tap(source: BatchSource, drawn: Callable[[Any], None]) -> None:
+    """Call `drawn` with each batch that a source gives from now on."""
+    draw = source.batches
+
+    def batches(num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
+        for batch in draw(num_batches, rng):
+            drawn(batch)
+            yield batch
+
+    source.batches = batches  # type: ignore[method-assign]
+
+
+def _set_state(learner: Any, state: Mapping[str, Any], file: ArrivalFile) -> None:
+    """Give the learner a recorded state.
+
+    Raises:
+        ConfigurationError: It is of other modules.
+    """
+    recorded, mine = set(state["rl_module"]), set(learner.module.keys())
+    if recorded != mine:
+        raise ConfigurationError(
+            f"{file.path.name} goes on with the modules {sorted(recorded)} after update {state['weights_seq_no']}, the "
+            f"config has {sorted(mine)}: modules were added or removed while the run went on, and such a run is "
+            f"replayed up to there only: --updates 1..{state['weights_seq_no']}."
+        )
+    learner.set_state(state)
+
+
+def _compare(learner: Any, step: RecordedUpdate, update: RepeatedUpdate) -> None:
+    recorded = step.digest
+    if recorded is None:
+        return
+    difference = recorded.first_difference(digest_weights(learner.get_state("rl_module")["rl_module"]))
+    if difference is not None:
+        raise Mismatch(f"update {step.version}: the weights are not those that were recorded: {difference}.")
+    update.is_compared = True
+
+
+def _update_at(file: ArrivalFile, index: int) -> RecordedUpdate:
+    step = file.steps[index]
+    assert isinstance(step, RecordedUpdate)
+    return step
+
+
+def _remove_from(lineage: dict[int, Any], version: int) -> None:
+    for key in [key for key in lineage if key >= version]:
+        del lineage[key]

@@ -1,0 +1,121 @@
+"""One update on disk, for a debugger: the learner's state before it, and the batches that it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlzmq.algorithms.checkpoints import revive_config
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
+from rlzmq.core.checkpointable import read_part
+from rlzmq.core.errors import CheckpointError
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.learners.learner_base import LearnerBase
+from rlzmq.learners.sources import FreshBatch
+from rlzmq.roles.learner.learner_role import make_learner
+from rlzmq.wire.values import pack_blob, unpack_blob
+
+__all__ = ["learner_of", "load_update", "save_update"]
+
+_UPDATE = "update"
+_CONFIG = "config"
+
+
+def save_update(
+    path: str | Path,
+    *,
+    config: Mapping[str, Any],
+    spaces: Mapping[str, Any],
+    state: Mapping[str, Any],
+    timesteps: Mapping[str, int] | None,
+    batches: Sequence[Any],
+) -> Path:
+    """Write an update as a checkpoint; its absolute path.
+
+    Args:
+        path: The checkpoint's directory; one that exists is replaced.
+        config: `AlgorithmConfig.to_stored` of the learner's.
+        spaces: Module id → (observation space, action space).
+        state: The learner's, before the update.
+        timesteps: The lifetime counters that schedules follow.
+        batches: What it trains, one after the other: each an EpisodeBatch or a list of them.
+    """
+    listed = [list(batch) if type(batch) is list else [batch] for batch in batches]
+    update = {
+        "timesteps": timesteps,
+        "spaces": np.frombuffer(pack_blob(dict(spaces)), np.uint8),
+        "is_multi_agent": any(isinstance(one, MultiAgentEpisodeBatch) for batch in listed for one in batch),
+        "batches": [[list(one.to_wire()) for one in batch] for batch in listed],
+    }
+    components = {LearnerBase.checkpoint_name: state, _CONFIG: config, _UPDATE: update}
+    return write_checkpoint(path, components, about={"part": _UPDATE})
+
+
+def load_update(
+    path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """A learner before an update, and what it trained then: ``learner.update(**update)`` repeats it.
+
+    Args:
+        path: What `save_update` wrote.
+        config: In place of the stored one, which holds no code; None: the stored one.
+        trust_code: Whether functions and classes that the stored config names are imported.
+
+    Returns:
+        (The learner, ``{"episodes": a list of EpisodeBatches, "timesteps": counters}``).
+
+    Raises:
+        CheckpointError: It is torn, altered or something else, or its config holds code.
+    """
+    components = read_checkpoint(path)
+    if _UPDATE not in components:
+        raise CheckpointError(f"{path} holds no update: expected what `rlzmq replay` left for a debugger.")
+    update = components[_UPDATE]
+    if config is None:
+        config = revive_config(components[_CONFIG], str(path), trust_code=trust_code)
+    learner = learner_of(config, unpack_blob(update["spaces"]))
+    learner.set_state(read_part(path, LearnerBase.checkpoint_name))
+    learner.source = _GivenBatches([len(batch) for batch in update["batches"]])
+    kind: Any = MultiAgentEpisodeBatch if update["is_multi_agent"] else EpisodeBatch
+    episodes = [kind.from_wire(header, arrays) for batch in update["batches"] for header, arrays in batch]
+    return learner, {"episodes": episodes, "timesteps": update["timesteps"]}
+
+
+def learner_of(config: BaseConfig, spaces: Mapping[str, Any]) -> Any:
+    """A built learner, for which no environment is made.
+
+    Args:
+        config: The run's.
+        spaces: Module id → (observation space, action space).
+    """
+    of_modules = {module_id: tuple(two) for module_id, two in spaces.items()}
+    return make_learner(config, config.get_multi_rl_module_spec(spaces=of_modules))
+
+
+class _GivenBatches(FreshBatch):
+    """What an update is given, cut into the batches that it trained.
+
+    Args:
+        sizes: EpisodeBatches of each batch. Of another number of them in all, one batch is made.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self._sizes = sizes
+        self._given: list[list[Any]] = []
+
+    def add(self, episodes: Any) -> None:
+        left = list(episodes)
+        sizes = self._sizes if sum(self._sizes) == len(left) else [len(left)]
+        self._given = [[left.pop(0) for _ in range(size)] for size in sizes]
+
+    def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
+        return len(self._given)
+
+    def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
+        yield from self._given[:num_batches]

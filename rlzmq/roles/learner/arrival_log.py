@@ -1,0 +1,377 @@
+"""The arrival log: what a learner trained, in the order in which it did, so that it can be repeated.
+
+```
+ first update, or the state was replaced ─► STATE
+ an update begins ─► FRAGMENT (each once), UPDATE        it has ended ─► TRAINED, with a digest of all weights
+```
+
+A file, ``NNNNNN.arrivals``, is one learner process. Files are numbered in the order in which they were begun::
+
+    "rlzmq arrivals 1\\n"
+    HEAD, then records     see `rlzmq.roles.record_file`
+
+Records are written on the learner's thread: when anybody is given the weights of an update, they are with the
+operating system. So a killed process leaves no gap in the lineage that survives it, and at most one update without its
+digest. Nothing is synced: a power failure may cost the end of the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core import faults
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.protocol.events import DecodeShard
+from rlzmq.roles.compatibility import package_version
+from rlzmq.roles.record_file import create_file, lock_directory, map_file, read_records, write_record
+from rlzmq.wire.codec import Buffer
+from rlzmq.wire.errors import WireError
+from rlzmq.wire.ranges import FragmentRange
+from rlzmq.wire.schema import FragmentId
+from rlzmq.wire.values import pack_blob, unpack_blob
+
+__all__ = [
+    "ArrivalFile",
+    "ArrivalLog",
+    "RecordedState",
+    "RecordedUpdate",
+    "WeightsDigest",
+    "digest_weights",
+    "read_arrivals",
+]
+
+_log = logging.getLogger("rlzmq.driver")
+
+_MAGIC = b"rlzmq arrivals 1\n"
+_HEAD, _STATE, _FRAGMENT, _UPDATE, _TRAINED = range(1, 6)
+_PATTERN = "*.arrivals"
+_COUNT = struct.Struct("<I")
+# A fragment is cut between updates that follow each other; one that was forgotten is written again.
+_MAX_REMEMBERED = 4096
+# What only sampling needs: its code would have to be imported for nothing.
+_OF_SAMPLING = frozenset(
+    {"env", "env_config", "env_to_module_connector", "module_to_env_connector", "callbacks_class", "callbacks_hooks",
+     "evaluation_config", "custom_evaluation_function", "record_dir", "durability", "journal_dir"}
+)  # fmt: skip
+_NUM_SUMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsDigest:
+    """All weights and buffers of a learner, in brief.
+
+    Attributes:
+        hashes: ``module/parameter`` → SHA-256 of its dtype, shape and every bit of its values.
+        sums: The same → sums of every 16th value, beginning at each of the first 16: by about how much two differ.
+    """
+
+    hashes: dict[str, bytes]
+    sums: dict[str, npt.NDArray[np.float64]]
+
+    def first_difference(self, other: WeightsDigest) -> str | None:
+        """In words, the first parameter in which another digest differs; None if all bits are equal."""
+        for name in [*self.hashes, *(name for name in other.hashes if name not in self.hashes)]:
+            if name not in self.hashes or name not in other.hashes:
+                return f"{name} is only in one of them"
+            if self.hashes[name] != other.hashes[name]:
+                apart = float(np.linalg.norm(self.sums[name] - other.sums[name]))
+                size = float(np.linalg.norm(self.sums[name]))
+                return f"{name} differs, by about {apart:.3g} (its sums of every 16th value have the norm {size:.6g})"
+        return None
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a record."""
+        return {
+            "names": list(self.hashes),
+            "hashes": b"".join(self.hashes.values()),
+            "sums": np.array(list(self.sums.values())).reshape(len(self.sums), _NUM_SUMS),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> WeightsDigest:
+        """Of a record."""
+        names, hashes = plain["names"], plain["hashes"]
+        return cls(
+            {name: hashes[32 * index : 32 * index + 32] for index, name in enumerate(names)},
+            dict(zip(names, plain["sums"], strict=True)),
+        )
+
+
+def digest_weights(modules: Mapping[str, Mapping[str, Any]]) -> WeightsDigest:
+    """The digest of ``Learner.get_state("rl_module")["rl_module"]``."""
+    hashes, sums = {}, {}
+    for module_id, weights in modules.items():
+        for name, value in weights.items():
+            array = np.ascontiguousarray(value)
+            digest = hashlib.sha256(f"{array.dtype.str}|{array.shape}|".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+            key = f"{module_id}/{name}"
+            hashes[key], sums[key] = digest.digest(), _sums(array)
+    return WeightsDigest(hashes, sums)
+
+
+def _sums(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    flat = array.reshape(-1)
+    whole = len(flat) - len(flat) % _NUM_SUMS
+    sums = flat[:whole].reshape(-1, _NUM_SUMS).sum(axis=0, dtype=np.float64)
+    sums[: len(flat) - whole] += flat[whole:]
+    return sums  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------- writing
+
+
+class ArrivalLog:
+    """Writes what one learner process trains. All methods but `state_is_due` are called on the learner's thread.
+
+    A disk that takes no more is logged once; training goes on, and nothing more is recorded by this process.
+
+    Args:
+        directory: Made if it is not there, for this user only.
+        run_id: Of the run.
+        config: The learner's.
+
+    Raises:
+        ConfigurationError: The directory cannot be used, or another run uses it.
+    """
+
+    def __init__(self, directory: str | Path, run_id: str, config: BaseConfig) -> None:
+        self._directory = Path(directory)
+        self._run_id = run_id
+        self._config = config
+        self._lock = lock_directory(self._directory, "record_dir")
+        self._file: BinaryIO | None = None
+        self._has_state = False
+        self._has_ended = False
+        self._written: OrderedDict[str, None] = OrderedDict()
+
+    def state_is_due(self) -> None:
+        """The learner's state was replaced by other means than an update."""
+        self._has_state = False
+
+    def begin_update(
+        self, learner: Any, shards: Sequence[DecodeShard], timesteps: Mapping[str, int] | None
+    ) -> None:
+        """The learner is about to train these shards, in this order."""
+        if self._has_ended:
+            return
+        try:
+            if self._file is None:
+                self._file = self._open(learner)
+            if not self._has_state:
+                state = {**learner.get_state(not_components="source"), **learner.get_state("source")}
+                self._write(_STATE, [pack_blob({"version": learner.weights_seq_no, "state": state})])
+                self._has_state = True
+            for shard in shards:
+                self._write_fragment(shard)
+            ranges = [[*shard.fragment, shard.first, shard.num_steps] for shard in shards]
+            update = {"version": learner.weights_seq_no, "timesteps": timesteps}
+            self._write(_UPDATE, [pack_blob({**update, "ranges": ranges})])
+        except (OSError, TypeError, ValueError) as error:
+            self._give_up(error, learner)
+
+    def end_update(self, learner: Any) -> None:
+        """The update that was begun has changed the learner."""
+        if self._has_ended:
+            return
+        try:
+            digest = digest_weights(learner.get_state("rl_module")["rl_module"])
+            self._write(_TRAINED, [pack_blob(digest.to_plain())])
+            faults.at("arrivals.trained")
+        except (OSError, TypeError, ValueError) as error:
+            self._give_up(error, learner)
+
+    def close(self) -> None:
+        """Close the file, and let other runs use the directory. Idempotent."""
+        self._has_ended = True
+        if self._file is not None:
+            self._file.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _give_up(self, error: Exception, learner: Any) -> None:
+        self._has_ended = True
+        _log.error(
+            "the arrival log in %s cannot be written: %s. Training goes on; a replay ends at weights version %d.",
+            self._directory, error, learner.weights_seq_no,
+        )  # fmt: skip
+
+    def _open(self, learner: Any) -> BinaryIO:
+        import torch
+
+        numbers = [int(path.stem) for path in self._directory.glob(_PATTERN) if path.stem.isdigit()]
+        file = create_file(self._directory / f"{max(numbers, default=0) + 1:06d}{_PATTERN[1:]}", is_new=True)
+        file.write(_MAGIC)
+        modules = {module_id: module.unwrapped() for module_id, module in learner.module.items()}
+        head = {
+            "run_id": self._run_id,
+            "rlzmq": package_version(),
+            "torch": str(torch.__version__),
+            "config": self._config.to_stored(without=_OF_SAMPLING),
+            "spaces": {
+                module_id: [module.observation_space, module.action_space]
+                for module_id, module in modules.items()
+            },
+            "is_multi_agent": self._config.is_multi_agent,
+        }
+        write_record(file, _HEAD, [pack_blob(head)])
+        return file
+
+    def _write(self, kind: int, parts: Sequence[Buffer]) -> None:
+        assert self._file is not None
+        write_record(self._file, kind, parts)
+
+    def _write_fragment(self, shard: DecodeShard) -> None:
+        name = str(shard.fragment)
+        if name in self._written:
+            return
+        sizes = [memoryview(frame).nbytes for frame in shard.frames]
+        encoded = name.encode()
+        head = struct.pack(f"<II{len(sizes)}q", len(encoded), len(sizes), *sizes)
+        self._write(_FRAGMENT, [head, encoded, *shard.frames])
+        self._written[name] = None
+        while len(self._written) > _MAX_REMEMBERED:
+            self._written.popitem(last=False)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedState:
+    """A learner's whole state, as it was before the next update of its file.
+
+    Attributes:
+        version: Of its weights.
+    """
+
+    version: int
+    _payload: memoryview
+
+    def load(self) -> dict[str, Any]:
+        """For `Learner.set_state`."""
+        state: dict[str, Any] = unpack_blob(bytearray(self._payload))[
+            "state"
+        ]  # arrays that may be written to
+        return state
+
+
+@dataclass(slots=True)
+class RecordedUpdate:
+    """One update.
+
+    Attributes:
+        version: Of the weights that it made: 1 more than of those that it began with.
+        ranges: In the order of the batch.
+        timesteps: The lifetime counters that schedules follow; None: the learner's own.
+    """
+
+    version: int
+    ranges: list[FragmentRange]
+    timesteps: dict[str, int] | None
+    _trained: memoryview | None = None
+
+    @property
+    def digest(self) -> WeightsDigest | None:
+        """Of the weights afterwards; None: the process ended in it."""
+        return None if self._trained is None else WeightsDigest.from_plain(unpack_blob(self._trained))
+
+
+@dataclass(slots=True)
+class ArrivalFile:
+    """What one learner process trained.
+
+    Attributes:
+        path: The file.
+        head: Facts that hold for all of it.
+        steps: States and updates, in their order.
+        torn_at: Where it was cut short; None: it is whole.
+    """
+
+    path: Path
+    head: dict[str, Any]
+    steps: list[RecordedState | RecordedUpdate] = field(default_factory=list)
+    torn_at: int | None = None
+    _fragments: dict[str, memoryview] = field(default_factory=dict)
+
+    def frames(self, fragment: FragmentId) -> list[memoryview]:
+        """A fragment's message, as its runner sent it."""
+        payload = self._fragments[str(fragment)]
+        name_bytes, num_frames = struct.unpack_from("<II", payload)
+        sizes = struct.unpack_from(f"<{num_frames}q", payload, 2 * _COUNT.size)
+        end = 2 * _COUNT.size + 8 * num_frames + name_bytes
+        frames = []
+        for size in sizes:
+            frames.append(payload[end : end + size])
+            end += size
+        return frames
+
+
+def read_arrivals(directory: str | Path) -> list[ArrivalFile]:
+    """The files of an arrival log, in the order in which they were begun; what was cut short is left out.
+
+    Raises:
+        ConfigurationError: There is none, or it was written by another release.
+    """
+    paths = sorted(Path(directory).glob(_PATTERN))
+    if not paths:
+        raise ConfigurationError(
+            f"{directory} holds no arrival log (NNNNNN.arrivals): record one with config.debugging(record_dir=…) or "
+            "rlzmq train --record."
+        )
+    return [file for path in paths if (file := _read(path)) is not None]
+
+
+def _read(path: Path) -> ArrivalFile | None:
+    """One file; None if it ended before its first update began."""
+    content = map_file(path)
+    if bytes(content[: len(_MAGIC)]) != _MAGIC:
+        if len(content) < len(_MAGIC) and _MAGIC.startswith(bytes(content)):
+            return None
+        raise ConfigurationError(
+            f"{path} is no arrival log of this release: it does not begin with {_MAGIC!r}."
+        )
+    file, end = ArrivalFile(path, {}), len(_MAGIC)
+    try:
+        for kind, payload, next_one in read_records(content, end):
+            end = next_one
+            _take(file, kind, payload)
+    except (WireError, KeyError, TypeError, struct.error) as error:  # its checksum was right
+        raise ConfigurationError(f"{path} is no arrival log of this release: {error!r}.") from error
+    if end < len(content):
+        file.torn_at = end
+    return file if file.steps else None
+
+
+def _take(file: ArrivalFile, kind: int, payload: memoryview) -> None:
+    if kind == _HEAD:
+        file.head = unpack_blob(payload)
+    elif kind == _STATE:
+        file.steps.append(RecordedState(unpack_blob(payload)["version"], payload))
+    elif kind == _FRAGMENT:
+        (name_bytes, num_frames) = struct.unpack_from("<II", payload)
+        start = 2 * _COUNT.size + 8 * num_frames
+        file._fragments[bytes(payload[start : start + name_bytes]).decode()] = payload
+    elif kind == _UPDATE:
+        record = unpack_blob(payload)
+        ranges = [
+            FragmentRange(FragmentId(*fragment), first, num) for *fragment, first, num in record["ranges"]
+        ]
+        file.steps.append(RecordedUpdate(record["version"] + 1, ranges, record["timesteps"]))
+    elif kind == _TRAINED:
+        update = file.steps[-1]
+        assert isinstance(update, RecordedUpdate)
+        update._trained = payload

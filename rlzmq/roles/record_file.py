@@ -1,0 +1,104 @@
+"""Files of checksummed records that are appended to, in a directory that one run at a time writes into.
+
+A record::
+
+    u32 CRC-32 of the rest, u8 kind, u64 length, payload
+
+A record that a kill or a power failure cut short ends its file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from rlzmq.core import faults
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.files import make_directories
+from rlzmq.wire.codec import Buffer
+
+__all__ = ["create_file", "lock_directory", "map_file", "read_records", "write_record"]
+
+_HEAD = struct.Struct("<IBQ")
+_MAX_RECORD_BYTES = 1 << 31
+
+
+def lock_directory(directory: Path, setting: str) -> int:
+    """Make a directory, for this user only, and lock it; the descriptor that holds the lock.
+
+    Args:
+        directory: Its place.
+        setting: The setting that names it, for errors.
+
+    Raises:
+        ConfigurationError: The directory cannot be used, or another run uses it.
+    """
+    try:
+        make_directories(directory, mode=0o700)
+        lock = os.open(directory / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"config.{setting}={str(directory)!r} cannot be used: {error}.") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ConfigurationError(
+            f"config.{setting}={str(directory)!r} is in use by another run. Give each run a directory of its own."
+        ) from None
+    return lock
+
+
+def create_file(path: Path, *, is_new: bool = False) -> BinaryIO:
+    """Open an empty file for records, unbuffered and for this user only.
+
+    Raises:
+        FileExistsError: It is there, with `is_new`.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else os.O_TRUNC)
+    return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+
+
+def write_record(file: BinaryIO, kind: int, parts: Sequence[Buffer]) -> None:
+    """Append one record; `parts` are its payload, one behind the other, and are not copied."""
+    length = sum(memoryview(part).nbytes for part in parts)
+    crc = zlib.crc32(_HEAD.pack(0, kind, length)[4:])
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    file.write(_HEAD.pack(crc, kind, length))
+    faults.at("record.begun")
+    for part in parts:
+        left = memoryview(part).cast("B")
+        while left:
+            left = left[file.write(left) :]
+
+
+def map_file(path: Path) -> memoryview:
+    """A file's bytes, read when they are looked at."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def read_records(content: memoryview, position: int) -> Iterator[tuple[int, memoryview, int]]:
+    """(kind, payload, where the next record begins) of the whole records; the first that is not ends the file.
+
+    Args:
+        content: The file's.
+        position: Where its first record begins.
+    """
+    while position + _HEAD.size <= len(content):
+        crc, kind, length = _HEAD.unpack_from(content, position)
+        end = position + _HEAD.size + length
+        if length > _MAX_RECORD_BYTES or end > len(content):
+            return
+        if zlib.crc32(content[position + 4 : end]) != crc:
+            return
+        yield kind, content[position + _HEAD.size : end], end
+        position = end
