@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlzmq.core.errors import EnvironmentError_
 from rlzmq.episodes.bad_values import BadValue, BadValues, find_bad_values
-from rlzmq.runners.env_failures import WayThere, describe_runner
-
-if TYPE_CHECKING:
-    from rlzmq.runners.sampling_runner import SamplingRunner
+from rlzmq.runners.env_failures import FailingRunner, WayThere, describe_runner
 
 __all__ = ["BadSteps"]
 
@@ -24,6 +21,12 @@ _LOG_EVERY_S = 60.0
 _MAX_LOOKED_AT = 100
 
 
+class _Runner(FailingRunner, Protocol):
+    def _drop_unfinished_episodes(self) -> None: ...
+
+    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None: ...
+
+
 class BadSteps:
     """Looks at every batch of a runner before anybody else does.
 
@@ -31,7 +34,7 @@ class BadSteps:
         runner: Who sampled them.
     """
 
-    def __init__(self, runner: SamplingRunner) -> None:
+    def __init__(self, runner: _Runner) -> None:
         self._runner = runner
         self._num_steps = self._num_bad = 0.0  # both halved from time to time: what is long ago counts less
         self._num_untold = 0

@@ -8,24 +8,41 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import EnvironmentError_, ExitRaisedError, StepFailedRecreateEnvError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.printable import cut
 from rlzmq.core.tracebacks import place_of, shows_all_frames
 from rlzmq.core.tree import tree_map, tree_unstack
 
-if TYPE_CHECKING:
-    from rlzmq.runners.env_runner import EnvRunner
-
-__all__ = ["EnvFailures", "WayThere", "close_env", "describe_runner"]
+__all__ = ["EnvFailures", "FailingRunner", "WayThere", "close_env", "describe_runner"]
 
 _logger = logging.getLogger("rlzmq.runners")
 _WINDOW_S = 60.0
 _MAX_SHOWN = 50  # actions in an error's text
+
+
+class FailingRunner(Protocol):
+    """What is read of an `EnvRunner`, and counted in it."""
+
+    config: BaseConfig
+    worker_index: int
+    incarnation: int
+    seed: int | None
+    num_env_failures: int
+    _num_failures_in_a_row: int
+    _num_envs_made: int
+
+    @property
+    def num_env_steps_sampled(self) -> int:
+        """Env steps that it has sampled."""
+
+    def env_seed(self) -> int | None:
+        """Return the seed of its first environment."""
 
 
 @dataclass
@@ -84,7 +101,7 @@ class EnvFailures:
         runner: Whose environments; its config has the tolerances.
     """
 
-    def __init__(self, runner: EnvRunner) -> None:
+    def __init__(self, runner: FailingRunner) -> None:
         self._runner = runner
         self._times: deque[float] = deque()
         self._num_by_place: Counter[tuple[str, str]] = Counter()
@@ -170,7 +187,7 @@ class EnvFailures:
         )
 
 
-def describe_runner(runner: EnvRunner) -> str:
+def describe_runner(runner: FailingRunner) -> str:
     """What makes a runner's environments what they are, in parentheses."""
     return (
         f"(env_config {dict(getattr(runner.config, 'env_config', None) or {})}, run seed {runner.seed}, "

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlzmq.core import faults
 from rlzmq.core.memory_limit import end_if_out_of_memory
@@ -31,12 +31,20 @@ from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.roles.fragment_data import by_env
 from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, new_peer_id
+from rlzmq.roles.runner.env_watchdog import EnvWatch
 from rlzmq.wire.values import unpack_blob
 
-if TYPE_CHECKING:
-    from rlzmq.roles.runner.runner_role import EnvRunnerRole
-
 __all__ = ["RunnerLink"]
+
+
+class SamplingRole(Protocol):
+    """What samples for the link."""
+
+    env_runner: Any
+    env_watch: EnvWatch
+
+    def take_fragment(self, num_vector_steps: int, max_s: float | None = None) -> Any:
+        """Sample a lease; see `rlzmq.roles.fragment_data.take_fragment`."""
 
 
 class RunnerLink(PeerLink):
@@ -55,7 +63,7 @@ class RunnerLink(PeerLink):
 
     def __init__(
         self,
-        role: EnvRunnerRole,
+        role: SamplingRole,
         run_blocking: Callable[[Callable[[], Any]], Any],
         *,
         run_id: str,

@@ -23,6 +23,7 @@ from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
 from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
 from rlzmq.roles.runner.env_watchdog import EnvWatch
+from rlzmq.roles.runner.runner_link import RunnerLink
 from rlzmq.roles.runner.sampling_round import UntilEnd
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
@@ -180,8 +181,6 @@ class EnvRunnerRole:
         Args:
             link: Addresses and identity, as `driver.broker_pipeline` hands them out.
         """
-        from rlzmq.roles.runner.runner_link import RunnerLink
-
         faults.at("runner.connect")
         self._loop = asyncio.get_running_loop()
         self._link = RunnerLink(self, self._run_blocking, **link)

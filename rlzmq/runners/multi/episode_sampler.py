@@ -20,20 +20,22 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_map
+from rlzmq.core.typed_values import freeze, thaw
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_state import plain_state
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
 from rlzmq.runners.multi.episode_totals import EpisodeTotals, MultiAgentFinished
 from rlzmq.runners.multi.request import StepCount
-from rlzmq.runners.multi.sampler_state import get_episode_sampler, set_episode_sampler
+from rlzmq.runners.sampler_state import check_sampler
 from rlzmq.runners.single.fused_sampler import WEIGHTS_SEQ_NO
 
 if TYPE_CHECKING:
-    from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
+    from rlzmq.runners.multi.agents_env_runner import AgentsEnvRunner
     from rlzmq.runners.request import SampleRequest
 
 __all__ = ["MultiAgentSampler"]
@@ -48,7 +50,7 @@ class MultiAgentSampler:
         runner: Gives env, modules, pipelines, callbacks and counters.
     """
 
-    def __init__(self, runner: MultiAgentEnvRunner) -> None:
+    def __init__(self, runner: AgentsEnvRunner) -> None:
         self.runner = runner
         self.num_envs = runner.num_envs
         self.lookback = runner.config.episode_lookback_horizon
@@ -106,12 +108,54 @@ class MultiAgentSampler:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """What the next fragment needs of those before, as plain values and arrays."""
-        return get_episode_sampler(self)
+        """Return what the next fragment needs of the former ones, as plain values and arrays.
+
+        Raises:
+            NotPlainError: Something has no plain form.
+        """
+        return {
+            "kind": "agents' episodes",
+            "lookback": self.lookback,
+            "episodes": [plain_state(episode) for episode in self._episodes],
+            # An env that is about to be reset still acts as the episode that ended.
+            "acting": [
+                None if acting is episode else plain_state(acting)
+                for acting, episode in zip(self._acting, self._episodes, strict=True)
+            ],
+            "prev_chunks": [[plain_state(chunk) for chunk in chunks] for chunks in self._prev_chunks],
+            "totals": [totals.get_state() for totals in self._totals],
+            "starting": sorted(self._starting),
+            "templates": freeze(self._templates, "model outputs"),
+            "to_module": freeze(self._to_module, "the modules' batch"),
+        }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Goes on from `get_state`'s output; see `multi_agent_carried.set_episode_sampler`."""
-        set_episode_sampler(self, state, lost)
+        """Continue from what `get_state` returned.
+
+        Args:
+            state: As it was returned.
+            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
+
+        Raises:
+            ValueError: The state belongs to another kind of sampler, or has other sizes.
+        """
+        check_sampler(self, state, "agents' episodes", len(state["episodes"]))
+        mapping_fn = self.runner.mapping_fn
+        self._episodes = [_episode(episode, mapping_fn) for episode in state["episodes"]]
+        self._acting = [
+            episode if acting is None else _episode(acting, mapping_fn)
+            for episode, acting in zip(self._episodes, state["acting"], strict=True)
+        ]
+        self._prev_chunks = [
+            [_episode(chunk, mapping_fn) for chunk in chunks] for chunks in state["prev_chunks"]
+        ]
+        self._totals = [EpisodeTotals.from_state(totals) for totals in state["totals"]]
+        self._starting = set(state["starting"])
+        self._templates = thaw(state["templates"])
+        self._to_module = thaw(state["to_module"])
+        for index in lost:
+            self._begin_episode(index)
+        self.has_episodes = True
 
     # -- one fragment --------------------------------------------------------------------------
 
@@ -412,3 +456,9 @@ def _copied(observations: dict[Any, Any]) -> dict[Any, Any]:
 
 def _own(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def _episode(state: Mapping[str, Any], mapping_fn: Any) -> MultiAgentEpisode:
+    episode = MultiAgentEpisode.from_state(dict(state))
+    episode.agent_to_module_mapping_fn = mapping_fn
+    return episode

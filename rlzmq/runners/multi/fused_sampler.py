@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER, ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.core.typed_values import freeze, thaw
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
@@ -24,14 +26,14 @@ from rlzmq.runners.multi.episode_totals import EpisodeTotals, MultiAgentFinished
 from rlzmq.runners.multi.fragment_batch import collect_batch
 from rlzmq.runners.multi.module_rows import ModuleStore, gather_states
 from rlzmq.runners.multi.observation_routing import ObservationRouter
-from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode
+from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode, live_state, set_live_state
 from rlzmq.runners.multi.request import StepCount
-from rlzmq.runners.multi.sampler_state import get_fused_sampler, set_fused_sampler
+from rlzmq.runners.sampler_state import check_sampler
 from rlzmq.runners.single.fused_sampler import WEIGHTS_SEQ_NO
 
 if TYPE_CHECKING:
     from rlzmq.connectors.plans import EnvToModulePlan, ModuleToEnvPlan
-    from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
+    from rlzmq.runners.multi.agents_env_runner import AgentsEnvRunner
     from rlzmq.runners.request import SampleRequest
 
 __all__ = ["FusedMultiAgentSampler"]
@@ -47,7 +49,7 @@ class FusedMultiAgentSampler:
     """
 
     def __init__(
-        self, runner: MultiAgentEnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
+        self, runner: AgentsEnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
     ) -> None:
         self.runner = runner
         self.num_envs = runner.num_envs
@@ -114,12 +116,55 @@ class FusedMultiAgentSampler:
         return LiveEpisode(id_, runner.mapping_fn, self._spaces, self._stores)
 
     def get_state(self) -> dict[str, Any]:
-        """What the next fragment needs of those before, as plain values and arrays."""
-        return get_fused_sampler(self)
+        """Return what the next fragment needs of the former ones, as plain values and arrays.
+
+        Raises:
+            NotPlainError: Something has no plain form.
+        """
+        return {
+            "kind": "fused agents",
+            "lookback": self.lookback,
+            "stores": {module_id: store.get_state() for module_id, store in self._stores.items()},
+            "live": [live_state(live) for live in self._live],
+            "acting": [
+                [
+                    store.module_id,
+                    freeze(block, "observations"),
+                    [[index, to_plain(record.agent_id)] for index, record in rows],
+                ]
+                for store, block, rows in self._acting
+            ],
+        }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Goes on from `get_state`'s output; see `multi_agent_carried.set_fused_sampler`."""
-        set_fused_sampler(self, state, lost)
+        """Continue from what `get_state` returned.
+
+        Args:
+            state: As it was returned.
+            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
+
+        Raises:
+            ValueError: The state belongs to another kind of sampler, or has other sizes.
+        """
+        check_sampler(self, state, "fused agents", len(state["live"]))
+        stores = self._stores
+        for module_id, own in state["stores"].items():
+            if module_id in stores:  # else the module was removed
+                stores[module_id].set_state(own)
+        self._live = live_episodes = [
+            set_live_state(self._new_episode(str(live["id"])), live, stores) for live in state["live"]
+        ]
+        self._acting = [
+            (
+                stores[module_id],
+                thaw(block),
+                [(index, live_episodes[index].records[from_plain(agent_id)]) for index, agent_id in rows],
+            )
+            for module_id, block, rows in state["acting"]
+        ]
+        for index in lost:
+            self._live[index] = self._new_episode()
+        self.has_episodes = True
 
     # -- one fragment --------------------------------------------------------------------------
 

@@ -5,28 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.seeding import derive_seed
-from rlzmq.core.suggest import did_you_mean
-from rlzmq.core.tree import tree_map
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv, make_multi_agent_vec
 from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.runners.env_failures import WayThere
-from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.multi.agents_env_runner import AgentsEnvRunner
 from rlzmq.runners.multi.episode_sampler import MultiAgentSampler
 from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
-from rlzmq.runners.sampling_runner import EPISODE_HOOKS, SamplingRunner
+from rlzmq.runners.sampling_runner import EPISODE_HOOKS
 
 __all__ = ["MultiAgentEnvRunner"]
 
 
-class MultiAgentEnvRunner(SamplingRunner):
+class MultiAgentEnvRunner(AgentsEnvRunner):
     """Samples episodes of several agents, whose modules ``config.policy_mapping_fn`` names.
 
     `sample` returns a `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without the agents that made
@@ -46,12 +40,6 @@ class MultiAgentEnvRunner(SamplingRunner):
     Attributes:
         use_fused: Set to False to always build real episodes.
     """
-
-    env: SyncVectorMultiAgentEnv
-
-    def __init__(self, *, config: BaseConfig, **kwargs: Any) -> None:
-        self.counts_agent_steps = getattr(config, "count_steps_by", "env_steps") == "agent_steps"
-        super().__init__(config=config, **kwargs)
 
     def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
         agent_steps, module_steps = batch.agent_steps_by("agent_ids"), batch.agent_steps_by("module_ids")
@@ -100,34 +88,6 @@ class MultiAgentEnvRunner(SamplingRunner):
         if not goes_on or len(came.episode_actions) != batch.env_t[e]:
             return None  # of an episode that is over
         return WayThere.of_agents(came.episode_seed, came.episode_actions[: value.num_env_steps])
-
-    # -- what samplers ask for -----------------------------------------------------------------
-
-    def mapping_fn(self, agent_id: Any, episode: Any) -> str:
-        """``config.policy_mapping_fn``, its answer checked.
-
-        Raises:
-            ConfigurationError: It names a module that there is none of.
-        """
-        fn = getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn
-        module_id = fn(agent_id, episode)
-        if module_id not in self.multi_rl_module:
-            raise ConfigurationError(
-                f"policy_mapping_fn({agent_id!r}, episode) returned {module_id!r}, which is no module."
-                f"{did_you_mean(module_id, list(self.multi_rl_module.keys()))}"
-            )
-        return str(module_id)
-
-    def forward(self, batch: dict[str, Any], explore: bool, t: int) -> Any:
-        """The modules' forward passes on a batch by module id."""
-        with torch.inference_mode():
-            if explore:
-                return self.multi_rl_module.forward_exploration(batch, t=t)
-            return self.multi_rl_module.forward_inference(batch)
-
-    def initial_state(self, module_id: Any) -> Any:
-        """A module's state at an episode's start, as arrays without batch dimension."""
-        return tree_map(to_numpy, self.multi_rl_module[module_id].get_initial_state())
 
     # -- construction --------------------------------------------------------------------------
 

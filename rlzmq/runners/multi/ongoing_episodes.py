@@ -8,8 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.core.tree import tree_map
+from rlzmq.core.typed_values import freeze, thaw
 from rlzmq.episodes.agent_timelines import LAST_OBSERVATION, AgentEvent, AgentTrack, SavedTimeline, Timeline
+from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
 from rlzmq.episodes.rewards import REWARD_TYPES
 from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
 from rlzmq.runners.multi.episode_totals import EpisodeTotals
@@ -311,3 +316,56 @@ class LiveEpisode:
             chunk.records[agent_id] = carried = record.carry_on(begin)
             new.tracks[agent_id] = carried.track
         return chunk
+
+
+def live_state(live: LiveEpisode) -> dict[str, Any]:
+    where = f"episode {live.id_!r}"
+    return {
+        "id": live.id_,
+        "is_reset": live.is_reset,
+        "timeline": timeline_to_plain(live.timeline, where),
+        "agent_module_ids": to_plain(dict(live.face._agent_module_ids), where),
+        "custom_data": to_plain(live.face.custom_data, f"{where}.custom_data"),
+        "totals": live.totals.get_state(),
+        "records": [_record_state(record) for record in live.records.values()],
+    }
+
+
+def set_live_state(
+    live: LiveEpisode, state: Mapping[str, Any], stores: Mapping[str, ModuleStore]
+) -> LiveEpisode:
+    live.is_reset = bool(state["is_reset"])
+    live.timeline = live.face._timeline = timeline_from_plain(state["timeline"])
+    live.face._agent_module_ids = from_plain(state["agent_module_ids"])
+    live.face.custom_data = from_plain(state["custom_data"])
+    live.totals = EpisodeTotals.from_state(state["totals"])
+    for own in state["records"]:
+        agent_id = from_plain(own["agent_id"])
+        store = stores[live.face.module_for(agent_id)]
+        record = live.records[agent_id] = AgentRecord(agent_id, store, live.timeline.tracks[agent_id])
+        record.observation_rows, record.act_rows = list(own["observation_rows"]), list(own["act_rows"])
+        record.rewards = from_plain(own["rewards"])
+        record.infos = {position: from_plain(info) for position, info in own["infos"]}
+        record.lookback, record.t_started = int(own["lookback"]), int(own["t_started"])
+        record.initial_state = thaw(own["initial_state"])
+        if own["state"] is not None:
+            record.state = (thaw(own["state"]), 0, 1)
+    return live
+
+
+def _record_state(record: AgentRecord) -> dict[str, Any]:
+    state = record.state
+    if state is not None:
+        block, row, _ = state
+        state = freeze(tree_map(lambda leaf: leaf[row : row + 1], block), "the module's state")
+    return {
+        "agent_id": to_plain(record.agent_id),
+        "observation_rows": list(record.observation_rows),
+        "act_rows": list(record.act_rows),
+        "rewards": to_plain(record.rewards),
+        "infos": [[position, plain_infos(info)[0]] for position, info in record.infos.items()],
+        "lookback": record.lookback,
+        "t_started": record.t_started,
+        "initial_state": freeze(record.initial_state, "the module's state"),
+        "state": state,
+    }

@@ -28,19 +28,21 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
+from rlzmq.core.typed_values import freeze, thaw
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_state import plain_state
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.sampler_state import by_env, check_sampler, keep_actions
 from rlzmq.runners.single.fused_sampler import WEIGHTS_SEQ_NO
 from rlzmq.runners.single.ongoing_episodes import FinishedEpisodes
-from rlzmq.runners.single.sampler_state import by_env, get_episode_sampler, keep_actions, set_episode_sampler
 
 if TYPE_CHECKING:
     from rlzmq.connectors.pipelines import EnvToModulePipeline
     from rlzmq.runners.request import SampleRequest
-    from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+    from rlzmq.runners.single.vector_env_runner import VectorEnvRunner
 
 __all__ = ["EpisodeSampler"]
 
@@ -63,7 +65,7 @@ class EpisodeSampler:
         runner: Gives env stepper, module, pipelines, callbacks and counters.
     """
 
-    def __init__(self, runner: SingleAgentEnvRunner) -> None:
+    def __init__(self, runner: VectorEnvRunner) -> None:
         self.runner = runner
         self.num_envs = runner.num_envs
         self.lookback = max(runner.config.episode_lookback_horizon, runner.env_to_module.required_lookback)
@@ -127,12 +129,67 @@ class EpisodeSampler:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """What the next fragment needs of those before, as plain values and arrays (see `carried`)."""
-        return get_episode_sampler(self)
+        """Return what the next fragment needs of the former ones, as plain values and arrays.
+
+        Raises:
+            NotPlainError: Something has no plain form.
+        """
+        now = time.perf_counter()
+        same = [a is b for a, b in zip(self._acting, self._episodes, strict=True)]
+        return {
+            "kind": "episodes",
+            "lookback": self.lookback,
+            "episodes": [plain_state(episode) for episode in self._episodes],
+            # An env that is about to be reset still acts on the last observation of the episode that ended.
+            "acting": [
+                None if is_same else plain_state(episode)
+                for episode, is_same in zip(self._acting, same, strict=True)
+            ],
+            "prev_chunks": [[plain_state(chunk) for chunk in chunks] for chunks in self._prev_chunks],
+            "chunk_states": freeze(self._chunk_states, "the modules' states"),
+            "returns": list(self._returns),
+            "ages_s": [now - start for start in self._started_s],
+            "needs_reset": self._needs_reset.copy(),
+            "starting": sorted(self._starting),
+            "extra_names": list(self._extra_names),
+            "last_extras": freeze(self._last_extras, "model outputs"),
+            "to_module": freeze(self._to_module, "the module's batch"),
+            "module_observations": freeze(self._module_observations, "observations"),
+        }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Goes on from `get_state`'s output; see `carried.set_fused_sampler`."""
-        set_episode_sampler(self, state, lost)
+        """Continue from what `get_state` returned.
+
+        Args:
+            state: As it was returned.
+            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
+
+        Raises:
+            ValueError: The state belongs to another kind of sampler, or has other sizes.
+        """
+        check_sampler(self, state, "episodes", len(state["episodes"]))
+        now = time.perf_counter()
+        self._episodes = [SingleAgentEpisode.from_state(episode) for episode in state["episodes"]]
+        self._acting = [
+            episode if acting is None else SingleAgentEpisode.from_state(acting)
+            for episode, acting in zip(self._episodes, state["acting"], strict=True)
+        ]
+        self._prev_chunks = [
+            [SingleAgentEpisode.from_state(chunk) for chunk in chunks] for chunks in state["prev_chunks"]
+        ]
+        self._chunk_states = thaw(state["chunk_states"])
+        self._returns = [float(value) for value in state["returns"]]
+        self._started_s = [now - age for age in state["ages_s"]]
+        self._needs_reset = np.array(state["needs_reset"], np.bool_)
+        self._starting = set(state["starting"])
+        self._extra_names = tuple(state["extra_names"])
+        self._last_extras = thaw(state["last_extras"])
+        self._to_module = thaw(state["to_module"])
+        self._module_observations = thaw(state["module_observations"])
+        for index in lost:
+            self._needs_reset[index] = True
+            self._begin_anew(index)
+        self.has_episodes = True
 
     # -- one fragment --------------------------------------------------------------------------
 

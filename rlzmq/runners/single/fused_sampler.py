@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.errors import EnvironmentError_
+from rlzmq.core.plain import from_plain
 from rlzmq.core.stage_timers import (
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,
@@ -22,17 +23,19 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.core.typed_values import freeze, thaw
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.runners.module_step import to_numpy
+from rlzmq.runners.sampler_state import by_env, check_sampler, keep_actions
 from rlzmq.runners.single.fragment_columns import ChunkTable, ColumnBlock, Writer, find_chunks
 from rlzmq.runners.single.ongoing_episodes import FinishedEpisodes, OngoingEpisodes
-from rlzmq.runners.single.sampler_state import by_env, get_fused_sampler, keep_actions, set_fused_sampler
 
 if TYPE_CHECKING:
     from rlzmq.connectors.plans import EnvToModulePlan, ModuleToEnvPlan
     from rlzmq.runners.request import SampleRequest
-    from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+    from rlzmq.runners.single.vector_env_runner import VectorEnvRunner
 
 __all__ = ["WEIGHTS_SEQ_NO", "FusedSampler"]
 
@@ -58,7 +61,7 @@ class FusedSampler:
     """
 
     def __init__(
-        self, runner: SingleAgentEnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
+        self, runner: VectorEnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
     ) -> None:
         self.runner = runner
         self.num_envs = runner.num_envs
@@ -96,12 +99,48 @@ class FusedSampler:
         self.has_episodes = True
 
     def get_state(self) -> dict[str, Any]:
-        """What the next fragment needs of those before, as plain values and arrays (see `carried`)."""
-        return get_fused_sampler(self)
+        """Return what the next fragment needs of the former ones, as plain values and arrays.
+
+        Raises:
+            NotPlainError: Something has no plain form.
+        """
+        return {
+            "kind": "fused",
+            "lookback": self.lookback,
+            "ongoing": self._ongoing.get_state(),
+            "needs_reset": self._needs_reset.copy(),
+            "num_previous": self._num_previous.copy(),
+            "module_state": freeze(self._state, "the module's state"),
+            "infos": [[*place, plain_infos(info)[0]] for place, info in self._carried_infos.items()],
+            "columns": freeze(self._carried, "columns"),
+            "module_observations": freeze(self._module_observations, "observations"),
+        }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Goes on from `get_state`'s output; see `carried.set_fused_sampler`."""
-        set_fused_sampler(self, state, lost)
+        """Continue from what `get_state` returned.
+
+        Args:
+            state: As it was returned.
+            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
+
+        Raises:
+            ValueError: The state belongs to another kind of sampler, or has other sizes.
+        """
+        check_sampler(self, state, "fused", len(state["needs_reset"]))
+        self._ongoing = OngoingEpisodes.from_state(state["ongoing"], self.runner.new_episode_id)
+        self._needs_reset = np.array(state["needs_reset"], np.bool_)
+        self._num_previous = np.array(state["num_previous"], np.int64)
+        self._state = thaw(state["module_state"])
+        self._carried_infos = {
+            (index, slot): from_plain(info) for index, slot, info in state["infos"] if index not in lost
+        }
+        self._carried = thaw(state["columns"])
+        self._module_observations = thaw(state["module_observations"])
+        self._rows = VectorStepRows({}, self.num_envs)
+        for index in lost:
+            self._needs_reset[index] = True
+            self._ongoing.begin_anew(index)
+        self.has_episodes = True
 
     # -- one fragment --------------------------------------------------------------------------
 

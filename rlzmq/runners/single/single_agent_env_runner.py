@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from gymnasium.vector.utils import create_empty_array
-
 from rlzmq.core.seeding import derive_seed
-from rlzmq.core.tree import tree_map
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.vector import make_vec
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.runners.env_failures import WayThere
 from rlzmq.runners.module_step import ModuleStep
-from rlzmq.runners.sampling_runner import EPISODE_HOOKS, SamplingRunner
+from rlzmq.runners.sampling_runner import EPISODE_HOOKS
 from rlzmq.runners.single.episode_sampler import EpisodeSampler
 from rlzmq.runners.single.fused_sampler import FusedSampler
+from rlzmq.runners.single.vector_env_runner import VectorEnvRunner
 from rlzmq.runners.vector_io import VectorStepper
 
 __all__ = ["SingleAgentEnvRunner"]
 
 
-class SingleAgentEnvRunner(SamplingRunner):
+class SingleAgentEnvRunner(VectorEnvRunner):
     """Samples episodes of one agent with one RLModule in ``num_envs_per_env_runner`` environments.
 
     Two samplers give identical results: the fused one, on whole columns, is used while all connector
@@ -42,9 +39,6 @@ class SingleAgentEnvRunner(SamplingRunner):
     Attributes:
         use_fused: Set to False to always build real episodes.
     """
-
-    stepper: VectorStepper
-    module_step: ModuleStep
 
     def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
         num_env_steps = batch.num_env_steps
@@ -88,21 +82,6 @@ class SingleAgentEnvRunner(SamplingRunner):
     def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
         steps = value.num_env_steps - int(batch.t_started[value.episode])
         return self.stepper.way_to(batch, value.episode, steps)
-
-    # -- what samplers ask for -----------------------------------------------------------------
-
-    def sample_random_actions(self) -> Any:
-        """One random action per environment, from the seeded action space."""
-        return self.env.action_space.sample()
-
-    def example_actions(self) -> Any:
-        """Zeros of the shape and dtype in which actions are stored, leaves ``[num_envs, ...]``."""
-        zeros = create_empty_array(self.env.single_action_space, n=self.num_envs, fn=np.zeros)
-
-        def as_stored(leaf: Any) -> Any:
-            return leaf.astype(np.float32) if np.issubdtype(leaf.dtype, np.floating) else leaf
-
-        return tree_map(as_stored, zeros)
 
     # -- construction --------------------------------------------------------------------------
 
