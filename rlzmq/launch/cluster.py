@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rlzmq.core.addresses import check_bind_address, split_tcp
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 
@@ -118,8 +119,6 @@ class Cluster:
             data[role] = tuple(_place(f"{source}: {role}", item) for item in data.get(role, ()))
         data["train"] = tuple(str(argument) for argument in data["train"])
         cluster = cls(**data)
-        from rlzmq.core.addresses import check_bind_address, split_tcp
-
         check_bind_address(cluster.listen, has_keys=True)
         if not split_tcp(cluster.listen)[1]:
             raise ConfigurationError(
