@@ -46,13 +46,9 @@ NOT_IN_PROTOCOL = (
 )
 
 # Modules that need each other today, through imports in functions or for type checkers. Entries only leave this list.
-KNOWN_CIRCLES = (
+KNOWN_CIRCLES: tuple[str, ...] = (
     "connectors.explain connectors.pipelines",
     "envs.agent_groups envs.multi_agent_env",
-    "episodes.episode_batch episodes.episode_gather episodes.episode_wire",
-    "episodes.episode_state episodes.multi_agent_chunks episodes.multi_agent_episode episodes.multi_agent_getters "
-    "episodes.multi_agent_state episodes.single_agent_episode",
-    "episodes.multi_agent_batch episodes.multi_agent_gather episodes.multi_agent_wire",
     "modules.default_models modules.default_models.actor_critic modules.multi_rl_module modules.rl_module "
     "modules.saving modules.spec",
     "modules.distributions.for_space modules.distributions.nested",
@@ -102,11 +98,6 @@ LAZY_IMPORTS = {
         "connectors/pipelines.py",
         "connectors/plans.py",
         "envs/multi_agent_env.py",
-        "episodes/episode_gather.py",
-        "episodes/episode_state.py",
-        "episodes/episode_wire.py",
-        "episodes/multi_agent_batch.py",
-        "episodes/multi_agent_state.py",
         "modules/distributions/nested.py",
         "modules/multi_rl_module.py",
         "modules/rl_module.py",

@@ -1,1 +1,1 @@
-"""The actor system: any class in its own process, its methods awaited from here."""
+"""The actor system: run any class in its own process and await its methods."""

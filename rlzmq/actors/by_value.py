@@ -1,7 +1,7 @@
-"""The only module that pickles: objects of the user's script, from a parent to its own local child.
+"""The only module that pickles: it sends objects of the user's script from a process to its own child.
 
-What travels this way goes over a private socketpair that only the two processes hold. Nothing that
-came from a zmq socket, a file or another machine is ever unpickled. Classes and functions defined in
+The bytes travel over a private socketpair that only the two processes hold. Nothing that came from
+a zmq socket, a file or another machine is ever unpickled. Classes and functions defined in
 ``__main__``, in a notebook or inside a function travel by value, all others by import.
 """
 
@@ -14,14 +14,14 @@ __all__ = ["dumps", "loads"]
 
 
 def dumps(value: Any, what: str) -> bytes:
-    """Pickles ``value``.
+    """Pickle ``value``.
 
     Args:
         value: Any picklable object.
-        what: Names it in the error text.
+        what: How error texts name it.
 
     Raises:
-        TypeError: It, or something it refers to, cannot be pickled.
+        TypeError: The value, or something that it refers to, cannot be pickled.
     """
     import cloudpickle  # type: ignore[import-untyped]
 
@@ -36,5 +36,5 @@ def dumps(value: Any, what: str) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Unpickles what :func:`dumps` of the parent made; only ever call it with bytes of the private pipe."""
+    """Unpickle the result of the parent's :func:`dumps`; only call it with bytes from the private pipe."""
     return pickle.loads(data)

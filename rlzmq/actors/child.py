@@ -1,4 +1,4 @@
-"""An actor's own process, from the fork on: settings, instance, calls, the end."""
+"""The main function of an actor's process: receive settings, construct the instance, serve calls, stop."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _FLUSH_MS = 2000
 
 
 def local_options(max_message_bytes: int) -> Any:
-    """Socket options between a system and its own children.
+    """Return the socket options between an actor system and its children.
 
-    No heartbeats: the system learns of a child's end from the fork server, and a disconnect because one
-    of them was stopped in a debugger would lose calls. No send limit: what is under way is bounded by
-    the calls outstanding and the streams' windows.
+    There are no heartbeats: the fork server reports a child's end, and a disconnect while one side is
+    stopped in a debugger would lose calls. There is no send limit: outstanding calls and the streams'
+    windows bound the messages.
     """
     return replace(
         CONTROL,
@@ -65,18 +65,18 @@ def local_options(max_message_bytes: int) -> Any:
 
 
 def run_child(channel: socket.socket, role: str) -> int:
-    """Runs in the forked process; returns its exit code.
+    """Serve the actor in the forked process; return the exit code.
 
     Args:
         channel: The private socket to the parent.
         role: The actor's name.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks of a process that hangs
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # seen even if killed
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines are written even if the process is killed
     random.seed()
-    np.random.seed()  # the parent's state came along with the fork: do not repeat it in every child
+    np.random.seed()  # the fork copied the parent's state: children must not share it
     settings = private_pipe.receive_blocking(channel)
     if settings is None:
         return 0  # the parent gave up
@@ -138,7 +138,7 @@ class _Child:
             self._send(Result(self._stop_call_id), pack(None, "stop"))
 
     async def _read_private_pipe(self) -> None:
-        """The constructor first, then functions to apply; the parent's end is ours."""
+        """Read the constructor's payload, then functions to apply; stop when the parent closes the pipe."""
         while (data := await private_pipe.receive(self._channel)) is not None:
             call_id = int.from_bytes(data[:8], "little")
             if call_id == CONSTRUCT_CALL_ID:
@@ -215,12 +215,12 @@ class _Child:
         self._credits.pop(call_id, None)
 
     async def _guard(self, call_id: int, work: Any) -> None:
-        """The root of one call: whatever it raises goes to the caller."""
+        """Run one call and send its exception, if any, to the caller."""
         try:
             await work
         except asyncio.CancelledError as error:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                return  # the caller cancelled: nobody listens
+                return  # the caller cancelled and expects no answer
             self._send(Failure(call_id, pack_error(error, self._role)))
         except BaseException as error:
             self._send(Failure(call_id, pack_error(error, self._role)))
@@ -233,6 +233,6 @@ class _Child:
 
 
 def _pack_snapshot(value: Any, what: str) -> list[Any]:
-    """A value packed so that the actor's later work cannot change it while it is being sent."""
-    tree, small, *large = pack(value, what)  # the first two are the packer's own
+    """Pack a value with copies of its arrays, so that the actor cannot change them while they are sent."""
+    tree, small, *large = pack(value, what)  # the packer owns the first two
     return [tree, small, *(array.copy() for array in large)]

@@ -1,4 +1,4 @@
-"""The event loop of every process of ours: uvloop where there is one."""
+"""The event loop of every rlzmq process: uvloop if it is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["new_event_loop"]
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A fresh loop: uvloop's, else asyncio's own."""
+    """Return a new event loop: uvloop's if it is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""How an actor's process ended, and the error its callers get."""
+"""The exit status of an actor's process, and the error that its callers get."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExitStatus:
 
     @classmethod
     def from_return_code(cls, code: int, stderr_lines: tuple[str, ...] = ()) -> ExitStatus:
-        """From subprocess's convention: negative means a signal."""
+        """Convert a return code of ``subprocess``: a negative one is a signal."""
         return cls(None, -code, stderr_lines) if code < 0 else cls(code, None, stderr_lines)
 
     @property
@@ -67,7 +67,7 @@ class ActorLostError(PeerLostError):
     def describe(
         cls, role: str, class_name: str, pid: int, status: ExitStatus, during: str
     ) -> ActorLostError:
-        """The error for callers: who, how it ended, during what, and the last stderr lines."""
+        """Return the error for callers: the actor, its exit status, the call and the last stderr lines."""
         text = f"actor {role!r} ({class_name}, pid {pid}) {status} during {during}"
         if status.signal_number == signal.SIGKILL:
             text += "; if nobody here killed it, the machine may have run out of memory"

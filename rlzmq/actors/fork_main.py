@@ -1,7 +1,7 @@
 """The fork server's process: imports what actors need once, then forks one child per request.
 
 It has a single thread, no event loop and no zmq context, and never runs a torch operation, so its
-forks are safe. It speaks to the process that started it (the *driver*) over inherited sockets only:
+forks are safe. It communicates with the process that started it (the *driver*) over inherited sockets only:
 
 * control socket: requests ``spawn``, ``preload`` (more modules), ``own`` (a directory to remove when the driver
   dies), ``disown``;
@@ -47,16 +47,16 @@ _MAX_REQUEST_BYTES = 64 * 1024
 
 
 def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[str]) -> None:
-    """Runs until the driver ends.
+    """Serve requests until the driver ends.
 
     Args:
         control_fd: The server's end of the control socket.
         lifeline_fd: Read end of a pipe that the driver never writes to.
-        driver_pid: The process that this one serves.
+        driver_pid: The driver's process id.
         preload: Modules to import before the first fork; the missing ones are skipped.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # sent to a whole job: the driver ends it in order
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole job: the driver stops this process
     child_name = Path(_NAME_PATH).read_text()
     Path(_NAME_PATH).write_text(FORK_SERVER_NAME)
     control = socket.socket(fileno=control_fd)
@@ -73,7 +73,7 @@ def main(control_fd: int, lifeline_fd: int, driver_pid: int, preload: Sequence[s
 
 @contextlib.contextmanager
 def _ended_with_driver(lifeline_fd: int, end: Callable[[], NoReturn]) -> Iterator[None]:
-    """While imports keep this process busy, the kernel tells it (SIGIO) as soon as the driver is gone."""
+    """Call ``end`` on SIGIO, which the kernel sends when the driver ends while imports keep this process busy."""
     signal.signal(signal.SIGIO, lambda *_: end())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
@@ -87,7 +87,7 @@ def _ended_with_driver(lifeline_fd: int, end: Callable[[], NoReturn]) -> Iterato
 
 
 def _clean_up(control: socket.socket, directories: set[str]) -> NoReturn:
-    """The driver has ended; what it asked for last may not have been looked at yet."""
+    """Read the driver's last requests, remove its directories and exit."""
     control.setblocking(False)
     with contextlib.suppress(OSError):
         while data := control.recv(_MAX_REQUEST_BYTES):
@@ -108,11 +108,11 @@ def _import_all(modules: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
-            continue  # an optional part; an actor that needs it fails with its own, better error
+            continue  # optional; an actor that needs it fails with a better error
         except Exception:
             sys.stderr.write(f"rlzmq fork server: importing {name} failed\n{traceback.format_exc()}")
         if name == "torch":
-            # An inherited pool of threads would hang the child's first operation: never have one.
+            # A child's first operation would hang on an inherited thread pool, so none is ever started.
             sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()  # children share these pages as long as no collection touches them
@@ -194,7 +194,7 @@ class _Server:
             return
         if pid == 0:
             self._become_child(role, status, channel, tail)
-        with contextlib.suppress(OSError):  # both sides do it: whoever comes first
+        with contextlib.suppress(OSError):  # parent and child both set it: the first one wins
             os.setpgid(pid, pid)
         channel.close()
         tail.close_write_end()
@@ -209,7 +209,7 @@ class _Server:
     def _become_child(
         self, role: str, status: socket.socket, channel: socket.socket, tail: StderrTail
     ) -> None:
-        """Never returns."""
+        """Turn the forked process into an actor; never return."""
         code = 70
         try:
             os.setpgid(0, 0)
@@ -282,7 +282,7 @@ class _Server:
                 return
             if info is None:
                 return
-            # What it left behind; its id is still its own.
+            # Kill what the child left behind; its id is not reused yet.
             end_family(info.si_pid, parent=self._pid, spared=self._children)
             _, status = os.waitpid(info.si_pid, 0)
             child = self._children.pop(info.si_pid, None)
@@ -301,7 +301,7 @@ class _Server:
             child.status = None
 
     def _end(self) -> NoReturn:
-        """The driver is gone: leave nothing behind. Never returns."""
+        """Kill the children, clean up and exit, because the driver has ended; never return."""
         for child in self._children.values():
             child.signal(signal.SIGKILL)
         deadline = time.monotonic() + _MAX_REAP_S

@@ -1,4 +1,4 @@
-"""The driver's side of the fork server: one warm server per process, children on request.
+"""The driver's side of the fork server: one preloaded server per process, children on request.
 
 Importing this module is cheap and :func:`prestart` returns at once, so that the server imports torch
 while the driver still does.
@@ -41,7 +41,7 @@ PRELOAD = (
     "rlzmq.algorithms.appo.appo_config",
     "rlzmq.algorithms.ppo.ppo_config",
 )
-"""What children find imported. Names, because an actor system knows nothing of what runs on it."""
+"""Modules that children find imported. They are names, because this package must not import the layers above it."""
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[4]); from rlzmq.actors.fork_main import main; "
@@ -51,9 +51,9 @@ _SHUTDOWN_WAIT_S = 2.0
 
 
 class ForkedChild:
-    """A process that the fork server made for one owner.
+    """A process that the fork server started for one owner.
 
-    It is killed when its owner closes it or dies. Belongs to the loop it was made on.
+    It is killed when its owner closes it or dies. It belongs to the event loop on which it was created.
 
     Attributes:
         pid: Its process id.
@@ -73,17 +73,17 @@ class ForkedChild:
         self._loop.add_reader(status, self._on_status)
 
     def signal(self, number: int) -> None:
-        """Sends a signal; whom it started ends with it, too. Nothing happens when it has ended."""
+        """Send a signal; processes that it started end with it. Do nothing if the process has ended."""
         if self._status is not None:
             with contextlib.suppress(OSError):
                 self._status.send(json.dumps({"signal": int(number)}).encode())
 
     def kill(self) -> None:
-        """Ends it now."""
+        """Kill the process and its group."""
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Lets go of it: it is killed if it still runs. Idempotent."""
+        """Release the process; it is killed if it still runs. Idempotent."""
         self.channel.close()
         self._close_status()
 
@@ -126,7 +126,7 @@ class ForkedChild:
 
 
 class ForkServer:
-    """Starts the server process; returns before it is warm. Thread-safe.
+    """The server process, started without waiting for its imports. Thread-safe.
 
     Args:
         preload: Modules it imports first; missing ones are skipped.
@@ -139,7 +139,7 @@ class ForkServer:
         lifeline_read, self._lifeline_write = os.pipe()
         root = str(Path(__file__).parents[2])
         fds = (theirs.fileno(), lifeline_read)
-        # One thread everywhere by default: children take the driver's own settings over later.
+        # One thread by default: children adopt the driver's settings later.
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         try:
             self._process = subprocess.Popen(
@@ -147,7 +147,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 env={**os.environ, **one_thread},
-                start_new_session=True,  # the terminal's Ctrl-C is the driver's business
+                start_new_session=True,  # the driver handles the terminal's Ctrl-C
             )
         finally:
             theirs.close()
@@ -160,11 +160,11 @@ class ForkServer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs and belongs to this process (not to the one this was forked from)."""
+        """Whether the server runs and belongs to this process, not to the process that this one was forked from."""
         return self._owner_pid == os.getpid() and self._process.poll() is None
 
     def spawn(self, role: str, *, log_path: str | None = None) -> ForkedChild:
-        """Asks for a child that runs :func:`rlzmq.actors.child.run_child`. Call it on a running loop.
+        """Request a child that runs :func:`rlzmq.actors.child.run_child`; call it on a running event loop.
 
         Args:
             role: Its name: in front of its stderr lines and in error texts.
@@ -193,20 +193,20 @@ class ForkServer:
         return child
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has the server import these, too, before it makes the children that are asked for from now on."""
+        """Import these modules in the server as well, before any child that is requested later."""
         self._request({"op": "preload", "modules": list(modules)})
 
     def own_directory(self, path: str | os.PathLike[str]) -> None:
-        """Has the directory removed when this process dies without cleaning up."""
+        """Register a directory that the server removes if this process dies without cleaning up."""
         self._request({"op": "own", "path": os.fspath(path)})
 
     def disown_directory(self, path: str | os.PathLike[str]) -> None:
-        """Takes :meth:`own_directory` back."""
+        """Revoke :meth:`own_directory`."""
         with contextlib.suppress(PeerLostError):
             self._request({"op": "disown", "path": os.fspath(path)})
 
     def close(self) -> None:
-        """Ends the server and all its children. Idempotent; does nothing in a fork of the owner."""
+        """Stop the server and all its children. Idempotent; does nothing in a fork of the owner."""
         with self._lock:
             if self._owner_pid != os.getpid() or self._control.fileno() < 0:
                 return
@@ -232,7 +232,7 @@ _server_lock = threading.Lock()
 
 
 def get_fork_server(preload: Sequence[str] = PRELOAD) -> ForkServer:
-    """This process's fork server, started now if need be (again, if it has died)."""
+    """Return this process's fork server; start it if there is none, or if it has died."""
     global _server, _preload
     with _server_lock:
         if _server is None or not _server.is_usable:
@@ -245,16 +245,16 @@ def get_fork_server(preload: Sequence[str] = PRELOAD) -> ForkServer:
 
 
 def prestart(preload: Sequence[str] = PRELOAD) -> None:
-    """Starts the fork server and returns at once: call it before importing torch yourself.
+    """Start the fork server and return at once; call it before importing torch.
 
     Args:
-        preload: Modules that children find imported; without effect when the server runs already.
+        preload: Modules that children find imported; ignored if the server runs already.
     """
     get_fork_server(preload)
 
 
 def shutdown() -> None:
-    """Ends this process's fork server and all its children; the next use starts a new one."""
+    """Stop this process's fork server and all its children; the next use starts a new one."""
     global _server
     with _server_lock:
         server, _server = _server, None
@@ -262,6 +262,6 @@ def shutdown() -> None:
         server.close()
 
 
-# Registered with the import, and so before all that uses the server: what supervises processes has ended by then
-# (`rlzmq.actors.loop_thread`) and does not mourn them.
+# Registered on import, and so before the handlers of all users of the server, which therefore run first: supervision
+# (`rlzmq.actors.loop_thread`) has stopped by then and does not report the end of these processes.
 atexit.register(shutdown)

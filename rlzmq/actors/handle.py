@@ -1,4 +1,4 @@
-"""ActorHandle: an actor's methods, awaitable."""
+"""ActorHandle: call and await the methods of an actor."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Exited:
         return self._future.done()
 
     def result(self) -> ExitStatus:
-        """How it ended.
+        """Return the exit status.
 
         Raises:
-            asyncio.InvalidStateError: It has not.
+            asyncio.InvalidStateError: The actor still runs.
         """
         return self._future.result()
 
@@ -55,7 +55,7 @@ class ActorHandle:
     * Order: blocking methods run one at a time in the order in which their calls were awaited; ``async
       def`` methods run at once, beside them.
     * Cancellation: cancelling the awaiting task cancels an ``async def`` method; a blocking method that
-      has not begun never runs, one that has goes on and its result is dropped.
+      has not started never runs, one that has started completes and its result is dropped.
     * Loss: a call whose actor ends gets :class:`~rlzmq.actors.exit_status.ActorLostError` (a
       PeerLostError) with exit status, pid, name and last stderr lines, at most 0.1 s after the end.
     * Errors: an exception of the method arrives as the same builtin or rlzmq type, a RemoteError
@@ -89,11 +89,11 @@ class ActorHandle:
 
     @property
     def exited(self) -> Exited:
-        """Its end: ``await handle.exited`` gives the exit status, ``handle.exited.done()`` asks."""
+        """The actor's end: ``await handle.exited`` returns the exit status, ``handle.exited.done()`` tests for it."""
         return self._exited
 
     async def call(self, method: str, /, *args: Any, deadline_s: float | None = None, **kwargs: Any) -> Any:
-        """As ``await handle.method(*args, **kwargs)``, with a deadline.
+        """Call a method like ``await handle.method(*args, **kwargs)``, with a deadline.
 
         Args:
             method: The method's name.
@@ -103,7 +103,7 @@ class ActorHandle:
 
         Raises:
             AttributeError: The class has no such public method (found before anything is sent).
-            TypeError: An argument that does not travel.
+            TypeError: An argument cannot be sent.
             DeadlineError: No answer in time.
             PeerLostError: The actor ended.
         """
@@ -114,7 +114,7 @@ class ActorHandle:
     async def stream(
         self, method: str, /, *args: Any, deadline_s: float | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """As ``async for item in handle.method(*args, **kwargs)``, with a deadline for each item.
+        """Iterate like ``async for item in handle.method(*args, **kwargs)``, with a deadline for each item.
 
         Raises:
             As :meth:`call`.
@@ -130,7 +130,7 @@ class ActorHandle:
     async def apply(
         self, function: Callable[..., Any], /, *args: Any, deadline_s: float | None = None, **kwargs: Any
     ) -> Any:
-        """Runs ``function(instance, *args, **kwargs)`` in the actor, among its blocking methods.
+        """Run ``function(instance, *args, **kwargs)`` in the actor, queued with its blocking methods.
 
         The function and its arguments travel by value from this process to its own child; the result
         comes back like a method's.
@@ -143,41 +143,41 @@ class ActorHandle:
         return await self._within(deadline_s, name, self._link.apply(function, args, kwargs))
 
     async def stop(self, timeout_s: float = 5.0) -> ExitStatus:
-        """Ends the actor: outstanding calls are cancelled, its own ``stop()`` is run if it has one.
+        """Stop the actor: cancel outstanding calls and run its ``stop()`` method if it has one.
 
         An actor that takes longer than ``timeout_s`` is killed. Idempotent.
 
         Returns:
-            How it ended.
+            The exit status.
 
         Raises:
-            Exception: What the actor's own ``stop()`` raised; it has ended all the same.
+            Exception: The actor's ``stop()`` raised; the actor has ended all the same.
         """
         return await self._link.stop(timeout_s)
 
     def kill(self) -> None:
-        """Ends the actor's process and the processes it started, at once. Idempotent."""
+        """Kill the actor's process and the processes that it started. Idempotent."""
         self._link.kill()
 
     def dump_stacks(self) -> None:
-        """Has the actor's process write the stacks of all its threads to its stderr, even if it hangs."""
+        """Make the actor's process write the stacks of all its threads to stderr, even if it hangs."""
         self._link.signal(signal.SIGUSR1)
 
     async def kill_hanging(self) -> ExitStatus:
-        """Ends a process that hangs, after it has written its stacks to stderr.
+        """Kill a process that hangs, after it has written its stacks to stderr.
 
         Returns:
-            How it ended; the stacks are among its ``stderr_lines``.
+            The exit status; the stacks are among its ``stderr_lines``.
         """
         self.dump_stacks()
-        # Nothing tells when the dump is complete; it takes a few ms, and a stopped process makes none.
+        # Nothing signals the end of the dump; it takes a few ms, and a stopped process writes none.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._link.exited), _DUMP_S)
         self.kill()
         return await self._exited
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the actor's process; nothing happens when it has ended."""
+        """Send a signal to the actor's process; do nothing if it has ended."""
         self._link.signal(number)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -205,7 +205,7 @@ class ActorHandle:
                     return await work
         except TimeoutError as error:
             if deadline_s is None or not scope.expired():
-                raise  # the method's own
+                raise  # raised by the method
             raise DeadlineError(
                 f"actor {self.name!r} ({self._class.__name__}, pid {self.pid}) gave no answer to {method}() "
                 f"within {deadline_s:g} s; a blocking method goes on there until it ends by itself"
@@ -214,7 +214,7 @@ class ActorHandle:
     def _check_method(self, name: str) -> None:
         found = inspect.getattr_static(self._class, name, None)
         if found is None and hasattr(self._class, "__getattr__"):
-            return  # a class that makes methods up: the actor decides
+            return  # methods may be generated on demand: the actor decides
         if name.startswith("_") or not callable(getattr(self._class, name, None)):
             if isinstance(found, property) or (found is not None and not callable(found)):
                 hint = f" It is not a method: await handle.apply(lambda actor: actor.{name})."

@@ -1,4 +1,4 @@
-"""Runs one actor's methods: blocking ones on the actor's own thread, coroutines on the loop."""
+"""Execution of one actor's methods: blocking ones on the actor's thread, coroutines on the event loop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlzmq.core.tracebacks import run_error
 
 __all__ = ["ActorHost", "ActorThread"]
 
-_END = object()  # a sync generator's end: StopIteration must not pass through a future
+_END = object()  # marks a generator's end: StopIteration must not pass through a future
 
 
 class ActorThread:
-    """One daemon thread that runs functions one at a time, in the order they were given.
+    """One daemon thread that runs functions one at a time, in the order of submission.
 
-    A function that is cancelled before its turn never runs; one that runs is not interrupted, its
-    result is dropped.
+    A function that is cancelled before its turn never runs. One that is running is not interrupted;
+    its result is dropped.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class ActorThread:
         self._thread.start()
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """``function()`` on the thread.
+        """Run ``function()`` on the thread.
 
         Raises:
             ClosedError: The thread was closed.
@@ -51,7 +51,7 @@ class ActorThread:
         return result
 
     def close(self) -> None:
-        """Ends the thread after the job that runs now; those that wait are cancelled. Idempotent."""
+        """Stop the thread after the current job and cancel the waiting ones. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -65,7 +65,7 @@ class ActorThread:
         self._jobs.put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the thread's end; False when it still runs."""
+        """Wait for the thread to end; return False if it still runs."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -83,14 +83,14 @@ class ActorThread:
             except BaseException as raised:
                 outcome = (None, run_error(raised))
             future.set_result(outcome)
-            del job, future, function, outcome  # a result must not live until the next call
+            del job, future, function, outcome  # do not keep the result alive until the next call
 
 
 class ActorHost:
     """One instance and its thread, within one event loop.
 
     Blocking methods run one at a time on the thread; ``async def`` methods run on the loop, any number
-    at a time, also while a blocking one runs.
+    at a time, even while a blocking one runs.
 
     Args:
         role: Names the thread.
@@ -102,11 +102,11 @@ class ActorHost:
         self._thread = ActorThread(role)
 
     async def construct(self, make: Callable[[], Any]) -> None:
-        """Makes the instance on the actor's thread.
+        """Construct the instance on the actor's thread.
 
-        An instance with a method ``use_actor_thread(run)`` is given ``run(function)``, an awaitable that
-        runs a function on the actor's thread, between its blocking methods: for ``async def`` methods
-        that have blocking work to do.
+        If the instance has a method ``use_actor_thread(run)``, it is called with a coroutine function
+        ``run(function)`` that runs a function on the actor's thread, between its blocking methods.
+        ``async def`` methods use it for blocking work.
         """
         self.instance = await self._thread.run(make)
         use_thread = getattr(self.instance, "use_actor_thread", None)
@@ -116,7 +116,7 @@ class ActorHost:
     async def call(
         self, method: str, args: Any, kwargs: Any, convert: Callable[[Any], Any] | None = None
     ) -> Any:
-        """Runs a method.
+        """Run a method.
 
         Args:
             method: Its name; dotted names and names with a leading underscore are refused.
@@ -133,7 +133,7 @@ class ActorHost:
         kwargs: Any,
         convert: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Runs any function as if it were a method."""
+        """Run any function as if it were a method."""
         if inspect.iscoroutinefunction(function):
             result = await function(*args, **kwargs)
             return result if convert is None else convert(result)
@@ -149,7 +149,7 @@ class ActorHost:
         return result
 
     async def stream(self, method: str, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        """Runs a generator method, async or not; closing this iterator closes it."""
+        """Run a generator method, async or not; closing this iterator closes the generator."""
         function = self._method(method)
         if not inspect.isasyncgenfunction(function):
             iterator: Iterator[Any] = await self._thread.run(lambda: iter(function(*args, **kwargs)))
@@ -169,17 +169,17 @@ class ActorHost:
             await generator.aclose()
 
     async def stop(self) -> None:
-        """Calls the instance's ``stop()`` if it has one (without required arguments)."""
+        """Call the instance's ``stop()`` if it has one without required arguments."""
         function = getattr(self.instance, "stop", None)
         if callable(function) and _needs_no_arguments(function):
             await self.apply(function, (), {})
 
     def close(self) -> None:
-        """Ends the thread. Idempotent."""
+        """Stop the thread. Idempotent."""
         self._thread.close()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the thread's end; False when a method still runs."""
+        """Wait for the thread to end; return False if a method still runs."""
         return self._thread.join(timeout_s)
 
     def _method(self, name: str) -> Callable[..., Any]:

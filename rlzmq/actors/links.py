@@ -1,4 +1,4 @@
-"""What a handle stands on: the way to an actor, in a process of its own or in this one."""
+"""The connection behind a handle: to an actor in another process, or to one in this process."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from rlzmq.core.errors import PeerLostError, ProtocolError
 
 __all__ = ["ActorLink", "LocalLink", "ProcessLink"]
 
-# A child's last answers may still be in the socket when its end is reported: calls fail this much later.
+# Delay before outstanding calls fail: a child's last answers may still be in the socket when its end is reported.
 _LAST_ANSWERS_S = 0.02
 
 
 class ActorLink(Protocol):
-    """One actor, as its handle sees it. Every method belongs to the system's loop."""
+    """The interface between a handle and its actor. All methods are called on the system's event loop."""
 
     role: str
     class_name: str
@@ -60,7 +60,7 @@ class ActorLink(Protocol):
 
 
 class _Pending:
-    """An outstanding call: its answers in order (a plain call has one)."""
+    """An outstanding call and its answers in order; a plain call has one answer."""
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -82,7 +82,7 @@ class ProcessLink:
     Args:
         child: The process.
         role: The actor's name.
-        class_name: Its class, for texts.
+        class_name: Its class, for error texts.
         routing_id: Its address on the system's ROUTER.
         send: Sends frames to it; raises PeerLostError when it is not connected.
     """
@@ -112,7 +112,7 @@ class ProcessLink:
         return self._child.pid
 
     async def construct(self, settings: bytes, payload: bytes) -> None:
-        """Hands settings, class and arguments over and waits for the constructor."""
+        """Send settings, class and arguments, then wait for the constructor."""
         await self._child.started
         with self._expect(0, "its constructor") as pending:
             await self._send_privately(settings, bytes(8) + payload)
@@ -189,13 +189,13 @@ class ProcessLink:
         self._child.signal(number)
 
     def close(self) -> None:
-        """Kills the process if it still runs and lets go of its sockets. Idempotent."""
+        """Kill the process if it still runs and close its sockets. Idempotent."""
         self._child.close()
         if not self.exited.done():
             self.exited.set_result(ExitStatus(None))
 
     def on_message(self, message: ActorMessage, value: Any) -> None:
-        """Takes an answer; one that nobody waits for any more is dropped."""
+        """Deliver an answer to its call; drop it if the call is no longer outstanding."""
         if not isinstance(message, Result | Item | StreamEnd | Failure):
             raise ProtocolError(f"{type(message).__name__} is not for an actor system")
         pending = self._pending.get(message.call_id)
@@ -222,7 +222,7 @@ class ProcessLink:
     async def _send_privately(self, *messages: bytes) -> None:
         async def send() -> None:
             async with self._pipe_lock:
-                with contextlib.suppress(OSError):  # it died: its exit status says more
+                with contextlib.suppress(OSError):  # it died: the exit status explains it
                     for message in messages:
                         await private_pipe.send(self._child.channel, message)
 
@@ -256,7 +256,7 @@ class ProcessLink:
 
 
 class LocalLink:
-    """An actor in this process, on a thread of its own: for debugging and for sharing objects.
+    """An actor in this process, on its own thread: for debugging and for sharing objects.
 
     Arguments and results are the same objects, not copies. Killing it only abandons its thread.
     """
@@ -272,7 +272,7 @@ class LocalLink:
         return os.getpid()
 
     async def construct(self, make: Callable[[], Any]) -> None:
-        """Makes the instance on the actor's thread."""
+        """Construct the instance on the actor's thread."""
         try:
             await self._host.construct(make)
         except BaseException:
@@ -313,10 +313,10 @@ class LocalLink:
             self.exited.set_result(ExitStatus(None, 9))
 
     def signal(self, number: int) -> None:
-        raise NotImplementedError("an actor in this process has no process of its own to signal")
+        raise NotImplementedError("an actor in this process has no separate process to signal")
 
     def close(self) -> None:
-        """Abandons the thread. Idempotent."""
+        """Abandon the thread. Idempotent."""
         self.kill()
 
     async def _unless_exited(self, work: Any, method: str) -> Any:

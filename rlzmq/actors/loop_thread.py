@@ -1,4 +1,4 @@
-"""A background thread with an event loop: how synchronous callers await things.
+"""A background thread with an event loop, on which synchronous callers run coroutines.
 
 Works in scripts and in notebooks, where the caller's own thread may have a running loop already.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
-from rlzmq.actors import forkserver  # noqa: F401  (so that it ends last: see the end of this file)
+from rlzmq.actors import forkserver  # noqa: F401  (imported first so that it stops last: see the end of this file)
 from rlzmq.actors.event_loop import new_event_loop
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.tracebacks import ShortTraceback
@@ -27,16 +27,16 @@ T = TypeVar("T")
 _CLEAN_UP_S = 10.0
 _SIGNAL_CHECK_S = 0.25
 
-# What the thread that waits in `LoopThread.run` is to do; None ends its wait.
+# Functions for the thread that waits in `LoopThread.run`; None ends its wait.
 _Inbox = queue.SimpleQueue[Callable[[], None] | None]
 _inbox: ContextVar[_Inbox | None] = ContextVar("_inbox", default=None)
 
 
 async def in_calling_thread(function: Callable[[], T]) -> T:
-    """``function()``, called by the synchronous caller whose coroutine this is, while it waits for it.
+    """Run ``function()`` in the thread of the synchronous caller that waits for this coroutine.
 
-    So a user's callback may use the synchronous faces as everywhere else. Without such a caller (on a
-    user's own loop, or in a serial run) it is called on the spot.
+    A user's callback can therefore use the synchronous API as it does elsewhere. Without such a caller (on a
+    user's own loop, or in a serial run) the function is called directly.
     """
     inbox = _inbox.get()
     if inbox is None:
@@ -65,7 +65,7 @@ async def in_calling_thread(function: Callable[[], T]) -> T:
 
 
 class _Waiter(Generic[T]):
-    """One coroutine under way; ``start`` and ``cancel`` run on the loop, in this order if both do."""
+    """One coroutine in progress; ``start`` and ``cancel`` run on the loop, in this order if both are called."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         self._loop = loop
@@ -85,14 +85,14 @@ class _Waiter(Generic[T]):
             self.inbox.put(None)
             return
         self.task.cancel()
-        # Whatever it raises now is seen: the interrupt is what counts.
+        # Retrieve its exception, so that asyncio does not log it: the caller gets the interrupt.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def wait(self) -> None:
-        """Until the coroutine ends; runs what :func:`in_calling_thread` asks for."""
+        """Wait for the coroutine to end; run the functions that :func:`in_calling_thread` submits."""
         while True:
             try:
-                # In turns: a signal that arrives just before the wait, or in another thread, ends none.
+                # A signal that arrives just before the wait, or in another thread, does not end it: wait in turns.
                 job = self.inbox.get(timeout=_SIGNAL_CHECK_S)
             except queue.Empty:
                 continue
@@ -101,14 +101,14 @@ class _Waiter(Generic[T]):
             job()
 
     def wait_for_clean_up(self) -> None:
-        """Until the cancelled coroutine ends, at most ``_CLEAN_UP_S``."""
+        """Wait for the cancelled coroutine to end, at most ``_CLEAN_UP_S``."""
         with contextlib.suppress(queue.Empty):
             while self.inbox.get(timeout=_CLEAN_UP_S) is not None:
-                pass  # a callback that is not run any more
+                pass  # callbacks are no longer run
 
 
 class LoopThread:
-    """Runs coroutines of synchronous callers on one loop (uvloop where there is one).
+    """Runs coroutines of synchronous callers on one event loop (uvloop if it is installed).
 
     Any thread may call :meth:`run`, several at a time. A KeyboardInterrupt in the waiting caller
     cancels its coroutine, waits up to 10 s for its clean-up and is then raised; a second one is raised
@@ -122,7 +122,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Awaits ``coroutine`` on the loop and returns its result.
+        """Run ``coroutine`` on the loop and return its result.
 
         Raises:
             RuntimeError: Called on the loop's own thread, which would wait for itself.
@@ -148,7 +148,7 @@ class LoopThread:
             return waiter.task.result()
 
     def close(self) -> None:
-        """Cancels what runs and ends the thread. Idempotent."""
+        """Cancel running coroutines and stop the thread. Idempotent."""
         if not self._thread.is_alive():
             return
         self._is_closing = True
@@ -159,7 +159,7 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             while not self._is_closing:
-                # A task that raises one of these stops the loop; the error is its own caller's, who gets it.
+                # A task that raises one of these stops the loop; its caller gets the error.
                 with contextlib.suppress(SystemExit, KeyboardInterrupt):
                     self._loop.run_forever()
             tasks = asyncio.all_tasks(self._loop)
@@ -179,7 +179,7 @@ _lock = threading.Lock()
 
 
 def get_loop_thread() -> LoopThread:
-    """This process's shared loop thread, started when first asked for."""
+    """Return this process's shared loop thread; start it on first use."""
     global _thread, _owner_pid
     with _lock:
         if _thread is None or _owner_pid != os.getpid() or not _thread._thread.is_alive():
@@ -192,6 +192,6 @@ def _close() -> None:
         _thread.close()
 
 
-# At the end of a process that stopped nothing: first this, with all supervision on the loop, then the fork server,
-# which is imported above and therefore ends last.
+# If the user stopped nothing, this runs first at exit and ends all supervision on the loop. The fork server, which is
+# imported above, stops last.
 atexit.register(_close)

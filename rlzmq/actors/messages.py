@@ -1,4 +1,4 @@
-"""What an actor system and its actors say to each other: typed headers, values as arrays.
+"""Messages between an actor system and its actors: typed headers, and values as arrays.
 
 The channel is a ROUTER at the system and a DEALER per actor. Between two live processes of one machine
 it neither loses nor reorders nor duplicates; when one of them ends, its calls fail.
@@ -33,15 +33,15 @@ __all__ = [
 ]
 
 NO_CALL_ID = 0
-"""Calls count from 1: a STOP with it lets nothing be finished, and a CANCEL cancels nothing."""
+"""The id of no call: real calls count from 1."""
 
 STREAM_WINDOW = 16
-"""Items that a stream may be ahead of its consumer."""
+"""How many items a stream may be ahead of its consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorMessage:
-    """Base of the messages; ``call_id`` is the caller's number of the call it belongs to."""
+    """Base class of the messages; ``call_id`` is the number that the caller gave to the call."""
 
     call_id: int
 
@@ -56,7 +56,7 @@ class Call(ActorMessage):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(ActorMessage):
-    """To the actor: nobody waits for this call any more. No answer follows."""
+    """To the actor: the caller no longer waits for this call. No answer follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Failure(ActorMessage):
     error: dict[str, Any]
 
 
-# Numbers from 128 up: below are the data plane's, so a message on the wrong channel is refused.
+# The data plane uses the numbers below 128, so a message on the wrong channel is refused.
 _KINDS: dict[int, type[ActorMessage]] = {
     128: Call,
     129: Cancel,
@@ -109,7 +109,7 @@ _WITH_VALUE = (Call, Result, Item)
 
 
 def encode_message(message: ActorMessage, value: Sequence[Any] = ()) -> list[Any]:
-    """The frames of a message.
+    """Encode a message as frames.
 
     Args:
         message: The header.
@@ -119,10 +119,10 @@ def encode_message(message: ActorMessage, value: Sequence[Any] = ()) -> list[Any
 
 
 def decode_message(frames: Sequence[Any]) -> tuple[ActorMessage, Any]:
-    """The message and the value it carries (None if none).
+    """Decode a message and the value that it carries (None if it carries none).
 
     Raises:
-        ProtocolError: It is not one.
+        ProtocolError: The frames are not a message of this channel.
     """
     message = decode(frames)
     kind = _KINDS.get(message.kind)
@@ -133,10 +133,10 @@ def decode_message(frames: Sequence[Any]) -> tuple[ActorMessage, Any]:
 
 
 def pack(value: Any, what: str) -> list[Any]:
-    """``pack_value`` with a text that says whose value it was.
+    """Call ``pack_value``; errors name the value as ``what``.
 
     Raises:
-        TypeError, ValueError: A type that does not travel, or a value too large or too deep.
+        TypeError, ValueError: A type that cannot be sent, or a value that is too large or too deep.
     """
     try:
         return list(pack_value(value))

@@ -12,7 +12,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 async def send(channel: socket.socket, data: bytes) -> None:
-    """Sends one message; waits while the other side is slow. One sender at a time.
+    """Send one message; wait while the other side is slow. Only one sender may be active at a time.
 
     Raises:
         OSError: The other side is gone.
@@ -23,14 +23,14 @@ async def send(channel: socket.socket, data: bytes) -> None:
 
 
 async def receive(channel: socket.socket) -> bytes | None:
-    """The next message; None at the end of the stream."""
+    """Receive the next message; return None at the end of the stream."""
     loop = asyncio.get_running_loop()
     head = await _receive_exactly(loop, channel, _LENGTH.size)
     return None if head is None else await _receive_exactly(loop, channel, _LENGTH.unpack(head)[0])
 
 
 def receive_blocking(channel: socket.socket) -> bytes | None:
-    """As :func:`receive`, for a child that has no loop yet."""
+    """Do the same as :func:`receive`, for a child that has no event loop yet."""
     head = channel.recv(_LENGTH.size, socket.MSG_WAITALL)
     if len(head) < _LENGTH.size:
         return None

@@ -1,4 +1,4 @@
-"""Processes as the kernel shows them: who is stopped, who belongs to whom, and the end of whole families."""
+"""Process states read from the kernel: stopped processes, process families, and how to end a family."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 __all__ = ["FORK_SERVER_NAME", "end_family", "is_stopped"]
 
 FORK_SERVER_NAME = "rlzmq-forks"
-"""A fork server's process calls itself so (at most 15 characters); its children have the same command line."""
+"""The process name of a fork server (at most 15 characters); its children have the same command line."""
 
 _MAX_ROUNDS = 100
 _TRACKER = b"multiprocessing.resource_tracker"
@@ -33,18 +33,18 @@ def is_stopped(pid: int) -> bool:
 
 
 def end_family(group: int, *, parent: int = 0, spared: Container[int] = ()) -> None:
-    """Kill what a process that has ended left behind.
+    """Kill the processes that an ended process left behind.
 
-    Who cleans up when others have ended, and then ends by itself, is left alone: resource trackers of
-    `multiprocessing` (semaphores, shared memory), and fork servers (their own children and directories).
+    Processes that clean up after others and then end by themselves are spared: resource trackers of
+    `multiprocessing` (semaphores, shared memory), and fork servers (their children and directories).
 
     Args:
         group: Process group whose members are killed.
-        parent: Whose children are killed as well, in whatever group or session they are; 0: nobody's.
-        spared: Children of `parent` that live on.
+        parent: A process whose children are killed as well, in any group or session; 0: none.
+        spared: Children of `parent` that are not killed.
     """
     killed: set[int] = set()
-    for _ in range(_MAX_ROUNDS):  # who is killed may have started others meanwhile
+    for _ in range(_MAX_ROUNDS):  # killed processes may have started others meanwhile
         found = [
             process.pid
             for process in _processes()

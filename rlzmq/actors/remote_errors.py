@@ -1,4 +1,4 @@
-"""Exceptions over the wire: type by a static table, arguments if they are plain, traceback as text."""
+"""Exceptions as messages: the type by a static table, plain arguments, the traceback as text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rlzmq.core.tracebacks import origin_parts
 
 __all__ = ["RemoteOrigin", "pack_error", "unpack_error"]
 
-# With the text, within a message's header (64 KiB), whatever the alphabet.
+# Together with the text these fit into a message's header (64 KiB) in any alphabet.
 _MAX_ARGS_BYTES = 8 * 1024
 _MAX_TRACEBACK_BYTES = 24 * 1024
 _MAX_ARGS = 8
-# Of an exception's text within a traceback: the whole text is beside it.
+# Limit of an exception's text within a traceback: the whole text is sent beside it.
 _MAX_REPEATED_BYTES = 1000
 _LINES = "\n\t"
 
-# Neither can be raised out of an awaited call: both mean something else there.
+# Neither can be raised from an awaited call, where both have another meaning.
 _NOT_RAISABLE = {"StopIteration", "StopAsyncIteration"}
 
 _KNOWN: dict[str, type[Exception]] = {
@@ -54,10 +54,10 @@ class RemoteOrigin:
 
 
 def pack_error(error: BaseException, role: str) -> dict[str, Any]:
-    """An exception as plain values.
+    """Convert an exception to plain values.
 
     Args:
-        error: What was raised.
+        error: The exception.
         role: The name of the process that raised it.
     """
     kind = type(error)
@@ -85,7 +85,7 @@ def pack_error(error: BaseException, role: str) -> dict[str, Any]:
 
 
 def unpack_error(packed: dict[str, Any]) -> Exception:
-    """The exception to raise here: the same builtin or rlzmq type, else a RemoteError.
+    """Return the exception to raise here: the same builtin or rlzmq type, else a RemoteError.
 
     A type unknown here that derives from a builtin or rlzmq type arrives as a RemoteError that is also
     of that type, so ``except ValueError`` catches a remote subclass of ValueError.
@@ -110,7 +110,7 @@ def unpack_error(packed: dict[str, Any]) -> Exception:
         }
         try:
             error = _remote_error_type(known)(message, pid=origin.pid, **facts)
-        except TypeError:  # the base has a constructor of its own
+        except TypeError:  # the base class has a different constructor
             error = RemoteError(message, pid=origin.pid, **facts)
     cast(Any, error).remote_origin = origin
     where = f"raised in actor {origin.role!r} (pid {origin.pid} on {origin.host})"
@@ -123,7 +123,7 @@ def _rebuild(kind: type[Exception], arguments: Any, text: str) -> Exception | No
         if not isinstance(arguments, list):
             return kind(text)
         return kind(*(printable(a, keep=_LINES) if isinstance(a, str) else a for a in arguments))
-    except Exception:  # a constructor of its own: the RemoteError that comes instead has all facts
+    except Exception:  # its constructor differs: a RemoteError carries all facts instead
         return None
 
 
@@ -167,7 +167,7 @@ def _format(error: BaseException) -> str:
 
 
 def _short(part: str) -> str:
-    """A part of a traceback: a frame, or an exception's text."""
+    """Cut one part of a traceback: a frame, or an exception's text."""
     return (
         part
         if len(part.encode(errors="replace")) <= _MAX_REPEATED_BYTES

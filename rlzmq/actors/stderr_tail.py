@@ -1,4 +1,4 @@
-"""A child's stderr: passed on with its role in front of each line, the last lines kept."""
+"""A child's stderr: forward each line with the role in front, and keep the last lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 
 __all__ = ["StderrTail"]
 
-_NUM_LINES = 40  # room for a fatal error's stacks and what was said before it
+_NUM_LINES = 40  # room for a fatal error's stacks and the lines before them
 _MAX_LINE_CHARS = 400
 _TAIL_BYTES = 8192
 _CHUNK_BYTES = 4096  # at most PIPE_BUF: a pipe that polls writable takes this much without blocking
@@ -18,8 +18,8 @@ class StderrTail:
     """One child's stderr, or its log file.
 
     Without a log file the child's stderr is a pipe: :meth:`forward` copies it to this process's stderr
-    and remembers its end. Forwarding never blocks: while nobody reads this process's stderr, lines are
-    only remembered. With a log file the child writes stdout and stderr there.
+    and keeps the last lines. Forwarding never blocks: while nothing reads this process's stderr, lines
+    are only kept. With a log file the child writes stdout and stderr there.
 
     Args:
         role: Put in front of every line.
@@ -38,7 +38,7 @@ class StderrTail:
             os.set_blocking(self.fd, False)
 
     def become_stderr(self) -> None:
-        """In the child: makes the pipe (or the log file, for stdout too) this process's stderr."""
+        """Make the pipe this process's stderr, or the log file its stdout and stderr; call it in the child."""
         if self._write_fd is not None:
             os.dup2(self._write_fd, 2)
         elif self._log_path is not None:
@@ -49,7 +49,7 @@ class StderrTail:
         self.close()
 
     def forward(self) -> bool:
-        """Passes on what came; False at the end of the stream."""
+        """Forward what has arrived; return False at the end of the stream."""
         assert self.fd is not None
         try:
             data = os.read(self.fd, _CHUNK_BYTES)
@@ -60,7 +60,7 @@ class StderrTail:
         return bool(data)
 
     def drain(self) -> None:
-        """Passes on all that is there now, after the child's end."""
+        """Forward everything that is left after the child's end."""
         while self.fd is not None:
             try:
                 data = os.read(self.fd, _CHUNK_BYTES)
@@ -73,7 +73,7 @@ class StderrTail:
             self._take(b"\n")
 
     def lines(self) -> list[str]:
-        """The last lines, oldest first."""
+        """Return the last lines, oldest first."""
         if self._log_path is not None:
             try:
                 with open(self._log_path, "rb") as file:
@@ -85,13 +85,13 @@ class StderrTail:
         return list(self._lines)
 
     def close_write_end(self) -> None:
-        """In the server, after the fork."""
+        """Close the write end; call it in the server after the fork."""
         if self._write_fd is not None:
             os.close(self._write_fd)
             self._write_fd = None
 
     def close(self) -> None:
-        """Closes both ends. Idempotent."""
+        """Close both ends. Idempotent."""
         self.close_write_end()
         if self.fd is not None:
             os.close(self.fd)

@@ -35,24 +35,24 @@ __all__ = ["ActorHandle", "ActorSystem"]
 _log = logging.getLogger("rlzmq.actors")
 
 _FORGET_AFTER_S = 1.0
-# How often the state of processes that start, and of the fork server, is looked at.
+# Interval between checks of starting processes and of the fork server.
 _LOOK_S = 0.5
-_DUMP_S = 0.2  # for stacks to be written; nothing tells when they are
+_DUMP_S = 0.2  # time for stacks to be written; nothing signals their end
 _MAX_MESSAGE_BYTES = 512 * 1024 * 1024  # peers are this process's own children: room for large weights
 
 
 class ActorSystem:
-    """Spawns actors and ends them all with itself; an async context manager.
+    """Starts actors and stops them all with itself; an async context manager.
 
     Processes are forks of a server that has torch, numpy and gymnasium imported (a few hundredths of a
     second each once it is warm). They die with this process, however it ends. User classes may be
     defined anywhere, ``__main__`` and notebooks included, without an ``if __name__`` guard.
 
-    Belongs to the event loop on which it is started; methods and handles are used there.
+    The system belongs to the event loop on which it is started; use its methods and handles there only.
 
     Args:
         call_deadline_s: Default deadline of calls. None, because what ``sample`` or ``update`` takes has
-            no natural bound and a dead actor is noticed by itself; give one to notice hanging actors.
+            no natural bound and a dead actor is noticed anyway; give one to notice hanging actors.
         spawn_deadline_s: Bound of one spawn: process, imports, constructor. 0: none.
         stop_timeout_s: How long actors may take to stop before they are killed.
         max_message_bytes: Largest single array of an argument or result.
@@ -95,11 +95,11 @@ class ActorSystem:
     # -- life ------------------------------------------------------------------------------------------
 
     async def start(self) -> ActorSystem:
-        """Ties the system to the running loop and starts warming the fork server. Idempotent.
+        """Bind the system to the running event loop and start the fork server. Idempotent.
 
         Raises:
-            ClosedError: It was stopped.
-            ConfigurationError: There is no place for its sockets.
+            ClosedError: The system was stopped.
+            ConfigurationError: No directory can hold its sockets.
         """
         if self._stopping is not None:
             raise ClosedError("this actor system was stopped: make a new one")
@@ -124,10 +124,10 @@ class ActorSystem:
         return self
 
     async def stop(self) -> None:
-        """Stops all actors, at the same time, and removes every process, socket and file. Idempotent.
+        """Stop all actors concurrently and remove every process, socket and file. Idempotent.
 
         Raises:
-            Exception: The first that an actor's own ``stop()`` raised; everything has ended all the same.
+            Exception: The first exception from an actor's ``stop()``; everything has ended all the same.
         """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(), name="stop actor system")
@@ -174,7 +174,7 @@ class ActorSystem:
 
     @property
     def run_directory(self) -> SocketDirectory:
-        """The system's private directory; it goes with the system.
+        """The system's private directory; it is removed with the system.
 
         Raises:
             ClosedError: The system has not been started.
@@ -186,9 +186,9 @@ class ActorSystem:
     # -- actors ----------------------------------------------------------------------------------------
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has these modules imported once for all actors that are spawned from now on; returns at once.
+        """Import these modules once for all actors that are spawned later; return at once.
 
-        For what would take each of them seconds to import. Missing ones are skipped.
+        Use it for modules that each actor would need seconds to import. Missing ones are skipped.
         """
         get_fork_server().preload(modules)
 
@@ -201,7 +201,7 @@ class ActorSystem:
         deadline_s: float | None = None,
         **kwargs: Any,
     ) -> ActorHandle:
-        """Runs ``actor_class(*args, **kwargs)`` in a process of its own.
+        """Start an actor: construct ``actor_class(*args, **kwargs)`` in its own process.
 
         Args:
             actor_class: Any class. Class and arguments travel by value, from this process to its own
@@ -209,18 +209,18 @@ class ActorSystem:
             args, kwargs: The constructor's arguments.
             name: Shown in error texts, in front of stderr lines and as the thread's name; made from the
                 class's name if None. Must be unique among the actors that run.
-            in_process: Run it in this process, on a thread of its own, with the same handle: for
-                debugging. Arguments and results are then shared objects, not copies.
-            deadline_s: In place of the system's ``spawn_deadline_s``.
+            in_process: Run it on its own thread of this process, with the same handle: for debugging.
+                Arguments and results are then shared objects, not copies.
+            deadline_s: Replaces the system's ``spawn_deadline_s``.
 
         Returns:
             The handle, once the constructor has returned.
 
         Raises:
-            Exception: What the constructor raised (see ActorHandle for how).
+            Exception: The constructor raised (ActorHandle describes how it arrives).
             PeerLostError: The process ended in the constructor, or was stopped by a signal and therefore killed.
             DeadlineError: It took longer than ``deadline_s``; the text has the stacks of its threads.
-            TypeError: ``actor_class`` is no class, or an argument cannot be sent to another process.
+            TypeError: ``actor_class`` is not a class, or an argument cannot be sent to another process.
         """
         if not isinstance(actor_class, type):
             raise TypeError(f"spawn needs a class, got {actor_class!r}: spawn(MyClass, arguments…)")
@@ -240,7 +240,7 @@ class ActorSystem:
     async def _construct(
         self, link: ProcessLink | LocalLink, work: Coroutine[Any, Any, None], deadline_s: float | None
     ) -> None:
-        """Wait for a constructor; an actor whose constructor fails, hangs or is stopped is ended."""
+        """Wait for a constructor; kill the actor if its constructor fails, hangs or is stopped."""
         constructed = asyncio.ensure_future(work)
         try:
             with ShortTraceback():
@@ -257,7 +257,7 @@ class ActorSystem:
     async def _watch(
         self, link: ProcessLink | LocalLink, constructed: asyncio.Future[None], deadline_s: float
     ) -> None:
-        # Looks are counted, not the clock: what this process slept through is not the actor's fault.
+        # Checks are counted instead of reading the clock: time for which this process slept must not count.
         left_s = deadline_s or math.inf
         while not (await asyncio.wait((constructed,), timeout=min(_LOOK_S, left_s)))[0]:
             left_s -= _LOOK_S
@@ -271,7 +271,7 @@ class ActorSystem:
         constructed.result()
 
     async def _end_hanging(self, link: ProcessLink | LocalLink) -> str:
-        """End an actor whose constructor does not return; its last lines, with the stacks of its threads."""
+        """Kill an actor whose constructor does not return; return its last lines with the stacks of its threads."""
         if isinstance(link, ProcessLink):
             link.signal(signal.SIGUSR1)
             await asyncio.wait((link.exited,), timeout=_DUMP_S)
@@ -280,17 +280,17 @@ class ActorSystem:
         return "".join(["; its last stderr lines:", *(f"\n  {line}" for line in lines)]) if lines else ""
 
     async def _wake_server(self) -> None:
-        """Continue a fork server that was stopped: nothing would start, end or be noticed without it."""
+        """Continue the fork server if it was stopped: without it no process starts or ends."""
         while True:
             await asyncio.sleep(_LOOK_S)
             server = self._server
             if server is not None and server.is_usable and is_stopped(server.pid):
-                _log.warning("The fork server (pid %d) was stopped: it is continued.", server.pid)
+                _log.warning("The fork server (pid %d) was stopped; continuing it.", server.pid)
                 os.kill(server.pid, signal.SIGCONT)
 
     def _fork(self, role: str, actor_class: type) -> ProcessLink:
         server = get_fork_server()
-        if server is not self._server:  # the former one died
+        if server is not self._server:  # the previous one died
             self._own_directory(server)
         routing_id = f"{role}#{next(self._routing_ids)}"
         log_path = None if self._log_dir is None else str(self._log_dir.absolute() / f"{role}.log")
@@ -317,7 +317,7 @@ class ActorSystem:
         self._server = server
 
     def _settings(self, link: ProcessLink) -> bytes:
-        """What a child takes over from this process, now: it was forked from another one."""
+        """Return what a child adopts from this process; it was forked from the server."""
         settings = {
             "sys_path": sys.path,
             "cwd": os.getcwd(),
@@ -345,5 +345,5 @@ class ActorSystem:
 
     def _on_message(self, frames: list[Any]) -> None:
         link = self._links.get(bytes(frames[0]).decode("utf-8", "replace"))
-        if link is not None:  # else the last words of a process that was given up
+        if link is not None:  # otherwise the last message of an abandoned process
             link.on_message(*decode_message(frames[1:]))

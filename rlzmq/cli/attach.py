@@ -1,4 +1,4 @@
-"""``rlzmq attach``: a new driver in place of one that died, while its broker and runners still wait for it."""
+"""``rlzmq attach``: start a new driver in place of one that died, while its broker and runners still wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["AttachOptions", "run"]
 
-_OWN = ("--resume", "--run-dir")  # options that attach gives anew
+_REPLACED = ("--resume", "--run-dir")  # options that attach sets itself
 
 
 @dataclass
@@ -38,12 +38,12 @@ def run(arguments: Sequence[str]) -> int:
         AttachOptions,
         given,
         usage="rlzmq attach [RUN_DIR]",
-        description="Go on with a run whose driver died.",
+        description="Continue a run whose driver died.",
     )
     directory = _find(where or options.run_dir)
     facts = _read(directory)
     _check_driver_is_gone(directory, facts)
-    command = _without(facts["train"], _OWN)
+    command = _without(facts["train"], _REPLACED)
     try:
         os.chdir(facts["cwd"])
     except OSError as error:
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     find_modules_here()
     resume = "auto"
     if find_checkpoint(directory).path is None:
-        # Until it has a checkpoint of its own a run goes on from what it was resumed from.
+        # A run without its own checkpoint continues from the one that it was resumed from.
         resume = _value(facts["train"], "--resume") or resume
     return train.run([*command, "--run-dir", str(directory), "--resume", resume])
 
@@ -73,20 +73,20 @@ def _read(directory: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{directory} is no run directory: {error}") from error
+        raise ConfigurationError(f"{directory} is not a run directory: {error}") from error
     told = facts if isinstance(facts, dict) else {}
     commands = [told.get("train"), told.get("command")]
     are_commands = all(isinstance(c, list) and all(isinstance(part, str) for part in c) for c in commands)
     if not are_commands or not told["train"] or not isinstance(told.get("cwd"), str):
         raise ConfigurationError(
             f"{path}: its run was not started by 'rlzmq train', so its command is not known here. Start your script "
-            "again; Algorithm.resume(RUN_DIR, config=…) goes on from its newest checkpoint."
+            "again; Algorithm.resume(RUN_DIR, config=…) continues from its newest checkpoint."
         )
     return dict(facts)
 
 
 def _check_driver_is_gone(directory: Path, facts: dict[str, Any]) -> None:
-    """Two drivers of one run would take it from each other."""
+    """Raise an error if the run's driver still runs on this machine."""
     pid, host = facts.get("pid"), facts.get("host")
     if host != platform.node() or not isinstance(pid, int):
         return
@@ -97,13 +97,13 @@ def _check_driver_is_gone(directory: Path, facts: dict[str, Any]) -> None:
     expected = [argument.encode() for argument in facts["command"][1:]]
     if [part for part in command if part][-len(expected) :] == expected:
         raise ConfigurationError(
-            f"{directory}: its driver (pid {pid}) runs still. End it first (kill {pid}): two drivers would take the "
+            f"{directory}: its driver (pid {pid}) still runs. End it first (kill {pid}): two drivers would take the "
             "run from each other."
         )
 
 
 def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The arguments, less these options and their values."""
+    """Return the arguments without these options and their values."""
     kept: list[str] = []
     skips_next = False
     for argument in arguments:
@@ -117,7 +117,7 @@ def _without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _value(arguments: Sequence[str], name: str) -> str | None:
-    """What an option is set to last; None: it is not among the arguments."""
+    """Return the last value of an option; None if it is not among the arguments."""
     value = None
     for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
         option, is_joined, joined = argument.partition("=")

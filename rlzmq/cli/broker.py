@@ -1,4 +1,4 @@
-"""``rlzmq broker``: a broker on its own, for schedulers that start every role by itself."""
+"""``rlzmq broker``: a standalone broker, for schedulers that start each role separately."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class BrokerCommand:
     listen: str
     """tcp://HOST:PORT of one interface: data on PORT, weights on PORT + 1; 0: any free ports."""
     join_file: Path = Path("join.toml")
-    """Where runners' join file is written; the other roles' next to it (default: ./join.toml). Keys found there
-    are used again, so that a broker that is restarted serves the same run."""
+    """Path of the runners' join file; those of the other roles are written next to it (default: ./join.toml).
+    Existing keys are reused, so that a restarted broker serves the same run."""
     advertise: str | None = None
-    """Host name that other machines reach HOST by (default: HOST)."""
+    """Host name by which other machines reach HOST (default: HOST)."""
     quarantine_dir: Path | None = None
-    """Where fragments that killed learners are written (default: nowhere)."""
+    """Directory for fragments that killed learners (default: they are not written)."""
     driver_timeout: float = 30.0
-    """Seconds without a driver, once one came, after which the broker ends (default: 30)."""
+    """Seconds without a driver, after one has connected, until the broker ends (default: 30)."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         BrokerCommand,
         arguments,
         usage="rlzmq broker --listen tcp://HOST:PORT [options]",
-        description="Run a broker that waits for its roles.",
+        description="Run a broker that waits for the roles of a run.",
     )
     return run_async(_main(options))
 
@@ -85,7 +85,7 @@ async def _main(options: BrokerCommand) -> int:
 
 
 def _keys(join_file: Path) -> tuple[str, Any]:
-    """(run id, keys): those of an earlier broker with this join file, else fresh ones, kept for a later one."""
+    """Return (run id, keys) of an earlier broker with this join file; otherwise generate and store new ones."""
     from rlzmq.core.errors import ConfigurationError
     from rlzmq.driver.join_files import ROLES, JoinKeys
     from rlzmq.net.keys import KeyPair, read_private_file, write_private_file
@@ -97,7 +97,7 @@ def _keys(join_file: Path) -> tuple[str, Any]:
             pairs = {role: KeyPair.from_secret(data[role]) for role in (*ROLES, "server")}
             run_id = str(data["run_id"])
         except (tomllib.TOMLDecodeError, KeyError) as error:
-            raise ConfigurationError(f"{path} is no broker's key file: {error!r}. Remove it.") from None
+            raise ConfigurationError(f"{path} is not a broker's key file: {error!r}. Remove it.") from None
         return run_id, JoinKeys(pairs.pop("server"), pairs)
     run_id, keys = uuid.uuid4().hex, JoinKeys.generate()
     secrets = {"server": keys.server.secret, **{role: pair.secret for role, pair in keys.clients.items()}}

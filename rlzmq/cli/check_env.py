@@ -1,4 +1,4 @@
-"""``rlzmq check-env``: whether an environment keeps Gymnasium's contract, and how fast it is."""
+"""``rlzmq check-env``: check an environment against Gymnasium's API, and measure its speed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CheckEnvOptions:
     env: tyro.conf.Positional[str]
     """Gymnasium id, or 'package.module:Class'."""
     steps: int = 500
-    """Env steps to play at random, at least 1 (default: 500)."""
+    """Number of random env steps, at least 1 (default: 500)."""
     seed: int = 0
     """Seed of the first reset (default: 0)."""
     import_: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
         CheckEnvOptions,
         arguments,
         usage="rlzmq check-env ENV [options]",
-        description="Check an environment: what training would refuse, and what Gymnasium's checker says.",
+        description="Check an environment: report what training would refuse and what Gymnasium's checker finds.",
     )
     if options.steps < 1:
         raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")
@@ -55,11 +55,11 @@ def run(arguments: Sequence[str]) -> int:
     try:
         env = make_env(options.env)
         problems += [] if isinstance(env, MultiAgentEnv) else _gymnasium(env)
-        problems += _play(env, options)
+        problems += _step_randomly(env, options)
         problems += _train(env, options) if not problems else []
     except ConfigurationError:
         raise
-    except Exception as error:  # the env's own
+    except Exception as error:  # raised by the env
         place = traceback.extract_tb(error.__traceback__)[-1]
         problems.append(f"{type(error).__name__}: {error} ({place.filename}:{place.lineno}, {place.name})")
     finally:
@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _gymnasium(env: Any) -> list[str]:
-    """What Gymnasium's own checker says."""
+    """Run Gymnasium's checker and return its problems."""
     from gymnasium.utils.env_checker import check_env
 
     with warnings.catch_warnings(record=True) as caught:
@@ -87,8 +87,8 @@ def _gymnasium(env: Any) -> list[str]:
     return []
 
 
-def _play(env: Any, options: CheckEnvOptions) -> list[str]:
-    """Random steps: observations within their space, finite rewards, episodes that end, speed."""
+def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
+    """Take random steps; check observations and rewards, and print speed and episode lengths."""
     import numpy as np
 
     problems: dict[str, None] = {}
@@ -135,7 +135,7 @@ def _play(env: Any, options: CheckEnvOptions) -> list[str]:
 
 
 def _train(env: Any, options: CheckEnvOptions) -> list[str]:
-    """What a run says: the env with default settings, sampled by an env runner with a fresh module."""
+    """Sample the env with an env runner, a new module and default settings; return what training refuses."""
     from rlzmq.algorithms.ppo import PPOConfig
     from rlzmq.core.errors import RlzmqError
     from rlzmq.envs.multi_agent_env import MultiAgentEnv

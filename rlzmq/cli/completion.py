@@ -1,4 +1,4 @@
-"""``rlzmq completion``: a script by which a shell completes commands, algorithms, flags and their values."""
+"""``rlzmq completion``: print a shell script that completes commands, algorithms, flags and their values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import tyro
 
 __all__ = ["CompletionOptions", "run"]
 
-# A flag's line in a help of 120 columns (panels stand side by side in a wider one): its names, each with what its value
-# looks like; help texts begin after two spaces.
+# A flag's line in a help text of 120 columns (wider ones place panels side by side): its names, each with its
+# placeholder; the explanation begins after two spaces.
 _FLAG = re.compile(r"^│ (-.*?)(?:  |\s*│?$)", re.MULTILINE)
 _POSITIONAL = re.compile(r"^│ \{([\w,-]+)\}", re.MULTILINE)
-# Values that are not typed as they are written.
+# Placeholders, which are not literal values.
 _PLACEHOLDERS = {
     "INT",
     "FLOAT",
@@ -124,7 +124,7 @@ class CompletionOptions:
     """Options of ``rlzmq completion``."""
 
     shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
-    """The shell that reads the script."""
+    """The shell that runs the script."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -135,8 +135,8 @@ def run(arguments: Sequence[str]) -> int:
         CompletionOptions,
         arguments,
         usage="rlzmq completion SHELL",
-        description="Print a script that completes what follows rlzmq: commands, algorithms, flags, their values and "
-        "files. Try it: source <(rlzmq completion bash). For good: write it to "
+        description="Print a script that completes the rlzmq command line: commands, algorithms, flags, their values "
+        "and files. Try it: source <(rlzmq completion bash). To install it, write it to "
         "~/.local/share/bash-completion/completions/rlzmq (bash), _rlzmq in a directory of $fpath (zsh), or "
         "~/.config/fish/completions/rlzmq.fish, and again after an update of rlzmq.",
     )
@@ -155,7 +155,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _places() -> dict[str, list[str]]:
-    """Place in a command line -> the words that fit there; none: files.
+    """Map each place in a command line to its possible words; an empty list means files.
 
     A place is the command (with its algorithm), then ``-`` for the flags, or the flag whose value is typed.
     """
@@ -183,7 +183,7 @@ def _places() -> dict[str, list[str]]:
 
 
 def _places_of(command: str) -> dict[str, list[str]]:
-    """The places of one command, read from its help."""
+    """Return the places of one command, read from its help."""
     text = _help_of(command)
     flags: list[str] = ["--verbose"]
     places = {command: [word for words in _POSITIONAL.findall(text) for word in words.split(",")]}

@@ -1,4 +1,4 @@
-"""``rlzmq doctor``: whether this machine can run rlzmq, and what would be slow or unsafe; a line per check."""
+"""``rlzmq doctor``: check whether this machine can run rlzmq, and what would be slow or unsafe; a line per check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MIN_SHM_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     level: Level
     what: str
@@ -52,11 +52,11 @@ class DoctorOptions:
     """Options of ``rlzmq doctor``."""
 
     listen: str | None = None
-    """tcp://HOST:PORT that a run is to listen on: whether its ports are free (default: not checked)."""
+    """Check that the ports of tcp://HOST:PORT, on which a run will listen, are free (default: not checked)."""
     join: Path | None = None
-    """A join file: whether it is private, and whether its broker answers this key (default: not checked)."""
+    """Check that this join file is private and that its broker accepts its key (default: not checked)."""
     timeout: float = 5.0
-    """Seconds to wait for that broker (default: 5)."""
+    """Seconds to wait for the broker of --join (default: 5)."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     for check in CHECKS:
         try:
             findings = list(check(options))
-        except Exception as error:  # a check that cannot even run is a finding, too
+        except Exception as error:  # a check that cannot run is a failure
             findings = [
                 Finding("FAIL", check.__name__.removeprefix("check_"), f"{type(error).__name__}: {error}")
             ]
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def check_versions(options: DoctorOptions) -> Iterator[Finding]:
-    """Python and the packages that rlzmq needs."""
+    """Check Python and the required packages."""
     version = sys.version.split()[0]
     yield Finding("ok" if sys.version_info >= (3, 11) else "FAIL", "python", f"{version} (3.11 or newer)")
     missing, found = [], []
@@ -102,7 +102,7 @@ def check_versions(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_keys(options: DoctorOptions) -> Iterator[Finding]:
-    """CURVE in this libzmq; a join file's mode and its broker."""
+    """Check CURVE support in libzmq, and a join file's mode and broker."""
     from rlzmq.net.keys import curve_support
 
     version, has_curve = curve_support()
@@ -138,11 +138,11 @@ def check_keys(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_files(options: DoctorOptions) -> Iterator[Finding]:
-    """Open files: one per peer."""
+    """Check the limit of open files, of which each peer needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     level: Level = "ok"
-    hint = " (raised by itself)"
+    hint = " (raised automatically)"
     if hard != resource.RLIM_INFINITY and hard < _MIN_FILES:
         level = "warn" if hard >= _FILES_OF_A_BROKER + _FEW_PEERS else "FAIL"
         num_peers = max(0, (hard - _FILES_OF_A_BROKER) // _FILES_PER_PEER)
@@ -151,7 +151,7 @@ def check_files(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_memory(options: DoctorOptions) -> Iterator[Finding]:
-    """/dev/shm and the memory limit."""
+    """Check /dev/shm and the memory limit."""
     shm = Path("/dev/shm")
     if not shm.is_dir() or not os.access(shm, os.W_OK):
         yield Finding(
@@ -170,7 +170,7 @@ def check_memory(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
-    """A private directory with a path short enough for Unix sockets, and a socket in it."""
+    """Create a private directory with a path short enough for Unix sockets, and a socket in it."""
     from rlzmq.net.socket_directory import SocketDirectory
 
     with SocketDirectory() as directory, socket.socket(socket.AF_UNIX) as unix:
@@ -184,7 +184,7 @@ def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_loopback(options: DoctorOptions) -> Iterator[Finding]:
-    """Loopback TCP: learners of one machine meet there."""
+    """Check loopback TCP, over which the learners of one machine connect."""
     from rlzmq.learners.distributed import loopback_interface
 
     start = time.perf_counter()
@@ -204,7 +204,7 @@ def check_loopback(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_ports(options: DoctorOptions) -> Iterator[Finding]:
-    """The ports that `listen` wants."""
+    """Check that the ports of `listen` are free."""
     if options.listen is None:
         return
     from rlzmq.core.addresses import check_bind_address, split_tcp
@@ -222,20 +222,20 @@ def check_ports(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_threads(options: DoctorOptions) -> Iterator[Finding]:
-    """CPU cores against torch's threads in every process."""
+    """Compare torch's threads per process with the CPU cores."""
     import torch
 
     cores = len(os.sched_getaffinity(0))
     threads, named = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     level: Level = "ok" if named or cores <= 2 else "warn"
-    hint = "" if named else "; runners set 1 by themselves (torch_num_threads), OMP_NUM_THREADS is not set"
+    hint = "" if named else "; runners use 1 (torch_num_threads), OMP_NUM_THREADS is not set"
     yield Finding(level, "torch threads", f"{threads} on {cores} cores{hint}")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield Finding("ok", "GPUs", str(gpus) if gpus else "none: learners train on the CPU")
 
 
 def check_network(options: DoctorOptions) -> Iterator[Finding]:
-    """How other machines would see this one; torch.distributed's interface."""
+    """Report this machine's address for others and torch.distributed's interface."""
     name = socket.gethostname()
     try:
         own = socket.gethostbyname(name)
@@ -254,7 +254,7 @@ def check_network(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_disk(options: DoctorOptions) -> Iterator[Finding]:
-    """Room for checkpoints and temporary files."""
+    """Check the space for checkpoints and temporary files."""
     for path in dict.fromkeys((os.getcwd(), tempfile.gettempdir())):
         free = shutil.disk_usage(path).free
         yield Finding("ok" if free > 1 << 30 else "warn", "disk", f"{path}: {free / 2**30:.1f} GiB free")

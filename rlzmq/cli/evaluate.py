@@ -1,4 +1,4 @@
-"""``rlzmq evaluate``: how well a checkpoint plays."""
+"""``rlzmq evaluate``: evaluate the policy of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class EvaluateOptions:
     checkpoint: tyro.conf.Positional[Path]
     """A checkpoint, or a run directory that holds one."""
     episodes: int = 10
-    """Whole episodes to play (default: 10)."""
+    """Number of complete episodes (default: 10)."""
     seed: int | None = None
-    """Seed of the envs (default: the run's own)."""
+    """Seed of the envs (default: the run's seed)."""
     explore: bool = False
-    """Draw actions from the distribution instead of taking its mode (default: False)."""
+    """Sample actions from the distribution instead of taking its mode (default: False)."""
     config: Path | None = None
-    """TOML file of settings, for a checkpoint whose config held code."""
+    """TOML file of settings, for a checkpoint whose config contains code (default: the checkpoint's config)."""
     trust_code: bool = False
     """Import functions and classes that the checkpoint's config names (default: False)."""
     import_: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         EvaluateOptions,
         arguments,
         usage="rlzmq evaluate RUN_OR_CHECKPOINT [options]",
-        description="Play whole episodes with a checkpoint's policy, in one process.",
+        description="Evaluate a checkpoint's policy on complete episodes, in one process.",
     )
     import_first(options.import_)
     returns = evaluate(options.checkpoint, options)
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
-    """The returns of the episodes that the checkpoint's policy played, in one process."""
+    """Run complete episodes with the checkpoint's policy in this process; return their returns."""
     from rlzmq.algorithms.checkpoints import config_to_go_on_with, load_config, read_algorithm
 
     if options.config is not None:
@@ -72,11 +72,11 @@ def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
         config.debugging(seed=options.seed)
     state = read_algorithm(path)
     chosen = config_to_go_on_with(path, state, config, trust_code=options.trust_code)
-    # Evaluation begins new episodes: it has no use for those that the run's env runners were in.
+    # Evaluation starts new episodes and does not need those in progress in the run's env runners.
     state = {
         name: part for name, part in state.items() if not name.startswith(("env_runners", "eval_env_runners"))
     }
-    # By name: of an algorithm of one's own only the training step is missing here, and it is not used.
+    # By name: a user's own algorithm class may be missing here, but evaluation does not use its training step.
     with config._algorithm_class()(chosen) as algorithm:
         algorithm.set_state(state)
         metrics = algorithm.evaluate()["env_runners"]
@@ -84,7 +84,7 @@ def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and the half width of its 95 % confidence interval (normal approximation)."""
+    """Return the mean and the half width of its 95 % confidence interval (normal approximation)."""
     mean = sum(values) / len(values)
     if len(values) < 2:
         return mean, math.nan
@@ -93,7 +93,7 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def iqm(values: Sequence[float]) -> float:
-    """The interquartile mean: of the middle half of the values."""
+    """Return the interquartile mean: the mean of the middle half of the values."""
     ordered = sorted(values)
     cut = len(ordered) // 4
     middle = ordered[cut : len(ordered) - cut]

@@ -1,6 +1,6 @@
-"""``rlzmq inspect``: what flows from the env to the action, before any training; or a run's checkpoints.
+"""``rlzmq inspect``: show the data between env, module and learner before any training, or check a run's checkpoints.
 
-The first is shown for an algorithm and env, with names, shapes and dtypes; the second for a path.
+Given an algorithm and an env it shows names, shapes and dtypes; given a path it checks the checkpoints there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class InspectOptions:
     """Options of ``rlzmq inspect``."""
 
     algorithm: str = "ppo"
-    """Algorithm whose defaults and connectors count (default: ppo)."""
+    """Algorithm whose defaults and connectors are used (default: ppo)."""
     env: str | None = None
-    """Gymnasium id, or 'package.module:Class'."""
+    """Gymnasium id, or 'package.module:Class' (default: that of --config)."""
     config: Path | None = None
     """TOML file of settings (default: the algorithm's defaults)."""
     steps: int = 8
-    """Env steps to sample, at least 1 (default: 8)."""
+    """Number of env steps to sample, at least 1 (default: 8)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         InspectOptions,
         given,
         usage="rlzmq inspect ALGORITHM --env ENV [options], or rlzmq inspect RUN_OR_CHECKPOINT",
-        description="Show what flows through a run; of a run directory or checkpoint: check every byte.",
+        description="Show the data that flows through a run, or check every byte of a run's checkpoints.",
     )
     if options.steps < 1:
         raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")

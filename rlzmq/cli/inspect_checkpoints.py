@@ -8,7 +8,7 @@ __all__ = ["show_checkpoints"]
 
 
 def show_checkpoints(place: Path) -> int:
-    """Print them, and which one a run would go on from; 0, or 78 where none is whole.
+    """Check and print the checkpoints and the one to resume from; return 0, or 78 if none is usable.
 
     Args:
         place: A checkpoint, a directory of them, or a run directory.

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: the first asks for an orderly end, the second (or a long wait) ends at once."""
+"""Ctrl-C, SIGTERM and SIGUSR1: the first requests an orderly end, the second (or a long wait) ends at once."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Interrupt:
     """While the block runs, the first SIGINT, SIGTERM or SIGUSR1 only sets `is_set` and calls `on_first`.
 
     SIGUSR1 is what Slurm sends before a time limit (``--signal=USR1@60``); it counts as SIGTERM. A second
-    signal, or `drain_s` seconds after the first, raises KeyboardInterrupt; a third ends the process on the
-    spot, and its children with it.
+    signal, or `drain_s` seconds after the first, raises KeyboardInterrupt; a third ends the process and its
+    children immediately.
 
     Args:
-        drain_s: By signal: how long the work at hand may take to end by itself.
+        drain_s: For each signal, how long the current work may take to end by itself.
 
     Attributes:
-        is_set: Whether a signal came.
-        signal_number: Which; 0 before.
-        num_signals: How many came.
-        ends_at_once: Nothing has begun that would need an orderly end: the first signal ends the process on the
-            spot. True at first.
-        on_first: Called in the main thread when the first comes, between two bytecodes: quick, no locks.
+        is_set: Whether a signal has arrived.
+        signal_number: The first signal; 0 before.
+        num_signals: How many have arrived.
+        ends_at_once: Whether the first signal ends the process immediately, because nothing has started yet that
+            needs an orderly end. True initially.
+        on_first: Called on the first signal, in the main thread between two bytecodes; must be quick, no locks.
     """
 
     def __init__(self, *, drain_s: Mapping[int, float]) -> None:
@@ -46,7 +46,7 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int:
-        """Of a process that ends for this: 130 after Ctrl-C, 75 (resumable) after the others, 0 if none came."""
+        """The exit code after this interrupt: 130 for Ctrl-C, 75 (resumable) for the others, 0 if there was none."""
         if not self.is_set:
             return 0
         return _EXIT_INTERRUPTED if self.signal_number == signal.SIGINT else _EXIT_RESUMABLE
@@ -67,10 +67,10 @@ class Interrupt:
 
     @contextlib.contextmanager
     def shielded(self, limit_s: float = 0.0) -> Iterator[None]:
-        """The block is the orderly end itself: the drain's alarm is off, only a further signal raises.
+        """Protect the orderly end in this block: the drain's alarm is off, only a further signal raises.
 
         Args:
-            limit_s: If a signal came, the process ends on the spot should the block take longer; 0: it may.
+            limit_s: After a signal, the process ends immediately if the block takes longer; 0: no limit.
         """
         self._deadline_exits = True
         self._set_alarm(limit_s if self.is_set else 0)
@@ -102,7 +102,7 @@ class Interrupt:
         raise KeyboardInterrupt
 
     def _exit_now(self) -> NoReturn:
-        # No lock, no clean-up: the children die with this process, and their directories go with them.
+        # No locks and no clean-up: the children end with this process, and their directories are removed.
         with contextlib.suppress(RuntimeError):  # the signal came within a print
             sys.stdout.flush()
         os._exit(self.exit_code)

@@ -1,4 +1,4 @@
-"""What the commands that join a run share: the join file, the run's config, the end's exit code."""
+"""Shared code of the commands that join a run: the join file, the run's config, the exit code."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 
 
 def read_join_file(path: Path, role: str) -> Any:
-    """The join file, checked to be for this role.
+    """Read a join file and check that it is for this role.
 
     Raises:
-        ConfigurationError: Missing, readable by others, malformed, or for another role.
+        ConfigurationError: The file is missing, readable by others, malformed, or for another role.
     """
     from rlzmq.net.join_file import JoinFile
 
@@ -46,16 +46,16 @@ def read_join_file(path: Path, role: str) -> Any:
 
 
 async def the_runs_config(join: Any, imports: Sequence[str], *, timeout_s: float) -> tuple[Any, str]:
-    """(the config of the run that the file belongs to, its digest).
+    """Fetch the config of the run; return the config and its digest.
 
     Args:
         join: The JoinFile.
-        imports: Modules imported first, e.g. because they register envs.
+        imports: Modules to import first, e.g. because they register envs.
         timeout_s: Seconds to wait for the broker.
 
     Raises:
         PeerLostError: No broker answers.
-        AuthenticationError: It refuses the key.
+        AuthenticationError: The broker refuses the key.
         ConfigurationError: The config names code that is not installed here.
     """
     from rlzmq.roles.compatibility import digest_of
@@ -70,7 +70,7 @@ def import_first(names: Sequence[str]) -> None:
     """Import the user's modules.
 
     Raises:
-        ConfigurationError: One cannot be imported.
+        ConfigurationError: A module cannot be imported.
     """
     for name in names:
         try:
@@ -80,10 +80,10 @@ def import_first(names: Sequence[str]) -> None:
 
 
 def make_config(packed: Any) -> AlgorithmConfig:
-    """The config of `joining.pack_config`'s frame.
+    """Build the config from the frame of `driver.join_files.pack_config`.
 
     Raises:
-        ConfigurationError: It names code that is not installed here.
+        ConfigurationError: The config names code that is not installed here.
     """
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
     from rlzmq.config.plain import load_named
@@ -92,12 +92,12 @@ def make_config(packed: Any) -> AlgorithmConfig:
     name, settings = unpack_config(packed)
     config_class = load_named(name)
     if not (isinstance(config_class, type) and issubclass(config_class, AlgorithmConfig)):
-        raise ConfigurationError(f"the run's config class {name!r} is no AlgorithmConfig")
+        raise ConfigurationError(f"the run's config class {name!r} is not an AlgorithmConfig")
     return config_class.from_state(settings)
 
 
 def run_async(main: Coroutine[Any, Any, int]) -> int:
-    """Run a command's coroutine on an event loop of its own."""
+    """Run a command's coroutine on a new event loop."""
     from rlzmq.actors.event_loop import new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -106,7 +106,7 @@ def run_async(main: Coroutine[Any, Any, int]) -> int:
 
 @contextmanager
 def on_signals(call: Callable[[int], None]) -> Iterator[None]:
-    """Within it SIGINT and SIGTERM call ``call(number)``; a second one ends the process at once."""
+    """Within the block SIGINT and SIGTERM call ``call(number)``; a second signal ends the process at once."""
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 
@@ -126,7 +126,7 @@ def on_signals(call: Callable[[int], None]) -> Iterator[None]:
 
 
 def exit_code_of(reason: str, detail: str, signal_number: int) -> int:
-    """0 after the run's goodbye; 130 after Ctrl-C, 75 after SIGTERM (start it again elsewhere); 69 otherwise."""
+    """Return 0 after the run's goodbye, 130 after Ctrl-C, 75 after SIGTERM (restart elsewhere), otherwise 69."""
     from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
 
     if signal_number:

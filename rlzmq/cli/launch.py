@@ -1,4 +1,4 @@
-"""``rlzmq launch``: a cluster file's roles on their machines, with all logs here and one Ctrl-C for all."""
+"""``rlzmq launch``: start a cluster file's roles on their hosts, with all logs here and one Ctrl-C for all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def _main(cluster: Any) -> int:
     stops: set[asyncio.Task[None]] = set()
 
     def end(number: int) -> None:
-        """The first ends the head in order, a second kills whatever runs, a third is for a host that hangs."""
+        """Stop the head in order; on a second signal kill everything; on a third exit, even if a host hangs."""
         signals.append(number)
         if len(signals) == 1:
             print("stopping: the head saves a checkpoint; again to kill everything", flush=True)

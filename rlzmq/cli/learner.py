@@ -1,4 +1,4 @@
-"""``rlzmq learner``: a learner rank that joins a run, started by hand or by any scheduler."""
+"""``rlzmq learner``: a learner rank that joins a run, started by hand or by a scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LearnerOptions:
     join: Path
     """The run's *.learner.toml, mode 0600; -: standard input."""
     timeout: float = 300.0
-    """Seconds to wait for the driver at the start (default: 300); once connected it waits as a spare."""
+    """Seconds to wait for the driver at the start (default: 300); once connected it waits as a spare, without limit."""
     import_: list[str] = field(default_factory=list)
     """Module to import first; repeatable (default: none)."""
 
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     code = run_async(_main(options))
     sys.stdout.flush()
-    os._exit(code)  # a collective that nobody answers may still block the training thread
+    os._exit(code)  # a collective without its peers may still block the training thread
 
 
 async def _main(options: LearnerOptions) -> int:
@@ -49,7 +49,7 @@ async def _main(options: LearnerOptions) -> int:
     from rlzmq.core.errors import PeerLostError
     from rlzmq.roles.learner.remote_learner import RemoteLearner
 
-    place = SchedulerRank.here()
+    place = SchedulerRank.from_environment()
     join = read_join_file(options.join, "learner")
     import_first(options.import_)
 

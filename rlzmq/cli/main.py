@@ -1,4 +1,4 @@
-"""The ``rlzmq`` command: finds the sub-command and imports no more than it needs."""
+"""The ``rlzmq`` command: find the sub-command and import only what it needs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ EXIT_RESUMABLE = 75
 EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130
 
-_VERBOSE = "\n\n  --verbose  with any command: errors with all frames, not the user's own alone"
+_VERBOSE = "\n\n  --verbose  with any command: show errors with all frames, not only the user's"
 
 _COMMANDS = {
     "train": ("rlzmq.cli.train", "train an algorithm: rlzmq train ppo --env CartPole-v1"),
-    "attach": ("rlzmq.cli.attach", "go on with a run whose driver died: rlzmq attach RUN_DIR"),
+    "attach": ("rlzmq.cli.attach", "continue a run whose driver died: rlzmq attach RUN_DIR"),
     "runner": ("rlzmq.cli.runner", "sample for a run, from any machine: rlzmq runner --join FILE"),
     "learner": ("rlzmq.cli.learner", "a learner rank for a run, from any machine: rlzmq learner --join FILE"),
-    "broker": ("rlzmq.cli.broker", "a broker on its own: rlzmq broker --listen tcp://HOST:PORT"),
+    "broker": ("rlzmq.cli.broker", "a standalone broker: rlzmq broker --listen tcp://HOST:PORT"),
     "top": ("rlzmq.cli.top", "watch a run: rlzmq top [FILE or directory]"),
     "doctor": ("rlzmq.cli.doctor", "check this machine before a run"),
     "replay": (
@@ -44,9 +44,9 @@ _COMMANDS = {
     "check-env": ("rlzmq.cli.check_env", "check an environment: rlzmq check-env ENV"),
     "inspect": (
         "rlzmq.cli.inspect",
-        "what flows through a run (rlzmq inspect ppo --env ENV), or its checkpoints",
+        "show a run's data flow (rlzmq inspect ppo --env ENV), or its checkpoints",
     ),
-    "launch": ("rlzmq.cli.launch", "several machines over ssh: rlzmq launch cluster.toml"),
+    "launch": ("rlzmq.cli.launch", "run on several machines over ssh: rlzmq launch cluster.toml"),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
     "completion": (
         "rlzmq.cli.completion",
@@ -84,14 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--verbose" in given:
         from rlzmq.core.tracebacks import FULL
 
-        os.environ[FULL] = "full"  # the run's processes take it over
+        os.environ[FULL] = "full"  # the run's processes inherit it
         given = [argument for argument in given if argument != "--verbose"]
     return _guarded(entry[0], given[1:])
 
 
 def find_modules_here() -> None:
-    """Put the current directory on the path, as ``python -m`` has it: the user's own envs and modules are there.
-    Processes that are started from here take the path over."""
+    """Add the current directory to the import path, as ``python -m`` does, for the user's envs and modules.
+
+    Processes started from here inherit the path.
+    """
     try:
         here = os.getcwd()
     except OSError:  # it was removed
@@ -101,7 +103,7 @@ def find_modules_here() -> None:
 
 
 def _guarded(module: str, arguments: list[str]) -> int:
-    """Run a command; what goes wrong becomes one clear text and an exit code."""
+    """Run a command; turn an exception into one clear message and an exit code."""
     from rlzmq.core.errors import AuthenticationError, CheckpointError, ConfigurationError, PeerLostError
     from rlzmq.core.printable import printable
 
@@ -127,7 +129,7 @@ def _guarded(module: str, arguments: list[str]) -> int:
 
 
 def _print_failure(error: BaseException) -> None:
-    """The user's own frames, then what it comes down to, in one line."""
+    """Print the user's frames, then a summary in one line."""
     from rlzmq.core.import_errors import hidden_modules
     from rlzmq.core.printable import cut, printable
     from rlzmq.core.tracebacks import format_error, shows_all_frames

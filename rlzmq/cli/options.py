@@ -38,10 +38,10 @@ _METAVARS = {
 
 
 def options_type(config_class: type[BaseConfig], name: str, base: type) -> type:
-    """A dataclass for tyro: `base`'s fields, then one dataclass per setter, in it a field per setting.
+    """Return a dataclass for tyro: the fields of `base`, then one dataclass per setter with a field per setting.
 
-    Settings that hold code (connectors, callbacks, …) have no flag, but for the mapping of agents to modules;
-    neither have those with one possible value. All flags are texts: the config checks them (`apply_settings`).
+    Settings that hold code (connectors, callbacks, …) have no flag, except for the mapping of agents to modules;
+    nor do settings with only one possible value. All flags are texts, which the config checks (`apply_settings`).
     """
     import tyro
 
@@ -79,7 +79,7 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
     """Set on `config` every setting that was given as a flag.
 
     Raises:
-        ConfigurationError: Names the flag, what was expected and what came.
+        ConfigurationError: A value is not valid; the text names the flag, the expected and the actual value.
     """
     for field in dataclasses.fields(options):
         if not field.name.startswith("group_"):
@@ -96,7 +96,7 @@ def apply_settings(config: BaseConfig, options: Any) -> None:
 
 
 def _value(config: BaseConfig, setting: str, text: str) -> Any:
-    """What a flag's text means: JSON, Python's True, False and None, or the text itself."""
+    """Convert a flag's text: JSON, Python's True, False and None, or the text itself."""
     if setting in _NAMED_CODE:
         return setting_from_text(setting, text)
     if setting in _NAMES:
@@ -116,10 +116,10 @@ def _value(config: BaseConfig, setting: str, text: str) -> Any:
 
 
 def _table(setting: str, texts: list[str]) -> dict[str, Any]:
-    """A dict from ``key=value`` pairs, JSON objects and TOML inline tables; later ones win.
+    """Build a dict from ``key=value`` pairs, JSON objects and TOML inline tables; later ones win.
 
     Raises:
-        ConfigurationError: One is none of these.
+        ConfigurationError: A text has none of these forms.
     """
     table: dict[str, Any] = {}
     for text in texts:
@@ -159,7 +159,7 @@ def _flag(setting: str) -> str:
 
 
 def _metavar(setting: str, annotation: Any) -> str | None:
-    """What a flag's value looks like; None: no text says what this setting holds."""
+    """Return the placeholder of a flag's value; None if a setting cannot be given as text."""
     if setting in _TABLES:
         return _METAVARS[dict]
     if setting in _NAMES:
@@ -181,7 +181,7 @@ def _metavar(setting: str, annotation: Any) -> str | None:
 
 
 def _options_of(annotation: Any) -> list[Any]:
-    """The members of a union, without their bounds; of another type: that one."""
+    """Return the members of a union without their bounds; for another type, the type itself."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return _options_of(typing.get_args(annotation)[0])
@@ -191,10 +191,10 @@ def _options_of(annotation: Any) -> list[Any]:
 
 
 def _shown(value: Any) -> str:
-    """A default as one would type it."""
+    """Format a default as a user would type it."""
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
 
 
 def _help(field: Setting) -> str:
-    """The setting's explanation without markup, as on a command line."""
+    """Return the setting's explanation without markup."""
     return re.sub(r"\bNone\b", "none", field.doc.replace("`", "")).rstrip(".") or field.name

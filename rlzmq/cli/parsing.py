@@ -1,4 +1,4 @@
-"""How every command reads its options, and shows its help within the terminal's width."""
+"""Parsing of command-line options, and help texts that fit the terminal's width."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Options = TypeVar("_Options")
 
 
 class OptionsExit(SystemExit):
-    """What is to be said about a command's options has been said; no exit of code that the command runs."""
+    """Raised after the help or an error about options was printed; distinct from an exit of the command's code."""
 
 
 def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, description: str) -> _Options:
@@ -29,9 +29,9 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
 
     Args:
         kind: A dataclass with a docstring under each field that states the field's default.
-        arguments: The command line behind the command's name.
-        usage: Its form, e.g. ``"rlzmq evaluate PATH [options]"``; the command is what is written in lower case.
-        description: What the command does, for its help.
+        arguments: The command line after the command's name.
+        usage: Its form, e.g. ``"rlzmq evaluate PATH [options]"``; the words in lower case are the command.
+        description: What the command does, shown in its help.
 
     Raises:
         OptionsExit: The help was printed (0), or the options are wrong (2).
@@ -41,7 +41,7 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     prog = " ".join(word for word in usage.split(" [")[0].split() if word.islower() and word[0] != "-")
     markers = (tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
     config = (*markers, tyro.conf.OmitArgPrefixes)
-    shown = _with_our_defaults(kind)
+    shown = _with_field_help(kind)
     if not {"-h", "--help"} & set(arguments):
         try:
             return typing.cast(_Options, tyro.cli(shown, args=list(arguments), prog=prog, config=config))
@@ -59,8 +59,8 @@ def parse(kind: type[_Options], arguments: Sequence[str], *, usage: str, descrip
     raise OptionsExit(0)
 
 
-def _with_our_defaults(kind: Any) -> Any:
-    """`kind` with each docstring under a field on one line, and no word of tyro's on optional fields' defaults."""
+def _with_field_help(kind: Any) -> Any:
+    """Return `kind` with the docstring under each field as its help, without tyro's note on defaults."""
     import tyro
 
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -82,7 +82,7 @@ def _with_our_defaults(kind: Any) -> Any:
 
 
 def _docs_of_fields(kind: type) -> dict[str, str]:
-    """Field -> the docstring below it, of the classes whose source there is."""
+    """Map each field to the docstring below it, for classes whose source is available."""
     docs: dict[str, str] = {}
     for klass in kind.__mro__:
         with contextlib.suppress(OSError, TypeError):

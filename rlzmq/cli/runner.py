@@ -16,17 +16,17 @@ class RunnerOptions:
     """Options of ``rlzmq runner``."""
 
     join: Path
-    """The file that the run wrote (`join_file`), mode 0600; -: standard input."""
+    """The join file that the run wrote, mode 0600; -: standard input."""
     envs: int | None = None
     """Environments in this process (default: the run's num_envs_per_env_runner)."""
     timeout: float = 30.0
     """Seconds to wait for the broker at the start (default: 30)."""
     patience: float = 120.0
-    """Seconds of the broker's silence after which this runner gives up (default: 120)."""
+    """Seconds without a message from the broker until this runner gives up (default: 120)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
     quiet: bool = False
-    """Print nothing but errors (default: False)."""
+    """Print only errors (default: False)."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -63,7 +63,7 @@ async def _main(options: RunnerOptions) -> int:
 
     def leave(number: int) -> None:
         signals.append(number)
-        say("leaving: the fragment at work is handed over first; again to leave at once")
+        say("leaving: the current fragment is sent first; again to leave at once")
         runner.leave()
 
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a scheduler tells its processes by the environment: torchrun's, Slurm's and Kubernetes' variables."""
+"""The rank that a scheduler gives its processes in environment variables of torchrun, Slurm or Kubernetes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 @dataclass(frozen=True, slots=True)
 class SchedulerRank:
-    """Where a scheduler put this process; -1 for what it does not say.
+    """The rank of this process in a scheduler's job; -1 where the scheduler sets no variable.
 
-    MASTER_ADDR and MASTER_PORT are not needed: learners meet at the driver's own store.
+    MASTER_ADDR and MASTER_PORT are not needed: learners use the driver's store.
 
     Attributes:
-        rank: Among all processes of the job.
-        world_size: How many there are.
-        local_rank: Among those of this machine: the GPU to use.
+        rank: Rank among all processes of the job.
+        world_size: The number of processes.
+        local_rank: Rank among the processes of this machine: the GPU to use.
     """
 
     rank: int = -1
@@ -32,11 +32,11 @@ class SchedulerRank:
     local_rank: int = -1
 
     @classmethod
-    def here(cls, environment: Mapping[str, str] | None = None) -> SchedulerRank:
-        """This process's place.
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> SchedulerRank:
+        """Read the rank of this process.
 
         Raises:
-            ConfigurationError: A variable holds no number.
+            ConfigurationError: A variable is not a number.
         """
         env = os.environ if environment is None else environment
         return cls(_first(env, _RANK), _first(env, _SIZE), _first(env, _LOCAL))
@@ -48,5 +48,5 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int:
             try:
                 return int(env[name])
             except ValueError:
-                raise ConfigurationError(f"{name}={env[name]!r} is no number") from None
+                raise ConfigurationError(f"{name}={env[name]!r} is not a number") from None
     return -1

@@ -1,4 +1,4 @@
-"""When a training run ends: ``--stop return=475 --stop steps=300000``."""
+"""Stop criteria of a training run: ``--stop return=475 --stop steps=300000``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StopCriteria:
             into the result, and is met when the value there is at least the number.
 
     Raises:
-        ConfigurationError: A text that is neither.
+        ConfigurationError: A text is not of this form.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -41,10 +41,10 @@ class StopCriteria:
             try:
                 self._goals[path] = float(number)
             except ValueError:
-                raise ConfigurationError(f"--stop {text!r}: {number!r} is no number.") from None
+                raise ConfigurationError(f"--stop {text!r}: {number!r} is not a number.") from None
 
     def met_by(self, result: Mapping[str, Any]) -> str | None:
-        """The criterion that a result meets, in words, or None."""
+        """Return a description of the criterion that the result meets, or None."""
         for path, goal in self._goals.items():
             value: Any = result
             for key in path.split("/"):

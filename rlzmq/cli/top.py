@@ -1,4 +1,4 @@
-"""``rlzmq top``: what a run is doing now: roles, rates, lag, queues, drops by reason, the broker's loop."""
+"""``rlzmq top``: show what a run is doing: roles, rates, lag, queues, drops by reason, the broker's loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from rlzmq.core.printable import printable
 
-__all__ = ["Rates", "TopOptions", "find_broker", "lines_of", "run"]
+__all__ = ["Rates", "TopOptions", "find_broker", "format_status", "run"]
 
 
 _STILL_S = 10.0  # without an env step or a learner's step
@@ -28,9 +28,9 @@ class TopOptions:
     """A join file, a run's private directory, or ipc:///path of its data socket (default: the newest run of this
     user on this machine); also without --where."""
     interval: float = 1.0
-    """Seconds between two looks (default: 1)."""
+    """Seconds between two updates (default: 1)."""
     count: int = 0
-    """End after so many looks (default: 0, never)."""
+    """End after this many updates (default: 0, never)."""
     timeout: float = 5.0
     """Seconds to wait for the broker's answer (default: 5)."""
 
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         TopOptions,
         given,
         usage="rlzmq top [FILE | DIRECTORY | ADDRESS] [options]",
-        description="Watch a run.",
+        description="Watch a run in progress.",
     )
     options.where = where or options.where
     return run_async(_main(options))
@@ -57,23 +57,23 @@ async def _main(options: TopOptions) -> int:
 
     address, join = find_broker(options.where)
     rates = Rates()
-    num_looks = 0
+    num_updates = 0
     async with Observer(address, join) as observer:
         with _Screen() as show:
             while True:
                 status = await observer.status(timeout_s=options.timeout)
-                show(lines_of(status, rates.update(status, time.monotonic()), address))
-                num_looks += 1
-                if num_looks == options.count:
+                show(format_status(status, rates.update(status, time.monotonic()), address))
+                num_updates += 1
+                if num_updates == options.count:
                     return 0
                 await asyncio.sleep(options.interval)
 
 
 def find_broker(where: str) -> tuple[str, Any]:
-    """(data address, JoinFile or None) of what the user named.
+    """Return (data address, JoinFile or None) of the run that the user named.
 
     Raises:
-        ConfigurationError: There is no run there.
+        ConfigurationError: No run was found.
     """
     from rlzmq.core.errors import ConfigurationError
     from rlzmq.net.join_file import JoinFile
@@ -103,13 +103,13 @@ def _own_run_directories() -> list[Path]:
 
 
 class Rates:
-    """Env steps per second between two looks, per runner and in all."""
+    """Env steps per second between two updates, per runner and in total."""
 
     def __init__(self) -> None:
         self._before: tuple[float, dict[str, int]] | None = None
 
     def update(self, status: Mapping[str, Any], now: float) -> dict[str, float]:
-        """Name → env steps/s since the last call; ``"sampled"`` and ``"trained"`` are totals."""
+        """Return env steps/s since the last call by runner name; ``"sampled"`` and ``"trained"`` are totals."""
         counts = {runner["name"]: int(runner["num_env_steps"]) for runner in status["runners"]}
         counts |= {name: int(status["accounting"][name]) for name in ("sampled", "trained")}
         before, self._before = self._before, (now, counts)
@@ -119,8 +119,8 @@ class Rates:
         return {name: max(0, count - before[1].get(name, 0)) / seconds for name, count in counts.items()}
 
 
-def lines_of(status: Mapping[str, Any], rates: Mapping[str, float], address: str) -> list[str]:
-    """A broker's status in words, a fact per line."""
+def format_status(status: Mapping[str, Any], rates: Mapping[str, float], address: str) -> list[str]:
+    """Format a broker's status, one fact per line."""
     account, weights = status["accounting"], status["weights"]
     dropped = account["dropped"]
     version = f"{weights[1]} (generation {weights[0]})" if weights else "none"
@@ -171,7 +171,7 @@ def _pairs(counts: Mapping[str, int]) -> str:
 
 
 class _Screen:
-    """Shows lines: in place on a terminal, one after the other elsewhere."""
+    """Shows lines: in place on a terminal, one after another elsewhere."""
 
     def __init__(self) -> None:
         self._live: Any = None
@@ -196,5 +196,5 @@ class _Screen:
 
         text = Text(
             "\n".join(lines), no_wrap=True, overflow="ellipsis"
-        )  # a line stays one in a narrow window
+        )  # long lines are cut in a narrow window
         self._live.update(text, refresh=True)

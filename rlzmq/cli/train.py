@@ -1,4 +1,4 @@
-"""``rlzmq train``: a run from the command line, with a live view, a run directory and a clean end."""
+"""``rlzmq train``: train an algorithm with a live view, a run directory and an orderly end."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainOptions", "run"]
 
-# How long the running update may take to end before it is cancelled: Ctrl-C gives the prompt back within 5 s,
-# SIGTERM ends the run within 10.
+# How long the current update may take before it is cancelled: Ctrl-C returns to the prompt within 5 s,
+# SIGTERM ends the run within 10 s.
 _DRAIN_S: dict[int, float] = {signal.SIGINT: 2.5, signal.SIGTERM: 6.0, signal.SIGUSR1: 6.0}
-_STOP_S = 2.0  # the ends of all processes in order, after a signal; then they are killed
+_STOP_S = 2.0  # time for all processes to stop in order after a signal; then they are killed
 
 
 @dataclass(kw_only=True)
 class TrainOptions:
-    """Options that are no settings of the algorithm; each says its unit and default."""
+    """Options that are not settings of the algorithm."""
 
     env: str | None = None
     """Gymnasium id, or 'package.module:Class' (default: that of --config or of the checkpoint)."""
     config: Path | None = None
-    """TOML file of settings; flags win over it (default: none)."""
+    """TOML file of settings; flags override it (default: none)."""
     preset: Literal["auto", "none"] = "auto"
-    """Begin with the settings shipped for this algorithm and env, if there are some; config and flags win
+    """Start from the settings shipped for this algorithm and env, if there are any; config and flags override them
     (default: auto)."""
     stop: list[str] = field(default_factory=list)
-    """End when met: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number;
+    """End the run when this is reached: return=475, steps=300000, iterations=50, time=60 (s), or a/result/path=number;
     repeatable (default: never)."""
     run_dir: Path | None = None
     """Directory for config, metrics and checkpoints (default: runs/<algorithm>-<env>-<time>)."""
     resume: str | None = None
-    """Go on from this checkpoint, or run directory; 'auto': from the newest whole checkpoint of --run-dir (else of
-    the newest run of this algorithm and env under runs/), or anew if there is none. Without --env and --config the
-    settings are the checkpoint's (default: a new run)."""
+    """Resume from this checkpoint or run directory; 'auto': from the newest whole checkpoint of --run-dir (else of
+    the newest run of this algorithm and env under runs/), or start a new run if there is none. Without --env and
+    --config the settings are the checkpoint's (default: a new run)."""
     record: bool = False
     """Record what each update is trained on into RUN_DIR/arrivals, for `rlzmq replay` (default: False)."""
     quiet: bool = False
-    """Print the summary at the end only (default: every iteration)."""
+    """Print only the summary at the end (default: False)."""
     import_: list[str] = field(default_factory=list)
     """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
 
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    """What to type, and every algorithm with its presets."""
+    """Return the usage text with every algorithm and its presets."""
     from rlzmq.algorithms.presets import presets_of
     from rlzmq.algorithms.registry import ALGORITHMS
 
@@ -96,7 +96,7 @@ def _usage() -> str:
 
 
 def _about(algorithm: str) -> str:
-    """The first line of the docstring of the algorithm's package."""
+    """Return the first line of the docstring of the algorithm's package."""
     from rlzmq.algorithms.registry import ALGORITHMS
 
     package = importlib.import_module(ALGORITHMS[algorithm.lower()].partition(":")[0])
@@ -104,7 +104,7 @@ def _about(algorithm: str) -> str:
 
 
 def _prestart() -> None:
-    """Let the fork server import torch while this process still parses its options."""
+    """Start the fork server, which imports torch while this process parses its options."""
     try:
         from rlzmq.actors import forkserver
     except ImportError:
@@ -134,7 +134,7 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     env = options.env if options.env is not None else given.get("env")
     if (
         options.preset == "auto"
-        and stored is None  # it has those of its preset
+        and stored is None  # a checkpoint's settings include those of its preset
         and apply_preset(config, algorithm, env)
         and not options.quiet
     ):
@@ -147,10 +147,10 @@ def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
 
 
 def _stored_settings(options: Any) -> dict[str, Any] | None:
-    """The settings of the checkpoint to go on from; None where the command line says what is run.
+    """Return the settings of the checkpoint to resume from; None if the command line gives the settings.
 
     Raises:
-        CheckpointError: They hold code.
+        CheckpointError: The settings contain code.
     """
     place = options.run_dir if options.resume == "auto" else options.resume
     if place is None or options.env is not None or options.config is not None:
@@ -164,9 +164,7 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
     try:
         config = load_config(found)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error} Here: give --env, and other settings by flags or --config."
-        ) from error
+        raise CheckpointError(f"{error} Give --env, and other settings by flags or --config.") from error
     return dict(config.given())
 
 
@@ -184,14 +182,14 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         )
     if not options.quiet:  # before torch is imported, which takes seconds
         print(f"starting    {_processes(config)} for {config.env}", flush=True)
-    path, checkpoint = _places(name, options, config)
+    path, checkpoint = _run_paths(name, options, config)
     if config.durability == "journal" and config.journal_dir is None:
         config.fault_tolerance(journal_dir=str((path / "journal").absolute()))
     if options.record and config.record_dir is None:
         config.debugging(record_dir=str((path / "arrivals").absolute()))
     config.validate()
     start = time.perf_counter()
-    with _made(path):
+    with _new_directory(path):
         algorithm = _build(config, checkpoint)
     directory: RunDirectory | None = None
     why = ""
@@ -218,7 +216,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
         except (Exception, SystemExit) as failure:
             ended_by, why = run_error(failure), "ended by an error, see below"
         except KeyboardInterrupt:
-            why = "interrupted before the update at hand was over: what it would have trained is lost"
+            why = "interrupted before the current update was complete: its data is lost"
     finally:
         if directory is not None:
             directory.close()
@@ -243,7 +241,7 @@ def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, inte
 
 
 def _processes(config: AlgorithmConfig) -> str:
-    """Who will work, in words."""
+    """Describe the processes that the run starts."""
     parts = []
     for number, what in (
         (config.num_env_runners, "runner"),
@@ -255,8 +253,8 @@ def _processes(config: AlgorithmConfig) -> str:
     return ", ".join(parts) or "one process"
 
 
-def _places(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, Path | None]:
-    """The run's directory, and the checkpoint to go on from, if any.
+def _run_paths(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, Path | None]:
+    """Return the run's directory, and the checkpoint to resume from if there is one.
 
     Raises:
         CheckpointError: --resume names a place without a whole checkpoint.
@@ -271,7 +269,7 @@ def _places(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, Pat
     path = path or RunDirectory.new_path(name, config)
     if place is None:
         if options.resume == "auto" and not options.quiet:
-            print(f"nothing to resume under runs/: a new run in {path}", flush=True)
+            print(f"nothing to resume under runs/: starting a new run in {path}", flush=True)
         return path, None
     found = find_checkpoint(place)
     for skipped, reason in found.skipped:
@@ -280,20 +278,20 @@ def _places(name: str, options: Any, config: AlgorithmConfig) -> tuple[Path, Pat
         print(f"resumed     {found.path}", flush=True)
     elif options.resume != "auto":
         raise CheckpointError(
-            f"{place} is no whole checkpoint, and no run directory that holds one. With --resume auto a run begins "
-            "anew where there is none."
+            f"{place} is no whole checkpoint, and no run directory that holds one. With --resume auto a new run "
+            "starts if there is none."
         )
     elif not options.quiet:
-        print(f"nothing to resume in {path}: the run begins anew", flush=True)
+        print(f"nothing to resume in {path}: starting a new run", flush=True)
     return path, found.path
 
 
 @contextlib.contextmanager
-def _made(path: Path) -> Iterator[None]:
-    """A run's directory is there before anything is built; if that fails, it is gone again.
+def _new_directory(path: Path) -> Iterator[None]:
+    """Create the run's directory before anything is built; remove it again if the block fails.
 
     Raises:
-        ConfigurationError: It cannot be made or written to.
+        ConfigurationError: The directory cannot be created or written.
     """
     try:
         new = [place for place in (path, *path.parents) if not place.exists()]
@@ -306,7 +304,7 @@ def _made(path: Path) -> Iterator[None]:
         yield
     except BaseException:
         if new:
-            with contextlib.suppress(OSError):  # there is something else in it
+            with contextlib.suppress(OSError):  # it contains other files
                 (path / "metrics.jsonl").unlink()
                 for place in new:
                     place.rmdir()

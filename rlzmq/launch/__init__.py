@@ -1,1 +1,1 @@
-"""Several machines: the cluster file, and how its roles are started."""
+"""Runs on several machines: the cluster file, the launcher and job files."""

@@ -1,4 +1,4 @@
-"""The cluster file: which roles run where."""
+"""The cluster file: which roles run on which hosts."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a cluster file says.
+    """The contents of a cluster file.
 
     Attributes:
-        head: Where the driver and its broker run.
+        head: The host of the driver and its broker.
         listen: ``tcp://HOST:PORT`` of the head's interface that the other machines reach.
         train: Arguments of ``rlzmq train``, e.g. ``["ppo", "--env", "CartPole-v1"]``.
         learners, runners: The other roles; without learners the head trains.
         python: Interpreter on every host.
         workdir: Directory on every host in which roles start; the user's modules are found there.
         user, port, key: For ssh; the ssh defaults where not given.
-        known_hosts: Only hosts whose keys it has are connected to.
-        restarts: How often one process is started again before the run is given up.
+        known_hosts: File with the keys of the hosts; other hosts are refused.
+        restarts: How often one process is restarted before the run is given up.
     """
 
     head: str
@@ -67,12 +67,12 @@ class Cluster:
 
     @property
     def num_learners(self) -> int:
-        """Ranks that come from outside of the head."""
+        """The number of learner ranks outside the head."""
         return sum(place.count for place in self.learners)
 
     @property
     def advertise(self) -> str | None:
-        """The name by which others reach the head, where `train` says ``--advertise NAME``."""
+        """The value of ``--advertise`` in `train`: the name by which others reach the head."""
         for argument, value in itertools.pairwise((*self.train, "")):
             if argument == "--advertise":
                 return value
@@ -82,15 +82,15 @@ class Cluster:
 
     @property
     def hosts(self) -> list[str]:
-        """Every host once, the head first."""
+        """All hosts without duplicates, the head first."""
         return list(dict.fromkeys([self.head, *(place.host for place in (*self.learners, *self.runners))]))
 
     @classmethod
     def read(cls, path: str | Path) -> Cluster:
-        """The cluster of a TOML file.
+        """Read a cluster file in TOML.
 
         Raises:
-            ConfigurationError: Missing, no TOML, or a key unknown, missing or wrong.
+            ConfigurationError: The file is missing or not TOML, or a key is unknown, missing or wrong.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str, *, source: str = "cluster file") -> Cluster:
-        """As `read`, from the text."""
+        """Parse the text of a cluster file; raises as `read` does."""
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -126,7 +126,7 @@ class Cluster:
             )
         for host in cluster.hosts:
             if not _HOST.fullmatch(host):
-                raise ConfigurationError(f"{source}: {host!r} is no host name or address")
+                raise ConfigurationError(f"{source}: {host!r} is not a host name or address")
         return cluster
 
 

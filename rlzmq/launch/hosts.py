@@ -1,4 +1,4 @@
-"""A machine on which processes are started: by ssh with strict host keys, or this one."""
+"""Hosts on which processes are started: by ssh with strict host keys, or this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Host", "Process", "connect"]
 _CONNECT_S = 20.0
 _RECONNECT_S = 120.0
 _MAX_RECONNECT_DELAY_S = 5.0
-# A host that was cut off for a minute keeps its connection; one that lost its power is noticed after two.
+# A host that was cut off for a minute keeps its connection; one that lost power is noticed after two minutes.
 _KEEPALIVE_S, _MAX_KEEPALIVES = 15, 8
 _MAX_LINE_BYTES = 1 << 20
 _PID_MARK = "rlzmq-pid "
@@ -27,7 +27,7 @@ class Process:
     """A command that runs on a host.
 
     Attributes:
-        pid: There; 0 until its first line came.
+        pid: Its process id on the host; 0 until its first line has arrived.
     """
 
     def __init__(self, raw: Any, host: Host) -> None:
@@ -36,7 +36,7 @@ class Process:
         self.pid = 0
 
     async def lines(self) -> AsyncIterator[str]:
-        """What it prints, stdout and stderr together."""
+        """Yield the lines that it prints, stdout and stderr together."""
         async for line in self._raw.stdout:
             text = (line.decode(errors="replace") if isinstance(line, bytes) else line).rstrip("\n")
             if not self.pid and text.startswith(_PID_MARK):
@@ -45,13 +45,13 @@ class Process:
                 yield text
 
     async def wait(self) -> int | None:
-        """Its exit code; None where the connection broke first: it may still run."""
+        """Wait for the exit code; None if the connection broke first and the process may still run."""
         await self._raw.wait()
         code = self._raw.returncode
         return None if code is None else int(code)
 
     async def signal(self, name: str) -> None:
-        """Send INT, TERM or KILL; nothing happens where it is gone."""
+        """Send INT, TERM or KILL; do nothing if the process has ended."""
         if self.pid:
             await self._host.run(
                 ["sh", "-c", 'kill -"$1" "$2" 2>/dev/null || true', "sh", name, str(self.pid)]
@@ -63,7 +63,7 @@ class Host:
 
     Args:
         name: As in the cluster file.
-        connection: asyncssh's; None for this machine.
+        connection: The asyncssh connection; None for this machine.
     """
 
     def __init__(self, name: str, connection: Any, cluster: Cluster) -> None:
@@ -77,8 +77,8 @@ class Host:
         """Start a command in the working directory.
 
         Args:
-            command: The argument list; it is quoted, never pasted.
-            stdin: All that it can read there: keys go this way, not by arguments or files.
+            command: The argument list; every argument is quoted.
+            stdin: The complete standard input; keys are passed this way, not by arguments or files.
 
         Raises:
             PeerLostError: The connection is broken.
@@ -95,7 +95,7 @@ class Host:
                 start_new_session=True,
                 limit=_MAX_LINE_BYTES,
             )
-            # A process that ended already has closed it: uvloop raises RuntimeError, asyncio OSError.
+            # The pipe is closed if the process has ended already: uvloop raises RuntimeError, asyncio OSError.
             with contextlib.suppress(OSError, RuntimeError):
                 raw.stdin.write(stdin.encode())
                 raw.stdin.close()
@@ -111,11 +111,11 @@ class Host:
         return Process(raw, self)
 
     async def reconnect(self) -> None:
-        """Connect again where the connection is broken, for up to two minutes.
+        """Reconnect if the connection is broken, for up to two minutes.
 
         Raises:
-            PeerLostError: It stays away.
-            AuthenticationError: It has another key now.
+            PeerLostError: The host cannot be reached.
+            AuthenticationError: The host has another key now.
         """
         async with self._connecting:
             if self._connection is None or not self._connection.is_closed():
@@ -133,10 +133,10 @@ class Host:
                 delay_s = min(2 * delay_s, _MAX_RECONNECT_DELAY_S)
 
     async def run(self, command: Sequence[str], *, timeout_s: float = 30.0) -> str:
-        """Run a command to its end: its output.
+        """Run a command to its end and return its output.
 
         Raises:
-            PeerLostError: It failed, or took longer.
+            PeerLostError: The command failed or took longer than ``timeout_s``.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -154,7 +154,7 @@ class Host:
         return output
 
     async def close(self) -> None:
-        """Close the connection; what still runs there ends with the run."""
+        """Close the connection; processes that still run there end with the run."""
         self._is_closed = True
         if self._connection is not None:
             self._connection.close()
@@ -165,8 +165,8 @@ async def connect(name: str, cluster: Cluster) -> Host:
     """Connect to a host of the cluster.
 
     Raises:
-        AuthenticationError: Its host key is not in known_hosts, or it refuses our key.
-        PeerLostError: It cannot be reached.
+        AuthenticationError: The host's key is not in known_hosts, or the host refuses the client's key.
+        PeerLostError: The host cannot be reached.
         ConfigurationError: asyncssh is not installed, or there is no known_hosts file.
     """
     if name == LOCAL:
@@ -202,7 +202,7 @@ async def connect(name: str, cluster: Cluster) -> Host:
 
 
 def _local_files(cluster: Cluster) -> tuple[str, list[str]]:
-    """(known_hosts file, "" if missing; our key files)."""
+    """Return the known_hosts file ("" if missing) and the client's key files."""
     known_hosts = os.path.expanduser(cluster.known_hosts)
     keys = [os.path.expanduser(cluster.key)] if cluster.key else []
     return (known_hosts if os.path.isfile(known_hosts) else ""), keys

@@ -1,9 +1,9 @@
-"""Starts a cluster's roles, shows all their logs, starts again what dies, and ends everything at once.
+"""The launcher: start a cluster's roles, show their logs, restart processes that die, and stop everything together.
 
     connect ─► preflight ─► head (rlzmq train --listen) ─► its join files ─► learners, runners (keys by stdin)
 
-The head's end is the run's end: its goodbye ends the others. A head that died, and may resume, is started
-again with all others. What was cut off ends by itself when its broker stays silent (`rlzmq runner --patience`).
+The run ends with the head, whose goodbye ends the other roles. If the head dies and can resume, it is restarted
+with all others. A process that is cut off ends when its broker stays silent (`rlzmq runner --patience`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from rlzmq.launch.preflight import preflight
 
 __all__ = ["Launcher"]
 
-EXIT_RESUMABLE, EXIT_INTERRUPTED = 75, 130  # of the head, as the command line defines them
+EXIT_RESUMABLE, EXIT_INTERRUPTED = 75, 130  # exit codes of the head (`rlzmq.cli.main`)
 _EXIT_UNREACHABLE, _EXIT_OUT_OF_MEMORY = 69, 71
 
 _JOIN_FILE_S = 120.0
 _GRACE_S = 15.0
 _GRACE_WITHOUT_GOODBYE_S = 2.0
-_HEALTHY_S = 60.0  # a process that ran for so long has no failures in a row
+_HEALTHY_S = 60.0  # a process that ran this long has no consecutive failures
 
 
 class Launcher:
     """Runs one cluster.
 
     Args:
-        cluster: What to start where.
+        cluster: The roles and their hosts.
         say: Called with each line to show.
     """
 
@@ -48,11 +48,11 @@ class Launcher:
         self._directory = ""
 
     async def run(self) -> int:
-        """Run until the head ends: its exit code.
+        """Run the cluster until the head ends and return the head's exit code.
 
         Raises:
             PeerLostError: A host cannot be reached, or a process died more often than `restarts`.
-            AuthenticationError: A host's key is unknown, or ours is refused.
+            AuthenticationError: A host's key is unknown, or the host refuses the client's key.
             ConfigurationError: Versions differ, or a port of the head is taken.
         """
         try:
@@ -65,13 +65,13 @@ class Launcher:
             await asyncio.gather(*(host.close() for host in self._hosts.values()), return_exceptions=True)
 
     async def stop(self) -> None:
-        """End the head in order (it saves a checkpoint); `run` returns then."""
+        """Stop the head in order (it saves a checkpoint); `run` then returns."""
         self._is_stopping = True
         if (head := self._running.get("head")) is not None:
             await head.signal("INT")
 
     async def _run_head_and_others(self) -> int:
-        """All roles, begun anew when the head died and goes on from a checkpoint, until the budget is spent."""
+        """Run all roles; restart them while the head dies and can resume, until the restarts are used up."""
         num_failures = 0
         while True:
             started = time.monotonic()
@@ -101,7 +101,7 @@ class Launcher:
                 "--num-remote-learners",
                 str(cluster.num_learners),
             ]
-        head = asyncio.create_task(self._follow("head", host, command, ""))
+        head = asyncio.create_task(self._run_process("head", host, command, ""))
         roles = asyncio.create_task(self._start_others(host, join))
         code: int | None = None
         try:
@@ -118,7 +118,7 @@ class Launcher:
         finally:
             if not head.done():
                 head.cancel()
-            # The run's goodbye reaches them; a head that died said none.
+            # The run's goodbye ends them; a head that died sent none.
             said_goodbye = code in (0, EXIT_RESUMABLE, EXIT_INTERRUPTED)
             await asyncio.wait((roles,), timeout=_GRACE_S if said_goodbye else _GRACE_WITHOUT_GOODBYE_S)
             roles.cancel()
@@ -136,7 +136,7 @@ class Launcher:
                 text = await self._read_when_there(head, path)
                 for place in places:
                     for number in range(place.count):
-                        tasks.create_task(self._keep(role, place, number, text))
+                        tasks.create_task(self._supervise(role, place, number, text))
 
     async def _read_when_there(self, head: Host, path: str) -> str:
         script = (
@@ -144,21 +144,21 @@ class Launcher:
         )
         return await head.run(["sh", "-c", script, "sh", path], timeout_s=_JOIN_FILE_S + 10)
 
-    async def _keep(self, role: str, place: Place, number: int, join_text: str) -> None:
-        """One process, started again when it fails, until the budget is spent."""
+    async def _supervise(self, role: str, place: Place, number: int, join_text: str) -> None:
+        """Run one process; restart it when it fails, until the restarts are used up."""
         cluster, host = self._cluster, self._hosts[place.host]
         name = f"{role}-{place.host}-{number}"
         command = [cluster.python, "-m", "rlzmq", role, "--join", "-", *place.arguments]
         num_failures = 0
         while True:
             started = time.monotonic()
-            process, code = await self._follow(name, host, command, join_text)
+            process, code = await self._run_process(name, host, command, join_text)
             if code == 0 or self._is_stopping or "head" not in self._running:
                 return
             if code is None:
                 self._say(f"[{name}] the ssh connection to {host.name} broke")
                 await host.reconnect()
-                await process.signal("KILL")  # nobody reads what it says any more
+                await process.signal("KILL")  # its output can no longer be read
             num_failures = 1 if time.monotonic() - started > _HEALTHY_S else num_failures + 1
             if num_failures > cluster.restarts:
                 raise PeerLostError(
@@ -168,10 +168,10 @@ class Launcher:
             self._say(f"[{name}] ended with {code}; restart {num_failures} of {cluster.restarts}")
             await asyncio.sleep(min(0.5 * 2 ** (num_failures - 1), 30.0))
 
-    async def _follow(
+    async def _run_process(
         self, name: str, host: Host, command: list[str], stdin: str
     ) -> tuple[Process, int | None]:
-        """Start a process and show its log until it ends: it, and its exit code."""
+        """Start a process and show its log until it ends; return the process and its exit code."""
         process = await host.start(command, stdin=stdin)
         self._running[name] = process
         self._say(f"[{name}] {host.name}: {shlex.join(command)}")
@@ -184,7 +184,7 @@ class Launcher:
                 del self._running[name]
 
     async def _end_roles(self) -> None:
-        """Whatever still runs is killed, and the directory with the keys removed."""
+        """Kill all processes that still run and remove the directory with the keys."""
         running, self._running = list(self._running.values()), {}
         jobs: list[Any] = [process.signal("KILL") for process in running]
         if self._directory:
@@ -194,11 +194,11 @@ class Launcher:
 
 
 def _has_died(code: int) -> bool:
-    """Whether the head was killed, or lost what it needs, rather than ended by itself."""
+    """Return whether the head was killed, out of memory or cut off, rather than ended by itself."""
     was_killed = (code < 0 or code > 128) and code != EXIT_INTERRUPTED
     return was_killed or code in (_EXIT_UNREACHABLE, _EXIT_OUT_OF_MEMORY)
 
 
 def _resumes(train: Sequence[str]) -> bool:
-    """Whether the head's command goes on where it was."""
+    """Return whether the head's command resumes from its newest checkpoint."""
     return "--resume=auto" in train or ("--resume", "auto") in itertools.pairwise(train)

@@ -1,7 +1,8 @@
-"""What is checked before a cluster starts: everything at once, each problem a line of its own.
+"""The checks before a cluster starts: all run at once, and each problem is reported on its own line.
 
-Per host: rlzmq imports, with the same version and Python everywhere; clocks. Where learners are: the same torch.
-On the head: its ports are free. From every other host: these ports can be reached, by opening them for a moment.
+On each host: rlzmq can be imported, with the same version and Python everywhere; the clocks agree. On hosts with
+learners: the same torch. On the head: its ports are free. From every other host: these ports, which are opened
+briefly, can be reached.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ torch = importlib.metadata.version("torch")
 print(json.dumps(["%s" % rlzmq.__version__, "%d.%d" % sys.version_info[:2], torch, time.time()]))
 """
 
-# Opens the head's ports until it is ended; says what hinders it.
+# Opens the head's ports until it is stopped, and prints the errors.
 _LISTEN = """
 import json, socket, sys, time
 host, seconds, *ports = sys.argv[1:]
@@ -66,7 +67,7 @@ print(json.dumps(problems))
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one host says about itself; ``skew_s`` is its clock's lead over this machine's."""
+    """The facts of one host; ``skew_s`` is how far its clock is ahead of this machine's."""
 
     rlzmq: str
     python: str
@@ -78,16 +79,16 @@ async def preflight(cluster: Cluster, hosts: Mapping[str, Host], say: Callable[[
     """Check the hosts.
 
     Args:
-        cluster: What is to run where.
-        hosts: By name, connected.
-        say: Called with what is worth a line and no error.
+        cluster: The roles and their hosts.
+        hosts: The connected hosts by name.
+        say: Called with each line to show that is not an error.
 
     Raises:
         ConfigurationError: Versions differ, or a port is taken.
         PeerLostError: rlzmq does not start on a host, or a host cannot reach the head.
     """
     facts = dict(
-        zip(hosts, await _all(*(_facts(cluster.python, host) for host in hosts.values())), strict=True)
+        zip(hosts, await _gather(*(_facts(cluster.python, host) for host in hosts.values())), strict=True)
     )
     _check_versions(cluster, facts)
     for name, fact in facts.items():
@@ -101,8 +102,8 @@ async def preflight(cluster: Cluster, hosts: Mapping[str, Host], say: Callable[[
     )
 
 
-async def _all(*jobs: Any) -> list[Any]:
-    """Every job's result; one error for all that failed."""
+async def _gather(*jobs: Any) -> list[Any]:
+    """Wait for all jobs and return their results; combine their errors into one."""
     results = await asyncio.gather(*jobs, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
     if not errors:
@@ -149,7 +150,7 @@ def _check_versions(cluster: Cluster, facts: Mapping[str, Facts]) -> None:
 
 
 async def _check_ports(cluster: Cluster, hosts: Mapping[str, Host]) -> list[str]:
-    """The head's ports, opened there for a moment and connected to from everywhere else."""
+    """Open the head's ports briefly and connect to them from every other host; return the ports."""
     address, first = split_tcp(cluster.listen)
     ports = [str(first + offset) for offset in range(4 if cluster.num_learners else 2)]
     head = hosts[cluster.head]
@@ -158,9 +159,11 @@ async def _check_ports(cluster: Cluster, hosts: Mapping[str, Host]) -> list[str]
         try:
             problems = await _problems(listener)
             if problems:
-                raise ConfigurationError("\n".join(_why_not(cluster, head, *problem) for problem in problems))
+                raise ConfigurationError(
+                    "\n".join(_describe_port_error(cluster, head, *problem) for problem in problems)
+                )
             others = [host for host in hosts.values() if host is not head]
-            await _all(*(_reach(cluster, host, ports) for host in others))
+            await _gather(*(_reach(cluster, host, ports) for host in others))
         finally:
             await listener.signal("TERM")
             await listener.wait()
@@ -187,7 +190,7 @@ async def _reach(cluster: Cluster, host: Host, ports: list[str]) -> None:
         )
 
 
-def _why_not(cluster: Cluster, head: Host, port: str, why: str) -> str:
+def _describe_port_error(cluster: Cluster, head: Host, port: str, why: str) -> str:
     address = split_tcp(cluster.listen)[0]
     name = "this machine" if head.name == LOCAL else head.name
     if "assign" in why:

@@ -1,4 +1,4 @@
-"""Job files for schedulers, made of a cluster file: Slurm (sbatch, requeued on 75) and Kubernetes (JobSet)."""
+"""Job files for schedulers, rendered from a cluster file: Slurm (sbatch, requeued on 75) and Kubernetes (JobSet)."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _RESUMABLE, _WRONG_CONFIG = 75, 78  # the head's exit codes
 
 
 def render(scheduler: str, cluster: Cluster) -> str:
-    """The job file's text.
+    """Return the job file's text.
 
     Args:
         scheduler: ``"slurm"`` or ``"kubernetes"``.
-        cluster: Its counts, arguments, interpreter and port count; the scheduler chooses the hosts.
+        cluster: The cluster; its hosts are ignored, because the scheduler chooses them.
     """
     return _slurm(cluster) if scheduler == "slurm" else _kubernetes(cluster)
 
 
 def _commands(cluster: Cluster, run_dir: str) -> dict[str, tuple[int, list[str]]]:
-    """Role → (processes, command); `_JOIN` and `_LISTEN` stand for what is known on the spot."""
+    """Map each role to (number of processes, command); `_JOIN` and `_LISTEN` are placeholders for the job's values."""
     base = [cluster.python, "-m", "rlzmq"]
     head = [*base, "train", *cluster.train, "--listen", _LISTEN, "--join-file", f"{_JOIN}/join.toml"]
     num = cluster.num_learners
     if num:
         head += ["--learners", str(num), "--num-remote-learners", str(num)]
-    # A job that was interrupted (75) is started again by its scheduler: it goes on from its checkpoint.
+    # The scheduler restarts a job that was interrupted (75); it resumes from its checkpoint.
     if not _has(cluster, "--run-dir"):
         head += ["--run-dir", run_dir]
     if not _has(cluster, "--resume"):
@@ -88,9 +88,9 @@ def _slurm(cluster: Cluster) -> str:
             lines.append(f'srun --exact -n{roles[role][0]} {line(role)} & peers="$peers $!"')
     lines += [
         "wait $head; code=$?",
-        "# A wait that a signal cuts short says more than 128, and the head is still there.",
+        "# A wait that a signal interrupts returns more than 128, and the head still runs.",
         "while [ $code -gt 128 ] && kill -0 $head 2>/dev/null; do wait $head; code=$?; done",
-        "# The run's goodbye ends the others; who did not hear it is ended.",
+        "# The run's goodbye ends the others; any that are left after 10 s are killed.",
         "for i in 1 2 3 4 5 6 7 8 9 10; do kill -0 $peers 2>/dev/null || break; sleep 1; done",
         'kill $peers 2>/dev/null; rm -rf "$JOIN"',
         f'[ $code -eq {_RESUMABLE} ] && scontrol requeue "$SLURM_JOB_ID"  # interrupted, to be resumed',
@@ -104,7 +104,7 @@ def _environment(cluster: Cluster) -> dict[str, str]:
 
 
 def _kubernetes(cluster: Cluster) -> str:
-    """A JobSet; the roles meet in a directory on a shared volume, where the head puts each role's key for this run."""
+    """Return a JobSet whose roles share a directory on a volume, where the head writes each role's key for this run."""
     port = split_tcp(cluster.listen)[1]
     jobs = []
     for role, (count, command) in _commands(cluster, "/join/run").items():
@@ -124,10 +124,10 @@ def _kubernetes(cluster: Cluster) -> str:
             "volumeMounts": [{"name": "join", "mountPath": "/join"}],
         }
         pod = {
-            # The head's end is the run's: the JobSet begins anew, from the checkpoint.
+            # The run ends with the head: the JobSet is restarted and resumes from the checkpoint.
             "restartPolicy": "Never" if role == "head" else "OnFailure",
             "terminationGracePeriodSeconds": 60,
-            # One user in all pods: the join files are its alone (mode 0600).
+            # All pods run as one user, who owns the join files (mode 0600).
             "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000},
             "containers": [container],
             "volumes": [{"name": "join", "persistentVolumeClaim": {"claimName": "rlzmq-join"}}],

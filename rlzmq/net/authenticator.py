@@ -1,8 +1,7 @@
-"""Who may speak: maps a client's public key to its role, on a thread of its own.
+"""Authentication: map a client's public key to its role, on a dedicated thread.
 
-libzmq asks through ZAP (RFC 27) once per connection. The answer must come although the loop is busy,
-therefore the thread. The role comes back as the user id of every message of that connection
-(``DrainSocket.sender_role``).
+libzmq asks through ZAP (RFC 27) once per connection. A thread answers, because the event loop may be
+busy. The role becomes the user id of every message of that connection (``DrainSocket.sender_role``).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NUM_REQUEST_FRAMES = 6  # version, request id, domain, address, routing id, mec
 
 
 class Authenticator:
-    """Answers for all CURVE servers of one context. Start it before they bind.
+    """Authenticates the clients of all CURVE servers of one context. Start it before they bind.
 
     A key that is not listed, another mechanism or another domain is refused and counted. Removing a key
     stops new connections with it; close the sockets to end those that exist.
@@ -37,7 +36,7 @@ class Authenticator:
         roles: Public key → role.
 
     Raises:
-        ConfigurationError: A malformed key, or the context has an authenticator.
+        ConfigurationError: A key is malformed, or the context has an authenticator already.
     """
 
     def __init__(self, context: Context, roles: Mapping[str, str] | None = None) -> None:
@@ -61,22 +60,22 @@ class Authenticator:
         self._thread.start()
 
     def allow(self, public_key: str, role: str) -> None:
-        """Lets a key in, from now on.
+        """Accept a key from now on.
 
         Raises:
-            ConfigurationError: It is not a key.
+            ConfigurationError: The text is not a key.
         """
         with self._lock:
             self._roles[check_public_key(public_key)] = role
 
     def revoke(self, public_key: str) -> None:
-        """Refuses new connections with this key."""
+        """Refuse new connections with this key."""
         with self._lock:
             self._roles.pop(public_key, None)
 
     @property
     def num_accepted(self) -> int:
-        """Connections let in so far."""
+        """Connections accepted so far."""
         return self._num_accepted
 
     @property
@@ -86,7 +85,7 @@ class Authenticator:
             return dict(self._refused)
 
     def close(self) -> None:
-        """Stops the thread. Idempotent."""
+        """Stop the thread. Idempotent."""
         if not self._thread.is_alive():
             return
         os.write(self._wake_write, b"x")

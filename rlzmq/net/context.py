@@ -1,4 +1,4 @@
-"""The zmq context of a process: made after the process started, closed in bounded time."""
+"""The zmq context of a process: created after the process started, closed in bounded time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Context", "raise_file_limit"]
 
 _MAX_SOCKETS = 8192  # libzmq's default of 1023 is below what one broker and a thousand runners may need
 _WANTED_FILES = 65536  # one descriptor per peer, plus those of the process itself
-_NEEDED_FILES = 48  # below it torch, libzmq and the event loop of one process fail in unclear ways
+_NEEDED_FILES = 48  # with fewer, torch, libzmq and the event loop of one process fail in unclear ways
 
 
 class _Closable(Protocol):
@@ -23,7 +23,7 @@ class _Closable(Protocol):
 
 
 def raise_file_limit(num_files: int = _WANTED_FILES) -> int:
-    """Raises the soft limit of open files as far as the hard limit lets it.
+    """Raise the soft limit of open files as far as the hard limit allows.
 
     Args:
         num_files: The limit wanted. Never lowered when it is already higher.
@@ -40,10 +40,10 @@ def raise_file_limit(num_files: int = _WANTED_FILES) -> int:
 
 
 class Context:
-    """Owns the I/O thread and the sockets of one process.
+    """The I/O thread and the sockets of one process.
 
-    Make it after the process started: a socket that a forked child inherits silently goes nowhere,
-    so using a context in another process than its own is refused. Usable as a context manager.
+    Create it after the process started: messages on a socket that a forked child inherits are lost
+    silently, so a context can only be used in the process that created it. It is a context manager.
 
     Args:
         num_io_threads: libzmq's I/O threads; one carries about a gigabyte per second.
@@ -66,7 +66,7 @@ class Context:
         self._raw: zmq.Context[zmq.Socket[bytes]] = zmq.Context(num_io_threads)
         self._raw.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._pid = os.getpid()
-        self._open: set[_Closable] = set()  # strong: a socket nobody refers to must be closed as well
+        self._open: set[_Closable] = set()  # strong references: unreferenced sockets must be closed as well
 
     @property
     def closed(self) -> bool:
@@ -79,7 +79,7 @@ class Context:
         return len(self._open)
 
     def open_socket(self, socket_type: int, owner: _Closable) -> zmq.Socket[bytes]:
-        """Makes a raw socket for ``owner``, which :meth:`close` closes if nobody did.
+        """Create a raw socket for ``owner``; :meth:`close` closes the owner if it is still open.
 
         Raises:
             ClosedError: The context was closed, or belongs to the process this one was forked from.
@@ -95,11 +95,11 @@ class Context:
         return self._raw.socket(socket_type)
 
     def forget(self, owner: _Closable) -> None:
-        """Notes that ``owner`` closed its socket."""
+        """Record that ``owner`` closed its socket."""
         self._open.discard(owner)
 
     def close(self) -> None:
-        """Closes every socket and the I/O thread. Takes at most the longest linger. Idempotent."""
+        """Close every socket and the I/O thread, within the longest linger. Idempotent."""
         if self._raw.closed or os.getpid() != self._pid:
             return
         for owner in list(self._open):

@@ -1,13 +1,13 @@
-"""Reads a zmq socket from an asyncio loop, correctly, although its descriptor is edge-triggered.
+"""Reading a zmq socket from an asyncio loop, although its descriptor is edge-triggered.
 
-The descriptor of a zmq socket becomes readable when libzmq has *something to tell*, once; any call on
-the socket may consume that edge. Hence the rules, kept here and nowhere else:
+The descriptor of a zmq socket becomes readable once for each change of the socket's state; any call
+on the socket may consume that edge. Only this module has to follow these rules:
 
 * on a wake-up, receive until EAGAIN;
-* after any other call on the socket (a send, a bind), look at EVENTS again;
-* at most ``max_per_tick`` messages per turn, then come back by ``call_soon``, so that one busy socket
-  does not starve the loop;
-* when a handler raises, come back as well: the edge is gone, nobody else would.
+* after any other call on the socket (a send, a bind), check EVENTS again;
+* handle at most ``max_per_tick`` messages per turn, then continue by ``call_soon``, so that one busy
+  socket does not starve the loop;
+* when a handler raises, continue by ``call_soon`` as well, because the edge has been consumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SMALL_BYTES = 8192  # below this a received frame has no alignment and pins a l
 
 
 class EdgeReader:
-    """Delivers the messages of ``raw`` to a handler, on the loop's thread.
+    """Delivers the messages of the socket ``raw`` to a handler, on the loop's thread.
 
     Guarantees: messages of one peer arrive in order; the handler is never entered twice at a time; an
     exception of the handler goes to the loop's exception handler and the next message still arrives.
@@ -59,7 +59,7 @@ class EdgeReader:
         self._loop.add_reader(self._fd, self._turn)
 
     def detach(self) -> None:
-        """Stops reading; the raw socket itself stays open. Idempotent."""
+        """Stop reading; the raw socket stays open. Idempotent."""
         if self._is_detached:
             return
         self._is_detached = True
@@ -67,7 +67,7 @@ class EdgeReader:
             self._loop.remove_reader(self._fd)
 
     def recheck(self) -> None:
-        """Looks whether the last call on the socket ate an edge; comes back soon if it did."""
+        """Schedule a turn if the last call on the socket consumed an edge."""
         if not (self._is_scheduled or self._is_running or self._is_detached) and self._has_work():
             self._schedule()
 
@@ -75,7 +75,7 @@ class EdgeReader:
         return bool(self._get(zmq.EVENTS) & zmq.POLLIN) and self._on_message is not None
 
     def _flush(self) -> None:
-        """Sends what waits; the subclass that sends overrides it."""
+        """Send queued messages; a subclass that sends overrides this."""
 
     def _schedule(self) -> None:
         self._is_scheduled = True

@@ -1,4 +1,4 @@
-"""What happened to a socket's connections: libzmq's monitor events, as callbacks on the loop."""
+"""Events of a socket's connections: libzmq's monitor events, as callbacks on the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlzmq.net.edge_reader import EdgeReader, Frame
 __all__ = ["EventHandler", "SocketEvent", "SocketMonitor"]
 
 _EVENT_AND_VALUE = struct.Struct("=HI")
-_PAUSE_S = 0.05  # after a look: strangers who open thousands of connections wake nobody for each
+_PAUSE_S = 0.05  # between two reads: thousands of unauthenticated connections must not wake the loop for each
 
 EventKind = Literal["accept_failed", "accepted", "connected", "disconnected", "handshake_failed", "retrying"]
 
@@ -35,10 +35,10 @@ class SocketEvent:
     """One change of one connection.
 
     Attributes:
-        kind: ``accept_failed`` (somebody could not be let in, e.g. for want of open files: `code` is the
-            errno), ``accepted`` (somebody opened a connection and has not shown a key yet), ``connected``
-            (handshake done, keys accepted), ``disconnected``, ``handshake_failed`` (it never was connected;
-            who sends no greeting at all gets no such event), ``retrying`` (a connect is tried again later).
+        kind: ``accept_failed`` (a connection could not be accepted, e.g. because of the limit of open files:
+            `code` is the errno), ``accepted`` (a connection is open, its key not checked yet), ``connected``
+            (handshake done, keys accepted), ``disconnected``, ``handshake_failed`` (it was never connected;
+            a client that sends no greeting causes no such event), ``retrying`` (a connect is repeated later).
         address: The endpoint as libzmq names it.
         reason: Why a handshake failed, else empty.
         code: libzmq's value: a file descriptor, an errno, a ZAP status or a delay in ms.
@@ -64,11 +64,11 @@ class SocketMonitor:
         self._on_event = on_event
         self._raw = watched.get_monitor_socket(mask)
         self._raw.set(zmq.LINGER, 0)
-        self._reader = _CalmReader(self._raw, self._on_message, max_per_tick=256)
+        self._reader = _ThrottledReader(self._raw, self._on_message, max_per_tick=256)
         self._reader.recheck()
 
     def close(self) -> None:
-        """Stops the events. Idempotent."""
+        """Stop the events. Idempotent."""
         self._reader.detach()
         if not self._watched.closed:
             self._watched.disable_monitor()
@@ -77,26 +77,26 @@ class SocketMonitor:
     def _on_message(self, frames: list[Frame]) -> None:
         event, value = _EVENT_AND_VALUE.unpack(frames[0])
         known = _KINDS.get(event)
-        if known is None:  # MONITOR_STOPPED comes unasked
+        if known is None:  # MONITOR_STOPPED is sent regardless of the mask
             return
         kind, reason = known
         self._on_event(SocketEvent(kind, bytes(frames[1]).decode("utf-8", "replace"), reason, value))
 
 
-class _CalmReader(EdgeReader):
-    """Looks once, then not again for a while."""
+class _ThrottledReader(EdgeReader):
+    """Reads once, then pauses for ``_PAUSE_S``."""
 
-    _is_resting = False
+    _is_paused = False
 
     def _turn(self) -> None:
         super()._turn()
-        if not (self._is_resting or self._is_detached):
-            self._is_resting = True
+        if not (self._is_paused or self._is_detached):
+            self._is_paused = True
             self._loop.remove_reader(self._fd)
-            self._loop.call_later(_PAUSE_S, self._look_again)
+            self._loop.call_later(_PAUSE_S, self._resume)
 
-    def _look_again(self) -> None:
-        self._is_resting = False
+    def _resume(self) -> None:
+        self._is_paused = False
         if not self._is_detached:
             self._loop.add_reader(self._fd, self._turn)
             self.recheck()

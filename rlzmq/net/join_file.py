@@ -1,4 +1,4 @@
-"""The join file: all that a role on another machine needs to take part in a run."""
+"""The join file: the addresses and keys with which a process on another machine joins a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlzmq.net.keys import CurveClient, KeyPair, check_public_key, read_private_
 __all__ = ["JoinFile"]
 
 _KEYS = ("run_id", "role", "server_public_key", "client_secret_key", "addresses")
-_HEADER = "# Whoever reads this file may join the run in the role below. Keep it private.\n"
+_HEADER = "# Anyone who reads this file can join the run in the role below. Keep it private.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class JoinFile:
 
     Attributes:
         run_id: The run.
-        role: What the key is good for, e.g. ``"runner"``.
+        role: The role that the key allows, e.g. ``"runner"``.
         addresses: Channel name → address, e.g. ``{"control": "tcp://10.0.0.5:5555"}``.
         server_public_key: Proves the other side; empty without keys (ipc, insecure).
         client_secret_key: Proves this side; empty without keys.
@@ -38,13 +38,13 @@ class JoinFile:
     client_secret_key: str = field(default="", repr=False)
 
     def curve(self) -> CurveClient | None:
-        """The keys for ``DrainSocket(curve=…)``; None when the run has none."""
+        """Return the keys for ``DrainSocket(curve=…)``; None if the run has no keys."""
         if not self.server_public_key:
             return None
         return CurveClient(self.server_public_key, KeyPair.from_secret(self.client_secret_key))
 
     def to_text(self) -> str:
-        """The file's text, e.g. for a launcher that hands it over by a remote shell's stdin."""
+        """Return the file's text, e.g. for a launcher that writes it to a remote shell's stdin."""
         # JSON strings are TOML basic strings as long as nothing beyond ASCII stays unescaped.
         lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in _KEYS if key != "addresses"]
         lines += ["", "[addresses]"]
@@ -53,11 +53,11 @@ class JoinFile:
 
     @classmethod
     def from_text(cls, text: str, *, source: str = "join file") -> JoinFile:
-        """Parses and checks the file's text.
+        """Parse and check the file's text.
 
         Raises:
-            ConfigurationError: Not TOML, a key unknown, missing or of the wrong type, an address or a
-                CURVE key malformed.
+            ConfigurationError: The text is not TOML; a key is unknown, missing or of the wrong type; an
+                address or a CURVE key is malformed.
         """
         try:
             data = tomllib.loads(text)
@@ -83,14 +83,14 @@ class JoinFile:
         return cls(**data)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file with mode 0600, atomically."""
+        """Write the file atomically, with mode 0600."""
         write_private_file(path, self.to_text())
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JoinFile:
-        """Reads a file.
+        """Read a join file.
 
         Raises:
-            ConfigurationError: As :meth:`from_text`; or missing, or readable by others.
+            ConfigurationError: As in :meth:`from_text`; or the file is missing, or readable by others.
         """
         return cls.from_text(read_private_file(path), source=os.fspath(path))

@@ -39,16 +39,16 @@ class KeyPair:
 
     @classmethod
     def generate(cls) -> KeyPair:
-        """A fresh pair."""
+        """Generate a new key pair."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
 
     @classmethod
     def from_secret(cls, secret: str) -> KeyPair:
-        """The pair of a known secret key.
+        """Return the key pair of a secret key.
 
         Raises:
-            ConfigurationError: It is not a key.
+            ConfigurationError: The text is not a key.
         """
         _check_key(secret, "secret")
         return cls(zmq.curve_public(secret.encode()).decode(), secret)
@@ -82,15 +82,15 @@ class CurveClient:
 
 
 def curve_support() -> tuple[str, bool]:
-    """(libzmq's version, whether it was built with CURVE)."""
+    """Return libzmq's version and whether it was built with CURVE."""
     return zmq.zmq_version(), bool(zmq.has("curve"))
 
 
 def check_public_key(key: str) -> str:
-    """Returns ``key``.
+    """Return ``key`` if it is a public key.
 
     Raises:
-        ConfigurationError: It is not a Z85 key of 40 characters.
+        ConfigurationError: The text is not a Z85 key of 40 characters.
     """
     _check_key(key, "public")
     return key
@@ -108,7 +108,7 @@ def _check_key(key: str, kind: str) -> None:
 
 
 def write_private_file(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a file with mode 0600, atomically: it is never seen half-written or readable by others."""
+    """Write a file atomically, with mode 0600: it is never visible half-written or readable by others."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -131,16 +131,16 @@ def write_private_file(path: str | os.PathLike[str], text: str) -> None:
 
 
 def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 1024) -> str:
-    """Reads a file with secrets.
+    """Read a file that holds secrets.
 
     Args:
-        path: ``-``: standard input, whatever it is; /dev/stdin cannot be opened where it is a socket. A file of
-            a Kubernetes secret's volume may be readable by its group: kubelet makes it so, whatever the
-            volume's defaultMode, for the group that the pod alone is in (fsGroup).
-        max_bytes: More is no key file.
+        path: The file; ``-`` is standard input of any kind (/dev/stdin cannot be opened if it is a socket). A file
+            in the volume of a Kubernetes secret may be readable by its group: with an fsGroup, kubelet sets
+            this mode whatever the volume's defaultMode, and only the pod is in that group.
+        max_bytes: A larger file is refused.
 
     Raises:
-        ConfigurationError: Missing, larger than ``max_bytes``, or readable by other users.
+        ConfigurationError: The file is missing, larger than ``max_bytes``, or readable by other users.
     """
     try:
         is_stdin = os.fspath(path) in _STDIN
@@ -149,7 +149,7 @@ def read_private_file(path: str | os.PathLike[str], *, max_bytes: int = 64 * 102
         raise ConfigurationError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd).st_mode
-        if not stat.S_ISSOCK(status):  # a socket's mode says nothing
+        if not stat.S_ISSOCK(status):  # a socket's mode means nothing
             _check_mode(os.fspath(path), stat.S_IMODE(status))
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -173,6 +173,6 @@ def _check_mode(path: str, mode: int) -> None:
             return
         cure = "give the pod's secret volume defaultMode: 0400"
     raise ConfigurationError(
-        f"{path} holds a secret key and others may read it (mode {mode:04o}): {cure}, and make new keys if that "
-        "was so for long"
+        f"{path} holds a secret key and others may read it (mode {mode:04o}): {cure}, and replace the keys "
+        "if others had access"
     )

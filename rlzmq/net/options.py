@@ -1,4 +1,4 @@
-"""The options every socket is opened with: one table per kind of channel, each value with its reason."""
+"""The options of every socket: one set per kind of channel, each value with its reason."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MIB = 1024 * 1024
 class SocketOptions:
     """Bounds and timers of one socket.
 
-    Every value is finite on purpose: libzmq's own defaults wait for ever (linger), accept messages
-    of any size, and never notice a half-open link (heartbeats off).
+    Every value is finite on purpose: libzmq's defaults wait forever (linger), accept messages of any
+    size, and never notice a half-open connection (heartbeats off).
 
     Attributes:
         max_message_bytes: Largest frame that is sent or accepted, in bytes. libzmq counts per frame
@@ -32,15 +32,15 @@ class SocketOptions:
         linger_ms: How long ``close`` keeps delivering what was sent, in milliseconds.
         heartbeat_interval_ms: ZMTP pings are this far apart; 0 switches them off, for channels
             whose peer's death is reported by the operating system (local processes).
-        heartbeat_timeout_ms: A ping unanswered for this long disconnects its peer. Both together are the most
-            that a pulled cable goes unnoticed: below 2 s, also on a busy machine.
-        handshake_interval_ms: A client that does not finish its greeting in this time is dropped.
+        heartbeat_timeout_ms: A ping unanswered for this long disconnects its peer. The sum of both bounds the
+            time until a pulled cable is noticed: below 2 s, even on a busy machine.
+        handshake_interval_ms: A client that does not complete its handshake in this time is dropped.
         reconnect_interval_ms: First delay before connecting again; it doubles ...
         reconnect_interval_max_ms: ... up to this.
-        unacknowledged_ms: TCP data that the peer's system does not acknowledge for so long disconnects the peer
-            (the kernel's ``TCP_USER_TIMEOUT``); 0: after the kernel's own quarter of an hour.
-        connect_timeout_ms: An attempt to connect is given up after this and made anew. The system itself
-            repeats it ever more seldom: after a minute's cut it would sit out another half.
+        unacknowledged_ms: TCP data that the peer's system does not acknowledge for this long disconnects the peer
+            (the kernel's ``TCP_USER_TIMEOUT``); 0: the kernel's default, about 15 minutes.
+        connect_timeout_ms: An attempt to connect is abandoned after this time and repeated. The system's own
+            retries become rare: after a cut of a minute they would wait for another half.
         immediate: Queue messages only for peers that are connected now (``ZMQ_IMMEDIATE``).
     """
 
@@ -63,10 +63,10 @@ class SocketOptions:
         if self.max_message_bytes <= 0:
             raise ValueError(f"max_message_bytes must be positive, not {self.max_message_bytes}")
         if self.linger_ms < 0:
-            raise ValueError("linger_ms must be 0 or more: waiting for ever would hang the process's exit")
+            raise ValueError("linger_ms must be 0 or more: waiting forever would hang the process's exit")
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
-        """Sets the options on a fresh socket, before it is bound or connected."""
+        """Set the options on a new socket, before it is bound or connected."""
         is_router = socket.get(zmq.TYPE) == zmq.ROUTER
         socket.set(zmq.MAXMSGSIZE, self.max_message_bytes)
         socket.set(zmq.SNDHWM, 0 if is_router else self.send_high_water_mark)
@@ -86,7 +86,7 @@ class SocketOptions:
             socket.set(zmq.IMMEDIATE, 1)
         if is_router:
             # Without MANDATORY a message to an unknown or dead peer vanishes silently; without HANDOVER
-            # a peer that comes back under its old routing id is ignored for ever.
+            # a peer that comes back under its old routing id is ignored forever.
             socket.set(zmq.ROUTER_MANDATORY, 1)
             socket.set(zmq.ROUTER_HANDOVER, 1)
 
@@ -95,16 +95,16 @@ CONTROL = SocketOptions()
 """Small messages: registration, leases, acknowledgements, calls."""
 
 CHUNKS = SocketOptions(max_message_bytes=64 * _MIB, linger_ms=2000, max_queued_bytes=256 * _MIB)
-"""Fragments and batches: what was sent before a close is still delivered, for at most 2 s."""
+"""Fragments and batches: messages sent before a close are still delivered, for at most 2 s."""
 
 
 def weights_options(num_bytes: int) -> SocketOptions:
-    """Options of a channel that carries weights snapshots.
+    """Return the options of a channel that carries weights snapshots.
 
     Args:
-        num_bytes: Size of the flat parameter buffer; frames up to twice this are let through.
+        num_bytes: Size of the flat parameter buffer; frames up to twice this size are accepted.
     """
-    # A queue of one: a slow subscriber must never make the publisher hold old versions.
+    # A queue of one message: a slow subscriber must never make the publisher hold old versions.
     return replace(
         CONTROL,
         max_message_bytes=max(2 * num_bytes, _MIB),

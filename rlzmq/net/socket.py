@@ -1,4 +1,4 @@
-"""A zmq socket on an asyncio loop: callbacks for what arrives, a bounded queue for what leaves."""
+"""A zmq socket on an asyncio loop: callbacks for received messages, a bounded queue for sent ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _TYPES = {
     for name in ("DEALER", "PAIR", "PUB", "PULL", "PUSH", "ROUTER", "SUB", "XPUB", "XSUB")
 }
 _CANNOT_RECEIVE = (zmq.PUB, zmq.PUSH)
-_COPY_BELOW_BYTES = 16 * 1024  # measured: copying is faster below, handing over the buffer above
+_COPY_BELOW_BYTES = 16 * 1024  # measured: below this size copying is faster than passing the buffer
 
 
 class SendTicket:
-    """Tells when libzmq is done with one message: it was handed to the system, or its connection is gone.
+    """Reports when libzmq is done with one message: it was passed to the system, or its connection is gone.
 
-    Only then may an array that was sent be overwritten, and until then the message takes memory. A receiver's
-    acknowledgement implies it.
+    Only then may an array that was sent be overwritten; until then the message uses memory. An
+    acknowledgement by the receiver implies it.
     """
 
     __slots__ = ("_is_queued", "_tracker")
@@ -44,7 +44,7 @@ class SendTicket:
 
     @property
     def done(self) -> bool:
-        """Whether nothing of the message waits here any more."""
+        """Whether no part of the message is waiting here."""
         return not self._is_queued and self._tracker is not None and self._tracker.done
 
 
@@ -52,13 +52,13 @@ class DrainSocket(EdgeReader):
     """One zmq socket, used by one task on one thread.
 
     Receiving: ``on_message(frames)`` is called on the loop for every message, in order per peer. A frame
-    is ``bytes`` below 8 kB, else a writable zero-copy ``memoryview`` that stays valid while somebody
-    holds it. Frames can be passed on to ``send`` of another socket untouched, without a copy.
+    is ``bytes`` below 8 kB, else a writable zero-copy ``memoryview`` that stays valid while it is
+    referenced. Frames can be passed to ``send`` of another socket without a copy.
 
     Sending: :meth:`send` never blocks. While a peer is slow, messages wait in the socket's own queue,
-    bounded in messages and bytes; a full queue makes ``send`` return False and nothing was taken.
-    ``on_writable`` is called once when the queue has emptied again after such a refusal. Order is kept.
-    Delivery is not guaranteed by any socket: whoever needs it acknowledges.
+    bounded in messages and bytes. If the queue is full, ``send`` returns False and takes nothing;
+    ``on_writable`` is called once when the queue has emptied again. Order is kept. No socket guarantees
+    delivery: protocols that need it use acknowledgements.
 
     A ROUTER always has MANDATORY and HANDOVER set and no send limit, so it never queues; bound its
     memory by credits.
@@ -77,7 +77,7 @@ class DrainSocket(EdgeReader):
         insecure: Lets ``bind`` take a TCP address without keys.
         on_event: Called with connection events.
         on_writable: Called when the send queue has emptied after a refusal.
-        name: What error texts call this socket.
+        name: The socket's name in error texts.
 
     Raises:
         ConfigurationError: Unknown ``zmq_type``.
@@ -143,10 +143,10 @@ class DrainSocket(EdgeReader):
     # -- addresses -----------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listens on ``address``.
+        """Listen on ``address``.
 
         Returns:
-            The address to connect to; for TCP port 0 it has the port that the system chose.
+            The address to connect to, with the port that the system chose in place of TCP port 0.
 
         Raises:
             ConfigurationError: The address is taken by another process, not allowed (a wildcard, TCP
@@ -160,7 +160,9 @@ class DrainSocket(EdgeReader):
         except zmq.ZMQError as error:
             if lock is not None:
                 lock.release()
-            raise ConfigurationError(f"cannot listen on {address}: {_why_not(error, address)}") from error
+            raise ConfigurationError(
+                f"cannot listen on {address}: {_describe_bind_error(error, address)}"
+            ) from error
         if lock is not None:
             self._locks.append(lock)
         self.recheck()
@@ -168,9 +170,9 @@ class DrainSocket(EdgeReader):
         return endpoint.rstrip(b"\0").decode()
 
     def connect(self, address: str) -> None:
-        """Connects, and keeps connecting in the background, to ``address``.
+        """Connect to ``address``, and reconnect in the background.
 
-        Returns at once; nobody needs to listen there yet. May be called for several addresses.
+        This returns at once; the peer need not listen yet. It may be called for several addresses.
 
         Raises:
             ConfigurationError: The address is malformed, or TCP without keys.
@@ -184,13 +186,13 @@ class DrainSocket(EdgeReader):
         self.recheck()
 
     def disconnect(self, address: str) -> None:
-        """Gives up the connection to ``address``; what was queued for it is dropped."""
+        """Close the connection to ``address``; messages queued for it are dropped."""
         self._check_usable()
         self._raw.disconnect(address)
         self.recheck()
 
     def subscribe(self, topic: bytes) -> None:
-        """Adds a topic prefix to a SUB."""
+        """Add a topic prefix to a SUB socket."""
         self._check_usable()
         self._raw.set(zmq.SUBSCRIBE, topic)
         self.recheck()
@@ -208,10 +210,10 @@ class DrainSocket(EdgeReader):
         return self._num_queued_bytes
 
     def send(self, frames: Sequence[Any], ticket: SendTicket | None = None) -> bool:
-        """Sends one message, or queues it while the peer is slow. Never blocks.
+        """Send one message, or queue it while the peer is slow. Never blocks.
 
-        Frames from 16 kB up are handed over without a copy: do not overwrite their buffers before the
-        message was acknowledged, or pass a ``ticket`` and wait for its ``done``.
+        Frames of 16 kB or more are passed without a copy: do not overwrite their buffers before the message
+        was acknowledged, or pass a ``ticket`` and wait for its ``done``.
 
         Args:
             frames: Buffers (bytes, memoryview, contiguous arrays); on a ROUTER the first is the peer's
@@ -219,7 +221,7 @@ class DrainSocket(EdgeReader):
             ticket: Filled with the state of the message's buffers.
 
         Returns:
-            True when taken (sent or queued). False when the queue is full: nothing was taken.
+            True if the message was sent or queued; False if the queue is full and nothing was taken.
 
         Raises:
             PeerLostError: On a ROUTER, when the peer is not connected.
@@ -257,7 +259,7 @@ class DrainSocket(EdgeReader):
         return num_bytes
 
     def _try_send(self, frames: Sequence[Any], ticket: SendTicket | None) -> bool:
-        """Hands one message to libzmq; False when it has no room now."""
+        """Pass one message to libzmq; return False if it has no room now."""
         raw_send = self._raw.send
         last = len(frames) - 1
         for index, frame in enumerate(frames):
@@ -268,12 +270,12 @@ class DrainSocket(EdgeReader):
             elif type(frame) is memoryview:
                 owner: Any = frame.obj
                 if type(owner) is zmq.Frame and frame.nbytes == len(owner):
-                    frame = owner  # received and passed on whole: share the message, not the bytes
+                    frame = owner  # received and forwarded whole: share the message instead of copying it
             try:
                 raw_send(frame, flags, copy=False)
             except zmq.Again:
-                # Past the first frame this means that the peer went away in mid-message: libzmq swallows
-                # the frames that are left, and the message has to start anew.
+                # After the first frame this means that the peer disconnected within the message: libzmq discards
+                # the remaining frames, and the whole message must be sent again.
                 if 0 < index < last:
                     for rest in range(index + 1, last + 1):
                         raw_send(b"", zmq.NOBLOCK if rest == last else zmq.NOBLOCK | zmq.SNDMORE)
@@ -310,16 +312,16 @@ class DrainSocket(EdgeReader):
             if self._on_writable is not None:
                 self._on_writable()
 
-    # -- who sent this, and the end --------------------------------------------------------------------
+    # -- sender and close ------------------------------------------------------------------------------
 
     @property
     def sender_role(self) -> str | None:
-        """Inside ``on_message``: the role that the sender's key was given, None without keys."""
+        """The role of the sender's key, None without keys; valid inside ``on_message``."""
         return self._sender_property("User-Id")
 
     @property
     def sender_address(self) -> str | None:
-        """Inside ``on_message``: the sender's network address, None over ipc."""
+        """The sender's network address, None over ipc; valid inside ``on_message``."""
         return self._sender_property("Peer-Address")
 
     def _sender_property(self, key: str) -> str | None:
@@ -336,10 +338,10 @@ class DrainSocket(EdgeReader):
         return self._raw.closed
 
     def close(self, linger_ms: int | None = None) -> None:
-        """Closes the socket. Idempotent.
+        """Close the socket. Idempotent.
 
         Args:
-            linger_ms: How long libzmq goes on delivering what it holds, in the background;
+            linger_ms: How long libzmq keeps delivering its queued messages in the background;
                 the options' ``linger_ms`` if None. The socket's own queue is dropped.
         """
         if self._raw.closed:
@@ -360,12 +362,12 @@ class DrainSocket(EdgeReader):
         if threading.get_ident() != self._thread_id:
             raise RuntimeError(
                 f"{self.name} belongs to thread {self._thread_id} and was used from {threading.get_ident()}: "
-                "hand the message over with loop.call_soon_threadsafe"
+                "pass the message with loop.call_soon_threadsafe"
             )
 
 
-def _why_not(error: zmq.ZMQError, address: str) -> str:
-    """Why a bind failed, and what to try."""
+def _describe_bind_error(error: zmq.ZMQError, address: str) -> str:
+    """Describe why a bind failed and what to try."""
     if error.errno == errno.EADDRINUSE:
         port = address.rpartition(":")[2]
         return f"another process listens there: end it (ss -ltnp 'sport = :{port}' names it), or choose another port"

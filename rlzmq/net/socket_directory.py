@@ -1,4 +1,4 @@
-"""The private directory of one run: ipc sockets, keys, locks; gone when the run is."""
+"""The private directory of one run: ipc sockets, keys, locks; removed with the run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ _STALE_AGE_S = 60.0
 class SocketDirectory:
     """A directory that only this user may enter (mode 0700), with short paths for ipc sockets.
 
-    It lies under ``XDG_RUNTIME_DIR``, else the system's temporary directory, else ``/tmp`` when the
-    former's path is too long for a Unix socket. Directories that killed runs left behind are removed
-    when the next one is made.
+    It is created under ``XDG_RUNTIME_DIR``, else the system's temporary directory, or ``/tmp`` if those
+    paths are too long for a Unix socket. Creating one removes the directories that killed runs left behind.
 
     Args:
-        base: Where to make it; chosen as above if None.
+        base: Parent directory; chosen as above if None.
 
     Raises:
         ConfigurationError: No base directory is writable and short enough.
@@ -50,7 +49,7 @@ class SocketDirectory:
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
 
     def address(self, name: str) -> str:
-        """The ipc address of the socket ``name`` in this directory.
+        """Return the ipc address of the socket ``name`` in this directory.
 
         Raises:
             ConfigurationError: The path would be too long, or ``name`` is not one path component.
@@ -66,7 +65,7 @@ class SocketDirectory:
         return f"ipc://{path}"
 
     def close(self) -> None:
-        """Removes the directory and all in it. Idempotent; a forked child's call does nothing."""
+        """Remove the directory and its contents. Idempotent; does nothing in a forked child."""
         if self._lock_fd < 0 or os.getpid() != self._pid:
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -104,7 +103,7 @@ def _make_directory(base: str | os.PathLike[str] | None) -> Path:
         except OSError as error:
             reasons.append(f"{root}: {error.strerror}")
             continue
-        path.chmod(0o700)  # whatever the umask was
+        path.chmod(0o700)  # independent of the umask
         _remove_stale(root, keep=path)
         return path
     raise ConfigurationError(
@@ -114,7 +113,7 @@ def _make_directory(base: str | os.PathLike[str] | None) -> Path:
 
 
 def _remove_stale(root: Path, keep: Path) -> None:
-    """Removes run directories of this user whose owner is dead (its lock is free)."""
+    """Remove run directories of this user whose owner is dead (its lock is free)."""
     with contextlib.suppress(OSError):
         for path in root.glob(f"{_PREFIX}*"):
             if path != keep:

@@ -1,4 +1,4 @@
-"""A run's directory: its config, one JSON line per iteration, its checkpoints."""
+"""A run's directory: its config, one JSON line per iteration, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["RunDirectory"]
 
 _log = logging.getLogger("rlzmq.telemetry")
 
-# Lines kept while the disk takes none, some kB each.
+# Lines kept while the disk is full, some kB each.
 _MAX_UNWRITTEN = 10_000
 
 
 class RunDirectory:
-    """Where a run leaves what it did.
+    """The files that a run writes.
 
     Files: ``config.toml`` (settings that differ from the defaults), ``run.json`` (command, versions,
     seed, process), ``metrics.jsonl`` (each iteration's whole result, flushed at once), ``checkpoints/NNNNNN/`` (by
@@ -47,19 +47,19 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Unbuffered, so that a line is there as a whole or not at all.
+        # Unbuffered, so that a line is written completely or not at all.
         self._metrics = open(path / "metrics.jsonl", "ab", buffering=0, opener=opener)  # noqa: SIM115 (see close)
         self._unwritten: deque[bytes] = deque(maxlen=_MAX_UNWRITTEN)
         self._has_failed = False
 
     @classmethod
     def create(cls, path: Path, config: BaseConfig, train: Sequence[str] = ()) -> Self:
-        """Make the directory (or go on in it) and write down what is run.
+        """Create or reuse the directory and write the run's settings and facts.
 
         Args:
-            path: Its place, e.g. a `new_path`.
-            config: The run's.
-            train: The arguments of ``rlzmq train``, for `rlzmq attach`; () where a script runs.
+            path: The directory, e.g. from `new_path`.
+            config: The run's config.
+            train: The arguments of ``rlzmq train``, for `rlzmq attach`; () for a script.
         """
         make_directories(path)
         try:
@@ -72,11 +72,11 @@ class RunDirectory:
 
     @staticmethod
     def new_path(name: str, config: BaseConfig) -> Path:
-        """``runs/<name>-<env>-<date and time>`` below the working directory, for a run that begins.
+        """Return ``runs/<name>-<env>-<date and time>`` below the working directory, for a new run.
 
         Args:
-            name: The algorithm's.
-            config: Whose env counts.
+            name: The algorithm's name.
+            config: The config, for its env.
         """
         path = Path("runs") / f"{_label(name, config)}-{time.strftime('%Y%m%d-%H%M%S')}"
         number = 1
@@ -87,7 +87,7 @@ class RunDirectory:
 
     @staticmethod
     def newest_path(name: str, config: BaseConfig) -> Path | None:
-        """The directory of the newest run of this algorithm on this env; None if there is none."""
+        """Return the directory of the newest run of this algorithm on this env; None if there is none."""
         runs = Path("runs")
         pattern = re.compile(re.escape(_label(name, config)) + r"-(\d{8}-\d{6})(?:_(\d+))?")
         found = [
@@ -99,11 +99,11 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Where its checkpoints are."""
+        """The directory of the run's checkpoints."""
         return self.path / "checkpoints"
 
     def log(self, result: Mapping[str, Any]) -> None:
-        """Append one iteration's result as a line; while the disk takes none it is kept for later."""
+        """Append one iteration's result as a line; while the disk is full, keep it for later."""
         self._unwritten.append((json.dumps(_jsonable(result)) + "\n").encode())
         self._write()
 
@@ -118,14 +118,14 @@ class RunDirectory:
             while self._unwritten:
                 size = os.fstat(file.fileno()).st_size
                 line = self._unwritten[0]
-                if file.write(line) != len(line):  # the disk became full in the middle of it
+                if file.write(line) != len(line):  # the disk became full within the line
                     os.ftruncate(file.fileno(), size)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._unwritten.popleft()
         except OSError as error:
             if not self._has_failed:
                 _log.warning(
-                    "%s is not written: %s. Training goes on.", self.path / "metrics.jsonl", error.strerror
+                    "Cannot write %s: %s. Training continues.", self.path / "metrics.jsonl", error.strerror
                 )
             self._has_failed = True
         else:
@@ -168,5 +168,5 @@ def _jsonable(value: Any) -> Any:
     elif isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON knows no NaN
+        return None  # JSON has no NaN
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)

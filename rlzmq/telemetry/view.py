@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live panel on a terminal, plain lines elsewhere."""
+"""The output of a run in progress: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class View:
-    """Shows nothing; the others show each result."""
+    """Base class of the views; it shows nothing."""
 
     def show(self, result: Mapping[str, Any]) -> None:
         """Show one iteration's result."""
@@ -33,7 +33,7 @@ class View:
 
 
 class LinesView(View):
-    """A line per iteration."""
+    """A view that prints a line per iteration."""
 
     def show(self, result: Mapping[str, Any]) -> None:
         """Print one line."""
@@ -41,7 +41,7 @@ class LinesView(View):
 
 
 class PanelView(View):
-    """A rich live panel: the curve, rates, losses, processes, and where the steps went."""
+    """A live panel: the return curve, rates, losses and the account of steps."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console
@@ -61,7 +61,7 @@ class PanelView(View):
         self._live.__exit__(kind, error, trace)
 
     def show(self, result: Mapping[str, Any]) -> None:
-        """Renew the panel."""
+        """Update the panel."""
         from rich.panel import Panel
         from rich.table import Table
 
@@ -76,7 +76,7 @@ class PanelView(View):
 
 
 def make_view(name: str, config: BaseConfig, *, quiet: bool = False) -> View:
-    """The view that fits where the output goes."""
+    """Return the view that fits the output: a panel on a terminal, lines elsewhere, nothing if ``quiet``."""
     if quiet:
         return View()
     if not sys.stdout.isatty():
@@ -86,12 +86,12 @@ def make_view(name: str, config: BaseConfig, *, quiet: bool = False) -> View:
 
 
 def summary_line(result: Mapping[str, Any]) -> str:
-    """One iteration in one line."""
+    """Format one iteration's result as one line."""
     return "  ".join(f"{name} {text}" for name, text in _facts(result).items())
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as bars of eight heights, lowest to highest."""
+    """Draw values as bars of eight heights, from the lowest to the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -125,7 +125,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _dropped(reasons: Mapping[str, int]) -> dict[str, str]:
-    """Steps beyond an exact batch, which cost nothing but their sampling, and those lost for any other reason."""
+    """Return the steps beyond an exact batch (they cost only their sampling) and those lost for other reasons."""
     surplus = reasons.get("surplus", 0)
     lost = {reason: number for reason, number in reasons.items() if number and reason != "surplus"}
     facts = {"surplus": str(surplus)} if surplus else {}

@@ -12,7 +12,7 @@ import pytest
 
 from rlzmq import ConfigurationError, PPOConfig
 from rlzmq.cli.main import main
-from rlzmq.cli.top import Rates, lines_of
+from rlzmq.cli.top import Rates, format_status
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.roles.runner.runner_role import make_env_runner
 from rlzmq.wire.fragment_message import encode_fragment, fragment_to_bytes
@@ -182,13 +182,13 @@ def test_top_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     rates = Rates()
     assert rates.update(status, 1.0) == {}
     status["accounting"]["sampled"] += 50
-    text = "\n".join(lines_of(status, rates.update(status, 2.0), "ipc:///x"))
+    text = "\n".join(format_status(status, rates.update(status, 2.0), "ipc:///x"))
     assert "50 sampled/s" in text
     assert "1 let in  2 turned away: unknown key 2" in text
     assert "driver NO" in text
     assert "the oldest for 0.0 s" in text
     assert "STANDS STILL" not in text
-    text = "\n".join(lines_of({**status, "still_s": 12.0}, {}, "ipc:///x"))
+    text = "\n".join(format_status({**status, "still_s": 12.0}, {}, "ipc:///x"))
     assert "nothing has moved for 12 s; who waits for whom:\n  broker: waits for a driver" in text
 
 

@@ -59,7 +59,7 @@ def test_stop_criteria() -> None:
     assert StopCriteria(["return=10"]).met_by(result) == "env_runners/episode_return_mean = 10 ≥ 10"
     assert StopCriteria(["iterations=3", "return=99"]).met_by(result) == "training_iteration = 3 ≥ 3"
     assert StopCriteria(["learners/x/y=1"]).met_by(result) is None
-    with pytest.raises(ConfigurationError, match="no number"):
+    with pytest.raises(ConfigurationError, match="not a number"):
         StopCriteria(["return=high"])
 
 

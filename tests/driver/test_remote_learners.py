@@ -57,11 +57,11 @@ def test_learners_and_runners_all_come_from_outside_and_a_spare_replaces_a_dead_
     ],
 )
 def test_schedulers_variables_are_recognised(environment: dict[str, str], place: SchedulerRank) -> None:
-    assert SchedulerRank.here(environment) == place
+    assert SchedulerRank.from_environment(environment) == place
 
 
 def test_what_is_no_rank_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="RANK='x'"):
-        SchedulerRank.here({"RANK": "x"})
+        SchedulerRank.from_environment({"RANK": "x"})
     with pytest.raises(ConfigurationError, match="all remote"):
         listening(tmp_path, num_remote_learners=1).learners(num_learners=2).validate()
