@@ -52,13 +52,6 @@ KNOWN_CIRCLES: tuple[str, ...] = (
     "modules.default_models modules.default_models.actor_critic modules.multi_rl_module modules.rl_module "
     "modules.saving modules.spec",
     "modules.distributions.for_space modules.distributions.nested",
-    "roles.runner.runner_link roles.runner.runner_role",
-    "runners.bad_steps runners.sampling_runner",
-    "runners.env_failures runners.env_runner",
-    "runners.multi.episode_sampler runners.multi.fused_sampler runners.multi.multi_agent_env_runner "
-    "runners.multi.sampler_state",
-    "runners.single.episode_sampler runners.single.fused_sampler runners.single.sampler_state "
-    "runners.single.single_agent_env_runner",
 )
 
 # Why a file (or a folder) imports rlzmq modules inside functions. Entries only leave these lists.
