@@ -141,7 +141,7 @@ async def test_a_killed_broker_and_a_killed_learner_leave_one_lineage(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "fault", ["learner.train:kill:3", "record.begun@learner-0:kill:9", "arrivals.trained:kill:3"]
+    "fault", ["learner.train:kill:3", "record.begun@learner-0:kill:25", "arrivals.trained:kill:3"]
 )
 async def test_a_learner_killed_in_an_update_or_while_it_writes(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
