@@ -1,4 +1,4 @@
-"""ActorSystem: runs any class in a process of its own and awaits its methods."""
+"""ActorSystem: run any class in its own process and await its methods."""
 
 from __future__ import annotations
 

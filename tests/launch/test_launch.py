@@ -140,8 +140,8 @@ async def test_an_unknown_host_key_is_refused(tmp_path: Path, ssh_port: int) -> 
     [
         ('head = "a"\nlisten = "tcp://10.0.0.1:5"\ntrain = []\nrunner = 1', "Did you mean 'runners'"),
         ('head = "a"\ntrain = []', "listen is missing"),
-        ('head = "a; rm -rf /"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is no host name"),
-        ('head = "-oProxyCommand=x"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is no host name"),
+        ('head = "a; rm -rf /"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is not a host name"),
+        ('head = "-oProxyCommand=x"\nlisten = "tcp://10.0.0.1:5"\ntrain = []', "is not a host name"),
         ('head = "a"\nlisten = "tcp://0.0.0.0:5"\ntrain = []', "every interface"),
         ('head = "a"\nlisten = "tcp://10.0.0.1:0"\ntrain = []', "needs a port"),
         (f"{_HEAD}learners = 3", "learners must be a list, got 3"),
