@@ -98,11 +98,10 @@ async def test_a_batch_that_would_not_outlive_the_broker_is_told_once(
     assert "more than the 0.1 MB" in text
 
 
-@pytest.mark.alone
 async def test_a_hundred_runners_that_could_send_more_than_fits_are_held_back_and_nothing_is_lost():
     """The staleness alone would allow 60 batches of 10 fragments in flight, 24 MB; memory is for 1 MB."""
     limit, batch, num_bytes, num_updates = 1_000_000, 320, 40_000, 80
-    broker = BrokerRole("run", {**_OPTIONS, "memory_bytes": limit})
+    broker = BrokerRole("run", {**_OPTIONS, "peer_timeout_s": 30.0, "memory_bytes": limit})
     addresses = await broker.start()
     most_bytes = 0
 
