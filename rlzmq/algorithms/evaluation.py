@@ -22,7 +22,7 @@ from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.typed_values import freeze_known, thaw
+from rlzmq.core.typed_values import decode, encode_supported
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
 from rlzmq.roles.runner.sampling_round import SamplingRound, UntilEnd
@@ -290,7 +290,7 @@ class Evaluation:
         """Components of a checkpoint: metrics, and each evaluation runner's sampling state, once there was a round."""
         state: dict[str, Any] = {}
         if self._lifetime_counts:
-            logged = freeze_known(self._metrics.get_state())
+            logged = encode_supported(self._metrics.get_state())
             state[_METRICS] = {"lifetime_counts": self._lifetime_counts, "metrics": logged}
         if self.env_runner_group is not None:
             states = await self.env_runner_group.get_sampling_states()
@@ -301,7 +301,7 @@ class Evaluation:
         """Go on from what `get_state` gave; with runners, if this run evaluates at all."""
         if _METRICS in state:
             self._lifetime_counts = dict(state[_METRICS]["lifetime_counts"])
-            self._metrics.set_state(thaw(state[_METRICS]["metrics"]))
+            self._metrics.set_state(decode(state[_METRICS]["metrics"]))
         mine = {n.removeprefix(_RUNNERS): part for n, part in state.items() if n.startswith(_RUNNERS)}
         if mine and (self.env_runner_group is not None or self._config.evaluation_interval):
             group = self.env_runner_group or await self._make_group()

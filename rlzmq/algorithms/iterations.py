@@ -8,7 +8,7 @@ from typing import Any
 from rlzmq.algorithms.results import ResultBuilder
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.typed_values import freeze_known, thaw
+from rlzmq.core.typed_values import decode, encode_supported
 from rlzmq.driver.session import Session
 
 __all__ = ["Iterations"]
@@ -102,7 +102,7 @@ class Iterations:
         return {
             "iteration": self.num_done,
             "results": self.results.get_state(),
-            "metrics": freeze_known(self._metrics.get_state()),
+            "metrics": encode_supported(self._metrics.get_state()),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -111,4 +111,4 @@ class Iterations:
         if "results" in state:
             self.results.set_state(state["results"])
         if "metrics" in state:
-            self._metrics.set_state(thaw(state["metrics"]))
+            self._metrics.set_state(decode(state["metrics"]))

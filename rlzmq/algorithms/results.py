@@ -10,7 +10,7 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
-from rlzmq.core.typed_values import freeze_known, thaw
+from rlzmq.core.typed_values import decode, encode_supported
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics
 from rlzmq.runners.fragment_metrics import add_fragment_metas
@@ -197,7 +197,7 @@ class ResultBuilder:
             "num_module_steps_trained_lifetime": dict(self._num_module_steps_trained_lifetime),
             "time_total_s": self._time_before + time.perf_counter() - self._run_start,
             "weights_version": self._weights_version,
-            "learner_metrics": freeze_known(self._learner_metrics.get_state()),
+            "learner_metrics": encode_supported(self._learner_metrics.get_state()),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ class ResultBuilder:
         self._time_before = state["time_total_s"]
         self._weights_version = state["weights_version"]
         if "learner_metrics" in state:
-            self._learner_metrics.set_state(thaw(state["learner_metrics"]))
+            self._learner_metrics.set_state(decode(state["learner_metrics"]))
 
 
 class _Held(MetricsLogger):

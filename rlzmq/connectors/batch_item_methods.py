@@ -32,7 +32,7 @@ class BatchItemMethods:
                 the k-th item of a key going to the k-th episode of that key.
 
         Raises:
-            ValueError: The column has no item for one of the episodes.
+            ValueError: If the column has no item for one of the episodes.
         """
         if zip_with_batch_column is None:
             yield from _iterate(episodes, agents_that_stepped_only)
@@ -59,7 +59,7 @@ class BatchItemMethods:
         item_to_add: Any,
         single_agent_episode: SingleAgentEpisode | None = None,
     ) -> None:
-        """Appends one item to a column, under the episode's key.
+        """Append one item to a column, under the episode's key.
 
         Args:
             batch: In phase 1 or 2.
@@ -69,7 +69,7 @@ class BatchItemMethods:
                 column.
 
         Raises:
-            ValueError: The column already holds the other kind (plain list / by episode), or
+            ValueError: If the column already holds the other kind (plain list / by episode), or
                 batched data.
         """
         key = None if single_agent_episode is None else batch_key(single_agent_episode)
@@ -83,7 +83,7 @@ class BatchItemMethods:
         num_items: int,
         single_agent_episode: SingleAgentEpisode | None = None,
     ) -> None:
-        """Appends `num_items` items to a column, under the episode's key.
+        """Append `num_items` items to a column, under the episode's key.
 
         Args:
             batch: In phase 1 or 2.
@@ -122,7 +122,7 @@ class BatchItemMethods:
         column: str | Sequence[str],
         func: Callable[[Any, Any, Any, Any], Any],
     ) -> None:
-        """Replaces every item of one or several columns by a function of it.
+        """Replace every item of one or several columns by a function of it.
 
         Args:
             batch: In phase 2.
@@ -132,7 +132,7 @@ class BatchItemMethods:
                 BatchedNdArray, ``[num_items, ...]``.
 
         Raises:
-            ValueError: A column is missing, not in phase 2, or the columns' items do not match.
+            ValueError: If a column is missing, not in phase 2, or the columns' items do not match.
         """
         columns = [column] if isinstance(column, str) else list(column)
         for name in columns:
@@ -162,7 +162,7 @@ class BatchItemMethods:
     def switch_batch_from_column_to_module_ids(
         batch: dict[str, dict[str, Any]],
     ) -> dict[str, dict[str, Any]]:
-        """``{column: {module_id: data}}`` to ``{module_id: {column: data}}``."""
+        """Turn ``{column: {module_id: data}}`` into ``{module_id: {column: data}}``."""
         by_module: dict[str, dict[str, Any]] = {}
         for column, column_data in batch.items():
             for module_id, data in column_data.items():
@@ -171,7 +171,7 @@ class BatchItemMethods:
 
 
 def batch_key(episode: Any) -> tuple[Any, ...]:
-    """The key of an episode's items: ``(episode_id,)`` or ``(episode_id, agent_id, module_id)``."""
+    """Return the key of an episode's items: ``(episode_id,)`` or ``(episode_id, agent_id, module_id)``."""
     agent_id = getattr(episode, "agent_id", None)
     if agent_id is None:
         return (episode.id_,)
@@ -195,7 +195,7 @@ def _iterate(episodes: Sequence[Any], agents_that_stepped_only: bool) -> Iterato
 
 
 def _items_of(batch: dict[str, Any], column: str, key: tuple[Any, ...] | None) -> list[Any]:
-    """The list that items of (column, key) go into."""
+    """Return the list that items of (column, key) go into."""
     if key is None:
         items = batch.setdefault(column, [])
     else:
@@ -210,7 +210,7 @@ def _items_of(batch: dict[str, Any], column: str, key: tuple[Any, ...] | None) -
 
 
 def _tag_like(old: Any, new: Any) -> Any:
-    """Keeps the many-steps mark on results of array-wise functions."""
+    """Keep the many-steps mark on results of array-wise functions."""
     if isinstance(old, BatchedNdArray) and not isinstance(new, (BatchedNdArray, dict, tuple, list)):
         return BatchedNdArray(new)
     return new

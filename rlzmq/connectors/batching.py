@@ -1,4 +1,4 @@
-"""From lists of items to arrays with a batch axis."""
+"""Batching lists of items into arrays."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class BatchedNdArray(np.ndarray[Any, Any]):
     """
 
     def __new__(cls, array: Any) -> BatchedNdArray:
-        """A view on `array` (no copy)."""
+        """Return a view on `array` (no copy)."""
         return np.asarray(array).view(cls)
 
 
 def batch_items(items: Sequence[Any]) -> Any:
-    """One tree of arrays ``[B, ...]`` from a list of trees.
+    """Batch a list of trees into one tree of arrays ``[B, ...]``.
 
     Items made of `BatchedNdArray` count with all their rows (they are concatenated), all others as
     one row each (they are stacked); both may occur in one list. Items that are torch tensors give a
@@ -73,5 +73,5 @@ def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def untagged(tree: Any) -> Any:
-    """The same tree with `BatchedNdArray` leaves as plain arrays."""
+    """Return the same tree with `BatchedNdArray` leaves as plain arrays."""
     return tree_map(lambda leaf: leaf.view(np.ndarray) if isinstance(leaf, BatchedNdArray) else leaf, tree)

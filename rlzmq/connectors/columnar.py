@@ -1,4 +1,4 @@
-"""How connector pieces take part in the fused, whole-column path.
+"""Connector pieces in the fused, whole-column path.
 
 A pipeline made only of default pieces and of *columnar* pieces needs no per-episode dicts: the env
 runner and the learner then work on whole arrays. What they need to know is here.
@@ -46,15 +46,13 @@ and then normalised: the per-episode protocol does the same, so both paths give 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rlzmq.core.tree import tree_map
-
-if TYPE_CHECKING:
-    from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["FlatRows", "RowsContext", "VectorStepRows"]
 
@@ -79,7 +77,7 @@ class RowsContext(Protocol):
     agent_id: Any
 
     def window(self, column: str, num: int, *, current: bool) -> Any:
-        """The last `num` values of a column before (or up to) each row.
+        """Return the last `num` values of a column before (or up to) each row.
 
         Args:
             column: E.g. ``Columns.OBS`` or ``Columns.REWARDS``.
@@ -114,7 +112,7 @@ class VectorStepRows:
         self.num_previous: IntArray = np.zeros(num_rows, np.int64)
 
     def move_to(self, slot: int, *, is_first: BoolArray, num_previous: IntArray) -> None:
-        """Sets the slot of the current observations, and what is known of each row.
+        """Set the slot of the current observations, and what is known of each row.
 
         Args:
             slot: Index into the second axis of the columns.
@@ -207,7 +205,7 @@ class FlatRows:
 
 
 def window_mask(num_previous: IntArray, num: int, *, current: bool) -> BoolArray | None:
-    """Which entries ``[N, num]`` of a window the episode does not have; None when it has all."""
+    """Return which entries ``[N, num]`` of a window the episode does not have; None when it has all."""
     num_needed = num - int(current)
     if len(num_previous) == 0 or int(num_previous.min()) >= num_needed:
         return None

@@ -1,29 +1,29 @@
-"""ConnectorV2: one step on the way from episodes to a module's batch, or from its outputs to the env.
+"""ConnectorV2: one step of the conversion from episodes to a module's batch, or from its outputs to actions.
 
 **Protocol.** ``piece(rl_module=, batch=, episodes=, explore=, shared_data=, metrics=) -> batch``.
 The batch is a dict that passes through these phases (infos are neither batched nor padded):
 
 1. ``{}``
 2. ``{column: {(episode_id,): [items]}}``, multi-agent ``{(episode_id, agent_id, module_id): [items]}``;
-   a plain ``{column: [items]}`` is legal too
+   a plain ``{column: [items]}`` is allowed too
 3. multi-agent: ``{module_id: {column: [items]}}``
 4. ``{column: array}``, for a MultiRLModule ``{module_id: {column: array}}``
 5. the same with tensors
 
-**State.** A piece with state keeps two things: what it knows in all (`get_state`/`set_state`: exact
-copy, for checkpoints) and, where its state is learned from samples, what it saw since the last
-synchronisation. Many runners and one driver agree as follows::
+**State.** A stateful piece keeps two things: its full state (`get_state`/`set_state`: exact
+copy, for checkpoints) and, if its state is learned from samples, the delta since the last
+synchronisation. The driver synchronises the runners as follows::
 
-    deltas = [runner.env_to_module.get_delta() for runner in runners]   # and starts new deltas
+    deltas = [runner.env_to_module.get_delta() for runner in runners]   # starts new deltas
     driver.env_to_module.merge_deltas(deltas)                           # folds all into the driver's
     merged = driver.env_to_module.get_state()
     for runner in runners:
-        runner.env_to_module.apply_merged_state(merged)   # keeps what came after its last delta
+        runner.env_to_module.apply_merged_state(merged)   # keeps samples after its last delta
 
 `merge_states(states)` is RLlib's form of it: the states of all runners in, one merged state out, to
 be given to `set_state` of everybody.
 
-**Whole columns.** How a piece takes part in the fused path is told in `rlzmq.connectors.columnar`:
+**Whole columns.** `rlzmq.connectors.columnar` documents how a piece takes part in the fused path:
 declare ``columnar = True`` (and ``writes_episodes``) and implement `transform_observations`.
 """
 
@@ -37,17 +37,17 @@ from rlzmq.connectors.batch_item_methods import BatchItemMethods, batch_key
 from rlzmq.connectors.batching import BatchedNdArray
 from rlzmq.connectors.columnar import RowsContext
 from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.episodes.episode_batch import EpisodeBatch
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["BatchedNdArray", "ConnectorV2", "RowsContext", "batch_key"]
 
 
 class _RecomputesAfterInit(abc.ABCMeta):
-    """Computes a piece's output spaces once its whole ``__init__`` has run.
+    """Metaclass that computes a piece's output spaces after its ``__init__``.
 
     So a subclass may set its attributes before or after ``super().__init__(...)``.
     """
@@ -117,7 +117,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Changes or extends the batch (in place or not) and returns it.
+        """Change or extend the batch (in place or not) and return it.
 
         Args:
             rl_module: The RLModule or MultiRLModule; None where a piece needs none.
@@ -136,7 +136,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         input_observation_space: gym.Space[Any] | None,
         input_action_space: gym.Space[Any] | None,
     ) -> gym.Space[Any] | None:
-        """The observation space that this piece leaves behind; unchanged unless overridden."""
+        """Return the observation space after this piece; unchanged unless overridden."""
         return input_observation_space
 
     def recompute_output_action_space(
@@ -144,7 +144,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         input_observation_space: gym.Space[Any] | None,
         input_action_space: gym.Space[Any] | None,
     ) -> gym.Space[Any] | None:
-        """The action space that this piece leaves behind; unchanged unless overridden."""
+        """Return the action space after this piece; unchanged unless overridden."""
         return input_action_space
 
     @property
@@ -168,7 +168,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
     def set_input_spaces(
         self, observation_space: gym.Space[Any] | None, action_space: gym.Space[Any] | None
     ) -> None:
-        """Sets both input spaces at once and recomputes both output spaces."""
+        """Set both input spaces at once and recomputes both output spaces."""
         self._input_observation_space = observation_space
         self._input_action_space = action_space
         self._recompute_output_spaces()
@@ -201,32 +201,32 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         not_components: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The full state as plain dicts, numbers, strings and arrays; ``{}`` for stateless pieces."""
+        """Return the full state as plain dicts, numbers, strings and arrays; ``{}`` for stateless pieces."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores exactly what `get_state` gave."""
+        """Restore exactly what `get_state` gave."""
 
     def reset_state(self) -> None:
-        """Back to the state right after construction."""
+        """Reset to the state after construction."""
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One state out of those of several copies of this piece. Default: the first one."""
+        """Return one state out of those of several copies of this piece. Default: the first one."""
         return dict(states[0]) if states else {}
 
     def get_delta(self) -> dict[str, Any]:
-        """What was learned since the last call (plain data), then starts anew; ``{}``: nothing."""
+        """Return and reset the delta since the last call (plain data); ``{}`` if there is none."""
         return {}
 
     def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
-        """Folds the deltas of other copies of this piece into this one's state."""
+        """Merge the deltas of other copies of this piece into this one's state."""
 
     def apply_merged_state(self, state: dict[str, Any]) -> None:
-        """Adopts the merged state of all copies, keeping what this one has not shipped yet."""
+        """Take over the merged state of all copies, and keep this one's unsent delta."""
         self.set_state(state)
 
     def freeze_statistics(self) -> None:
-        """Stops learning from samples, for evaluation. Nothing to do in most pieces."""
+        """Stop learning from samples, for evaluation. Nothing to do in most pieces."""
 
     # -- whole columns (see rlzmq.connectors.columnar) ------------------------------------------
 
@@ -241,7 +241,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         return 0
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """The columnar twin of `__call__` for pieces that change observations.
+        """Transform many observations: the columnar form of `__call__`.
 
         Args:
             observations: Tree of arrays ``[N, ...]``; not to be changed in place.
@@ -253,7 +253,7 @@ class ConnectorV2(BatchItemMethods, Checkpointable, metaclass=_RecomputesAfterIn
         raise NotImplementedError(f"{type(self).__name__} is not columnar.")
 
     def compute_columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
-        """The columnar twin of `__call__` for learner pieces that add columns.
+        """Compute the columns that a learner piece adds: the columnar form of `__call__`.
 
         Returns:
             Column name -> array ``[num_env_steps, ...]``, rows in the order of

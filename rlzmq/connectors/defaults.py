@@ -1,4 +1,4 @@
-"""The pipelines that a config asks for: the user's pieces and the default ones, in RLlib's order."""
+"""Building a config's pipelines from user and default pieces, in RLlib's order."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ __all__ = [
 def build_env_to_module(
     config: BaseConfig, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
 ) -> EnvToModulePipeline:
-    """The env-to-module pipeline: the user's pieces, then the default ones.
+    """Build the env-to-module pipeline: the user's pieces, then the default ones.
 
-    Where the model settings say ``lstm_use_prev_action`` or ``lstm_use_prev_reward``, a
+    Where the model settings enable ``lstm_use_prev_action`` or ``lstm_use_prev_reward``, a
     PrevActionsPrevRewards piece comes between them, unless the user gave one.
 
     Args:
@@ -46,7 +46,7 @@ def build_env_to_module(
         device: Torch device of the module's inputs.
 
     Raises:
-        ConfigurationError: The user's callable gave something that is not a piece or a list of pieces.
+        ConfigurationError: If the user's callable gave something that is not a piece or a list of pieces.
     """
     setting = "env_to_module_connector"
     observation_space, action_space = _single_spaces(env, spaces)
@@ -71,7 +71,7 @@ def build_env_to_module(
 def build_module_to_env(
     config: BaseConfig, env: Any = None, spaces: Mapping[str, Any] | None = None
 ) -> ModuleToEnvPipeline:
-    """The module-to-env pipeline: the user's pieces in the middle of the default ones.
+    """Build the module-to-env pipeline: the user's pieces in the middle of the default ones.
 
     Arguments and errors as of `build_env_to_module`.
     """
@@ -100,7 +100,7 @@ def build_module_to_env(
 def build_learner(
     config: BaseConfig, observation_space: Any = None, action_space: Any = None, device: Any = None
 ) -> LearnerConnectorPipeline:
-    """The learner pipeline: the user's pieces, then the default ones.
+    """Build the learner pipeline: the user's pieces, then the default ones.
 
     Algorithms add their own pieces to it: see `add_estimator` and `add_next_observations`.
 
@@ -142,16 +142,16 @@ def add_estimator(pipeline: LearnerConnectorPipeline, estimator: learner.WholeBa
 
 
 def add_next_observations(pipeline: LearnerConnectorPipeline) -> None:
-    """Makes a learner pipeline DQN's and SAC's: next observations right after observations."""
+    """Add next observations after observations to a learner pipeline, as DQN and SAC need."""
     pipeline.insert_after(
         common.AddObservationsFromEpisodesToBatch, learner.AddNextObservationsFromEpisodesToTrainBatch()
     )
 
 
 def change_modules(pipeline: ConnectorPipelineV2, config: BaseConfig) -> None:
-    """Tells a built pipeline which modules there are now, and which agents are mapped to them.
+    """Update a built pipeline for the current modules and agent mapping.
 
-    States of the pieces stay; the spaces are propagated anew.
+    States of the pieces stay; the spaces are propagated again.
 
     Args:
         pipeline: Of a multi-agent config.
@@ -180,7 +180,7 @@ def _mapping_fn(config: BaseConfig) -> Callable[..., Any]:
 
 
 def _specs(config: BaseConfig) -> Any:
-    """Module id -> spec (or None), of the policies or else of the MultiRLModuleSpec."""
+    """Return module id -> spec (or None), from the policies or else the MultiRLModuleSpec."""
     specs = getattr(getattr(config, "rl_module_spec", None), "rl_module_specs", None)
     policies = config.policies
     if isinstance(specs, Mapping) and isinstance(policies, Mapping):
@@ -189,7 +189,7 @@ def _specs(config: BaseConfig) -> Any:
 
 
 def _previous_pieces(config: BaseConfig, pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:
-    """PrevActionsPrevRewards, if any module's settings ask for what it adds."""
+    """Return a PrevActionsPrevRewards piece if any module's settings need it."""
     num_actions, num_rewards = (
         int(any(settings.get(f"lstm_use_prev_{what}") for settings in _model_settings(config)))
         for what in ("action", "reward")
@@ -206,7 +206,7 @@ def _previous_pieces(config: BaseConfig, pieces: Sequence[ConnectorV2]) -> list[
 
 
 def _model_settings(config: BaseConfig) -> list[dict[str, Any]]:
-    """The model settings of the config, its specs, and its modules' own overrides."""
+    """Return the model settings of the config, its specs, and its modules' own overrides."""
     outer = getattr(config, "rl_module_spec", None)
     policies = getattr(config, "policies", None)
     specs = [outer, *(getattr(outer, "rl_module_specs", None) or {}).values()]
@@ -243,7 +243,7 @@ def _single_spaces(env: Any, spaces: Mapping[str, Any] | None) -> tuple[Any, Any
 def _user_pieces(
     config: BaseConfig, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str] | None = None
 ) -> list[ConnectorV2]:
-    """The user's pieces for one pipeline, from the config's callable (or piece, or list of pieces)."""
+    """Return the user's pieces for one pipeline, from the config's callable (or piece, or list of pieces)."""
     value = getattr(config, setting, None)
     if value is None:
         return []
@@ -265,7 +265,7 @@ def _user_pieces(
 
 
 def _called(func: Any, setting: str, arguments: dict[str, Any], aliases: Mapping[str, str]) -> Any:
-    """Calls the user's function with those of the arguments that it takes, by name or else by position."""
+    """Call the user's function with the arguments that it takes, by name or else by position."""
     try:
         parameters = list(inspect.signature(func).parameters.values())
     except (TypeError, ValueError):

@@ -1,24 +1,37 @@
-"""The trial run behind `ConnectorPipelineV2.explain`: what the batch looks like after each piece."""
+"""Implementation of `ConnectorPipelineV2.explain`: a trial run that describes the batch after each piece."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from rlzmq.connectors.pipelines import ConnectorPipelineV2
 
 __all__ = ["describe_batch", "explain_pipeline"]
 
 _NUM_KEYS_SHOWN = 3
 
 
+class _Pipeline(Protocol):
+    time_pieces: bool
+    after_piece: Callable[[str, dict[str, Any]], None] | None
+
+    def __len__(self) -> int: ...
+
+    def __call__(
+        self,
+        *,
+        batch: dict[str, Any] | None,
+        episodes: Sequence[Any],
+        shared_data: dict[str, Any] | None,
+        **call: Any,
+    ) -> dict[str, Any]: ...
+
+
 def explain_pipeline(
-    pipeline: ConnectorPipelineV2,
+    pipeline: _Pipeline,
     *,
     episodes: Sequence[Any],
     batch: dict[str, Any] | None,
@@ -42,7 +55,7 @@ def explain_pipeline(
         lines.extend(describe_batch(new_batch))
 
     trial.after_piece = after_piece
-    # Pieces without a generator of their own draw from torch's global one.
+    # Pieces without their own generator use torch's global one.
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(gpus):
         trial(episodes=copy.deepcopy(list(episodes)), batch=trial_batch, shared_data=trial_data, **call)
@@ -50,7 +63,7 @@ def explain_pipeline(
 
 
 def _copied(data: Any) -> Any:
-    """A deep copy, tensors without their gradients: torch copies those of parameters only."""
+    """Return a deep copy with detached tensors: torch deep-copies only leaf tensors."""
     tensors = [value for value in _leaves(data) if isinstance(value, torch.Tensor)]
     return copy.deepcopy(data, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
@@ -64,7 +77,7 @@ def _leaves(data: Any) -> Iterator[Any]:
 
 
 def describe_batch(data: Any, indent: int = 2) -> list[str]:
-    """Lines that show a batch's nesting, numbers of items, shapes and dtypes."""
+    """Return lines that show a batch's nesting, numbers of items, shapes and dtypes."""
     pad = " " * indent
     if isinstance(data, dict):
         if not data:

@@ -15,10 +15,10 @@ __all__ = ["flat_size", "flatten_values"]
 
 
 def flat_size(space: gym.Space[Any]) -> int:
-    """How many floats `flatten_values` makes of one element.
+    """Return how many floats `flatten_values` makes of one element.
 
     Raises:
-        UnsupportedSpaceError: The space has no fixed size.
+        UnsupportedSpaceError: If the space has no fixed size.
     """
     if isinstance(space, gym.spaces.Dict):
         return sum(flat_size(part) for part in space.spaces.values())
@@ -49,7 +49,7 @@ def flatten_values(space: gym.Space[Any], values: Any, num_lead: int = 0) -> npt
         float32 ``[*lead, flat_size(space)]``.
 
     Raises:
-        ValueError: A discrete value lies outside of its space.
+        ValueError: If a discrete value lies outside of its space.
     """
     parts: list[npt.NDArray[np.float32]] = []
     _collect(space, values, num_lead, parts)

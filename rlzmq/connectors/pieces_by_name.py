@@ -1,4 +1,4 @@
-"""A pipeline's pieces by their unique names: finding one, and the states of all."""
+"""Access to a pipeline's pieces and their states by unique names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PieceRef: TypeAlias = str | type[ConnectorV2] | ConnectorV2
 
 
 class PiecesByName(ConnectorV2):
-    """Base of pipelines: several pieces, named uniquely, whose states are one state.
+    """Base of pipelines: uniquely named pieces with a common state.
 
     Attributes:
         connectors: The pieces, in order.
@@ -34,7 +34,7 @@ class PiecesByName(ConnectorV2):
         return names
 
     def index(self, name_or_class: PieceRef) -> int:
-        """The position of a piece; argument and errors as of `insert_before`."""
+        """Return the position of a piece; argument and errors as of `insert_before`."""
         names = self.piece_names
         for index, piece in enumerate(self.connectors):
             if isinstance(name_or_class, str):
@@ -59,7 +59,7 @@ class PiecesByName(ConnectorV2):
         not_components: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Piece name -> state, pieces without state left out.
+        """Return piece name -> state, without stateless pieces.
 
         Args:
             components: Only these pieces; None: all.
@@ -75,21 +75,21 @@ class PiecesByName(ConnectorV2):
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` gave; pieces that it does not name keep their state.
+        """Restore what `get_state` returned; pieces that it does not name keep their state.
 
         Raises:
-            ValueError: The state names a piece that this pipeline does not have.
+            ValueError: If the state names a piece that this pipeline does not have.
         """
         for name, piece_state in state.items():
             self.connectors[self.index(name)].set_state(piece_state)
 
     def reset_state(self) -> None:
-        """Resets every piece."""
+        """Reset every piece."""
         for piece in self.connectors:
             piece.reset_state()
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One state from those of copies of this pipeline, merged piece by piece, by name."""
+        """Merge the states of copies of this pipeline, piece by piece, by name."""
         merged = {}
         for name, piece in zip(self.piece_names, self.connectors, strict=True):
             of_piece = [state[name] for state in states if state.get(name)]
@@ -99,14 +99,14 @@ class PiecesByName(ConnectorV2):
         return merged
 
     def get_delta(self) -> dict[str, Any]:
-        """Piece name -> what it learned since the last call, pieces without news left out."""
+        """Return piece name -> delta since the last call, without empty deltas."""
         deltas = {
             name: piece.get_delta() for name, piece in zip(self.piece_names, self.connectors, strict=True)
         }
         return {name: delta for name, delta in deltas.items() if delta}
 
     def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
-        """Folds deltas of copies of this pipeline into its pieces, by name."""
+        """Merge deltas of copies of this pipeline into its pieces, by name."""
         by_name: dict[str, list[dict[str, Any]]] = {}
         for delta in deltas:
             for name, piece_delta in delta.items():
@@ -115,12 +115,12 @@ class PiecesByName(ConnectorV2):
             self.connectors[self.index(name)].merge_deltas(piece_deltas)
 
     def apply_merged_state(self, state: dict[str, Any]) -> None:
-        """Adopts a merged state, each piece keeping what it has not shipped yet."""
+        """Take over a merged state; each piece keeps its unsent delta."""
         for name, piece_state in state.items():
             self.connectors[self.index(name)].apply_merged_state(piece_state)
 
     def freeze_statistics(self) -> None:
-        """Stops all pieces from learning from samples."""
+        """Stop all pieces from learning from samples."""
         for piece in self.connectors:
             piece.freeze_statistics()
 
@@ -131,7 +131,7 @@ class PiecesByName(ConnectorV2):
 
 
 def name_set(names: Any) -> set[Any] | None:
-    """The names of an argument that takes several, or one as a str; None where it is None."""
+    """Return one name or several as a collection of names, or None."""
     if names is None:
         return None
     return {names} if isinstance(names, str) else set(names)

@@ -1,4 +1,4 @@
-"""Pipelines: pieces called one after the other, edited by name, with their spaces kept in step."""
+"""Pipelines that call connector pieces in order and propagate their spaces."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rlzmq.connectors.plans import (
     learner_plan,
     module_to_env_plan,
 )
+from rlzmq.connectors.private_episodes import private_copies
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = [
@@ -33,7 +34,7 @@ class ConnectorPipelineV2(PiecesByName):
 
     Every piece has a unique name: its class name, with ``_2``, ``_3``, … for further pieces of one
     class. States, timers and error texts use it. After every edit, of a nested pipeline too, the spaces are
-    propagated anew.
+    propagated again.
 
     Args:
         input_observation_space: Of one env (multi-agent: a Dict by agent id).
@@ -56,7 +57,7 @@ class ConnectorPipelineV2(PiecesByName):
     ) -> None:
         self.connectors: list[ConnectorV2] = [_checked(piece) for piece in connectors or ()]
         self.time_pieces = False
-        self._timers: dict[int, list[float]] = {}  # by the piece's id: its name would have to be found
+        self._timers: dict[int, list[float]] = {}  # by the piece's id, which is quicker to find than its name
         self.after_piece: Callable[[str, dict[str, Any]], None] | None = None
         # the pipeline that this one is a piece of
         self._outer: weakref.ref[ConnectorPipelineV2] | None = None
@@ -75,10 +76,10 @@ class ConnectorPipelineV2(PiecesByName):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Runs the batch through all pieces. Arguments as of ConnectorV2; batch defaults to ``{}``.
+        """Run the batch through all pieces. Arguments as of ConnectorV2; batch defaults to ``{}``.
 
         Raises:
-            ValueError: A piece returned something that is not a dict; the text names the piece.
+            ValueError: If a piece returned something that is not a dict; the text names the piece.
             Exception: Whatever a piece raised, with a note that names the piece.
         """
         return self.run_pieces(
@@ -106,7 +107,7 @@ class ConnectorPipelineV2(PiecesByName):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Runs the batch through pieces ``begin … end - 1`` only; otherwise as calling the pipeline."""
+        """Run the batch through pieces ``begin … end - 1`` only; otherwise as calling the pipeline."""
         batch = {} if batch is None else batch
         shared_data = {} if shared_data is None else shared_data
         for index in range(begin, end):
@@ -153,7 +154,7 @@ class ConnectorPipelineV2(PiecesByName):
         return {name: list(self._timers[id(piece)]) for name, piece in named if id(piece) in self._timers}
 
     def take_piece_timers(self) -> dict[str, list[float]]:
-        """`piece_timers`, which start anew."""
+        """Return `piece_timers` and reset them."""
         if not self._timers:
             return {}
         timers = self.piece_timers
@@ -176,7 +177,7 @@ class ConnectorPipelineV2(PiecesByName):
         print_it: bool = True,
         **kwargs: Any,
     ) -> str:
-        """What the batch looks like after each piece, from a trial call that changes nothing.
+        """Describe the batch after each piece, from a trial call without side effects.
 
         Episodes, batch, shared data and the pieces' states are left as they were.
 
@@ -186,7 +187,7 @@ class ConnectorPipelineV2(PiecesByName):
         Returns:
             One block per piece: its name, and the batch's columns with shapes and dtypes.
         """
-        from rlzmq.connectors.explain import explain_pipeline
+        from rlzmq.connectors.explain import explain_pipeline  # needs torch, which configs do without
 
         text = explain_pipeline(
             self,
@@ -204,31 +205,31 @@ class ConnectorPipelineV2(PiecesByName):
     # -- editing --------------------------------------------------------------------------------
 
     def prepend(self, connector: ConnectorV2) -> None:
-        """Puts a piece first."""
+        """Put a piece first."""
         self._insert(0, connector)
 
     def append(self, connector: ConnectorV2) -> None:
-        """Puts a piece last."""
+        """Put a piece last."""
         self._insert(len(self.connectors), connector)
 
     def insert_before(self, name_or_class: PieceRef, connector: ConnectorV2) -> None:
-        """Puts a piece before another one.
+        """Put a piece before another one.
 
         Args:
             name_or_class: Piece name, class (the first piece of it), or the piece itself.
             connector: The new piece.
 
         Raises:
-            ValueError: There is no such piece; the text suggests a name.
+            ValueError: If there is no such piece; the text suggests a name.
         """
         self._insert(self.index(name_or_class), connector)
 
     def insert_after(self, name_or_class: PieceRef, connector: ConnectorV2) -> None:
-        """Puts a piece after another one; arguments and errors as of `insert_before`."""
+        """Put a piece after another one; arguments and errors as of `insert_before`."""
         self._insert(self.index(name_or_class) + 1, connector)
 
     def remove(self, name_or_class: PieceRef) -> None:
-        """Takes out one piece; argument and errors as of `insert_before`."""
+        """Take out one piece; argument and errors as of `insert_before`."""
         del self.connectors[self.index(name_or_class)]
         self._propagate_from_outermost()
 
@@ -253,7 +254,7 @@ class ConnectorPipelineV2(PiecesByName):
         observation_space, action_space = self._input_observation_space, self._input_action_space
         self._adopt_pieces()
         for piece in self.connectors:
-            # A piece that was given its own spaces keeps them in a pipeline that knows none.
+            # In a pipeline without spaces a piece keeps the spaces it was given.
             piece.set_input_spaces(
                 piece.input_observation_space if observation_space is None else observation_space,
                 piece.input_action_space if action_space is None else action_space,
@@ -293,7 +294,7 @@ class ConnectorPipelineV2(PiecesByName):
     def __getitem__(self, key: slice | type[ConnectorV2]) -> list[ConnectorV2]: ...
 
     def __getitem__(self, key: int | str | slice | type[ConnectorV2]) -> ConnectorV2 | list[ConnectorV2]:
-        """One piece by position or name; a list of pieces by slice or by (base) class.
+        """Return one piece by position or name; a list of pieces by slice or by (base) class.
 
         Raises:
             IndexError: No piece at this position.
@@ -316,7 +317,7 @@ class EnvToModulePipeline(ConnectorPipelineV2):
     """From episodes to the module's input batch, in an env runner."""
 
     def columnar_plan(self) -> EnvToModulePlan | None:
-        """How to run on whole columns; None when a piece needs the per-episode protocol."""
+        """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
         return None if self._watches_pieces else env_to_module_plan(self.connectors)
 
 
@@ -324,7 +325,7 @@ class ModuleToEnvPipeline(ConnectorPipelineV2):
     """From the module's outputs to actions for the vector env, in an env runner."""
 
     def columnar_plan(self) -> ModuleToEnvPlan | None:
-        """How to run on whole columns; None when a piece needs the per-episode protocol."""
+        """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
         return None if self._watches_pieces else module_to_env_plan(self.connectors)
 
 
@@ -335,7 +336,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
     caller's stay as they are; chunks of one episode get different ids, so their rows never mix.
 
     Raises:
-        ConfigurationError: A piece handles last observations only: it is one for env-to-module pipelines.
+        ConfigurationError: If a piece handles last observations only: it is one for env-to-module pipelines.
     """
 
     def _recompute_output_spaces(self) -> None:
@@ -363,8 +364,6 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """See ConnectorPipelineV2; `explore` defaults to False."""
-        from rlzmq.connectors.learner.private_episodes import private_copies
-
         return super().__call__(
             rl_module=rl_module,
             batch=batch,
@@ -376,7 +375,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         )
 
     def columnar_plan(self) -> LearnerPlan | None:
-        """How to run on whole columns; None when a piece needs the per-episode protocol."""
+        """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
         return None if self._watches_pieces else learner_plan(self.connectors)
 
 

@@ -1,7 +1,7 @@
-"""Whether a pipeline can run on whole columns, and what is left of it then.
+"""Plans for running pipelines on whole columns.
 
-Each `*_plan` function looks at a pipeline's pieces and gives a small plan of the non-default ones, or
-None when a piece needs the per-episode protocol. `rlzmq.connectors.columnar` tells how plans are used.
+Each `*_plan` function checks a pipeline's pieces and returns a small plan of the non-default ones, or
+None when a piece needs the per-episode protocol. `rlzmq.connectors.columnar` shows how plans are used.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rlzmq.connectors.columnar import FlatRows, RowsContext
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
     from rlzmq.connectors.learner.whole_batch_estimator import WholeBatchEstimator
     from rlzmq.connectors.module_to_env import NormalizeAndClipActions
-    from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["EnvToModulePlan", "LearnerPlan", "ModuleToEnvPlan"]
 
@@ -36,7 +36,7 @@ class EnvToModulePlan:
 
     Attributes:
         writers: Pieces whose results the episodes store, in order.
-        readers: Pieces whose results only the module gets, in order.
+        readers: Pieces whose results go to the module only, in order.
         stored_observation_space: Of what the writers return: the space of the obs column
             (multi-agent: a Dict by agent id).
         observation_space: Of what the module gets, before the mapping to modules.
@@ -54,13 +54,13 @@ class EnvToModulePlan:
     device: Any
 
     def write(self, observations: Any, rows: RowsContext) -> Any:
-        """From the env's observations ``[N, ...]`` to those that are stored; updates statistics."""
+        """Convert the env's observations ``[N, ...]`` to the stored ones; updates statistics."""
         for piece in self.writers:
             observations = piece.transform_observations(observations, rows)
         return observations
 
     def read(self, observations: Any, rows: RowsContext) -> Any:
-        """From the stored observations ``[N, ...]``, already in their slot, to the module's."""
+        """Convert stored observations ``[N, ...]`` to the module's."""
         for piece in self.readers:
             observations = piece.transform_observations(observations, rows)
         return observations
@@ -71,7 +71,7 @@ class ModuleToEnvPlan:
     """The module-to-env pipeline on whole columns.
 
     Attributes:
-        normalize: Turns actions into the env's (`apply_vectorized`); None: they are the same.
+        normalize: Piece that converts actions to the env's (`apply_vectorized`), or None if they are equal.
     """
 
     normalize: NormalizeAndClipActions | None
@@ -104,7 +104,7 @@ class LearnerPlan:
     device: Any
 
     def observations(self, batch: EpisodeBatch, slots: IntArray, chunks: IntArray) -> Any:
-        """The module's observations at any slots: gathered, then transformed.
+        """Return the module's observations at any slots: gathered, then transformed.
 
         Args:
             batch: The chunks.
@@ -139,7 +139,7 @@ class LearnerPlan:
         return observations
 
     def extra_columns(self, batch: EpisodeBatch) -> dict[str, Any]:
-        """What user pieces add: column name -> array ``[num_env_steps, ...]``."""
+        """Return the columns that user pieces add: column name -> array ``[num_env_steps, ...]``."""
         columns: dict[str, Any] = {}
         for piece in self.column_pieces:
             columns.update(piece.compute_columns(batch))
@@ -147,8 +147,8 @@ class LearnerPlan:
 
 
 def env_to_module_plan(pieces: Sequence[ConnectorV2]) -> EnvToModulePlan | None:
-    """The plan of an env-to-module pipeline; None when it needs the per-episode protocol."""
-    from rlzmq.connectors import common as c
+    """Return the plan of an env-to-module pipeline; None when it needs the per-episode protocol."""
+    from rlzmq.connectors import common as c  # needs torch, which configs do without
 
     flat = flat_pieces(pieces)
     heads = (
@@ -181,8 +181,8 @@ def env_to_module_plan(pieces: Sequence[ConnectorV2]) -> EnvToModulePlan | None:
 
 
 def module_to_env_plan(pieces: Sequence[ConnectorV2]) -> ModuleToEnvPlan | None:
-    """The plan of a module-to-env pipeline; None when it has pieces of the user's."""
-    from rlzmq.connectors import module_to_env as m
+    """Return the plan of a module-to-env pipeline; None when it has user pieces."""
+    from rlzmq.connectors import module_to_env as m  # needs torch
 
     types = [type(piece) for piece in flat_pieces(pieces)]
     single: list[type[ConnectorV2]] = [
@@ -200,8 +200,8 @@ def module_to_env_plan(pieces: Sequence[ConnectorV2]) -> ModuleToEnvPlan | None:
 
 
 def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
-    """The plan of a learner pipeline; None when it needs the per-episode protocol."""
-    from rlzmq.connectors import common as c
+    """Return the plan of a learner pipeline; None when it needs the per-episode protocol."""
+    from rlzmq.connectors import common as c  # needs torch
     from rlzmq.connectors import learner as m
 
     flat = flat_pieces(pieces)
@@ -246,7 +246,7 @@ def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
 
 
 def flat_pieces(pieces: Sequence[ConnectorV2]) -> list[ConnectorV2]:
-    """The pieces with those of nested pipelines in their place."""
+    """Return the pieces, with nested pipelines expanded."""
     flat: list[ConnectorV2] = []
     for piece in pieces:
         nested = getattr(piece, "connectors", None)
@@ -260,7 +260,7 @@ def _split_defaults(
     multi_agent_only: tuple[type[ConnectorV2], ...],
     tails: tuple[type[ConnectorV2], ...],
 ) -> tuple[list[ConnectorV2], bool] | None:
-    """(The user's pieces, whether multi-agent) if the pipeline ends with exactly the default ones."""
+    """Return (user pieces, whether multi-agent) if the pipeline ends with exactly the default pieces."""
     types = tuple(type(piece) for piece in pieces)
     for middle in ((), multi_agent_only):
         expected = (*heads, *middle, *tails)
@@ -270,11 +270,11 @@ def _split_defaults(
 
 
 def _changes_observations_after(first: type[ConnectorV2], pieces: Sequence[ConnectorV2]) -> bool:
-    """Whether a piece behind the one of class `first` changes observations, but not those in the batch already.
+    """Return whether a piece after `first` changes observations without changing those already in the batch.
 
-    (Frame stacking changes these, too.)
+    (Frame stacking changes both.)
     """
-    from rlzmq.connectors.common.frame_stacking import FrameStacking
+    from rlzmq.connectors.common.frame_stacking import FrameStacking  # needs torch
 
     types = [type(piece) for piece in pieces]
     after = pieces[types.index(first) + 1 :] if first in types else []
@@ -285,7 +285,7 @@ def _changes_observations_after(first: type[ConnectorV2], pieces: Sequence[Conne
 
 
 def _is_columnar(piece: ConnectorV2) -> bool:
-    """Whether the columnar twin is up to date: no subclass overrides the per-episode form only."""
+    """Return whether the columnar form is current: no subclass overrides the per-episode form only."""
     if not piece.columnar:
         return False
     mro = type(piece).__mro__

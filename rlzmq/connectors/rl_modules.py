@@ -1,4 +1,4 @@
-"""What connectors ask of RLModules, whichever class they are of."""
+"""Queries about RLModules of any class."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AUTO_MAX_SEQ_LEN = 20
 
 
 def is_multi_rl_module(rl_module: Any) -> bool:
-    """Whether it maps module ids to modules (MultiRLModule, or a plain dict)."""
+    """Return whether it maps module ids to modules (MultiRLModule, or a plain dict)."""
     return hasattr(rl_module, "foreach_module") or isinstance(rl_module, Mapping)
 
 
 def module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
-    """The module that the items under a batch key are for; None when it is not there."""
+    """Return the module that the items under a batch key are for; None when it is not there."""
     if not is_multi_rl_module(rl_module):
         return rl_module
     module_id = key[2] if key is not None and len(key) == 3 else DEFAULT_MODULE_ID
@@ -36,7 +36,7 @@ def stateful_module_for_key(rl_module: Any, key: tuple[Any, ...] | None) -> Any:
 
 
 def is_stateful(rl_module: Any) -> bool:
-    """Whether any module has a state; False for None."""
+    """Return whether any module has a state; False for None."""
     if rl_module is None:
         return False
     if isinstance(rl_module, Mapping):
@@ -45,24 +45,24 @@ def is_stateful(rl_module: Any) -> bool:
 
 
 def initial_state(module: Any) -> Any:
-    """The state that episodes begin with: a tree of numpy arrays without batch axis."""
+    """Return the state that episodes begin with: a tree of numpy arrays without batch axis."""
     return tree_map(as_numpy, module.get_initial_state())
 
 
 def as_numpy(leaf: Any) -> Any:
-    """A numpy array of a tensor (or of anything else that is array-like)."""
+    """Return a numpy array of a tensor (or of anything else that is array-like)."""
     if hasattr(leaf, "detach"):
         return leaf.detach().cpu().numpy()
     return np.asarray(leaf)
 
 
 def max_seq_len(module: Any, key: tuple[Any, ...] | None = None) -> int:
-    """The length of the sequences that a stateful module is trained on.
+    """Return the length of the sequences that a stateful module is trained on.
 
     ``model_config["max_seq_len"]``; "auto", and none for ``use_lstm``, mean 20 steps.
 
     Raises:
-        ValueError: Its model_config says none.
+        ValueError: If its model_config has none.
     """
     config = module.model_config
     value = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)

@@ -15,7 +15,7 @@ __all__ = ["agent_space", "rewrite_all_observations", "rewrite_last_observation"
 
 
 def agent_space(space: Any, agent_id: Any) -> Any:
-    """The part of a Dict by agent id for one agent; the space itself in single-agent use."""
+    """Return the part of a Dict by agent id for one agent; the space itself in single-agent use."""
     if agent_id is not None and isinstance(space, gym.spaces.Dict) and agent_id in space.spaces:
         return space.spaces[agent_id]
     return space
@@ -36,7 +36,7 @@ def map_agent_spaces(
 
 
 def rewrite_last_observation(episode: Any, observation: Any, space: Any) -> None:
-    """Replaces the last observation, and the episode's observation space where one is given.
+    """Replace the last observation, and the episode's observation space where one is given.
 
     Observations of array-backed episodes become a list where the older ones are of another shape or dtype.
     """
@@ -53,7 +53,7 @@ def rewrite_last_observation(episode: Any, observation: Any, space: Any) -> None
 
 
 def rewrite_all_observations(episode: Any, observations: Any, space: Any) -> None:
-    """Replaces all observations, lookback included, by a list or a tree of arrays of as many items."""
+    """Replace all observations, lookback included, by a list or a tree of arrays of as many items."""
     episode.observations = InfiniteLookbackBuffer(observations, episode.observations.lookback, space)
     if space is not None:
         episode.observation_space = space

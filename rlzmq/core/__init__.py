@@ -1,1 +1,1 @@
-"""What every layer stands on: the error family, seeds, suggestions for mistyped names, metrics."""
+"""Basics for all layers: errors, seeds, metrics, checkpoints."""

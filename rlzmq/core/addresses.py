@@ -1,4 +1,4 @@
-"""Where sockets may listen and connect, and the lock that keeps a second bind off an ipc path."""
+"""Checks of socket addresses, and the lock that prevents a second bind of an ipc path."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _WILDCARDS = {"", "*", "0.0.0.0", "::", "[::]"}
 
 
 def check_bind_address(address: str, *, has_keys: bool, insecure: bool = False) -> None:
-    """Refuses addresses that nobody should listen on.
+    """Raise for addresses that must not be bound.
 
     Args:
         address: ``ipc:///path``, ``tcp://host:port`` or ``inproc://name``.
         has_keys: Whether the socket demands CURVE keys.
-        insecure: Lets TCP be bound without keys.
+        insecure: Whether TCP may be bound without keys.
 
     Raises:
         ConfigurationError: Unknown scheme, wildcard host, TCP without keys, ipc path too long.
@@ -56,7 +56,7 @@ def check_bind_address(address: str, *, has_keys: bool, insecure: bool = False) 
 
 
 def check_connect_address(address: str, *, has_keys: bool, insecure: bool = False) -> None:
-    """Refuses addresses that cannot be, or should not be, connected to.
+    """Raise for addresses that cannot or must not be connected to.
 
     Raises:
         ConfigurationError: Unknown scheme, malformed host or port, TCP without keys, ipc path too long.
@@ -76,13 +76,13 @@ def check_connect_address(address: str, *, has_keys: bool, insecure: bool = Fals
 
 
 def ipc_path(address: str) -> Path | None:
-    """The file of an ipc address; None for other schemes and for abstract sockets (``ipc://@…``)."""
+    """Return the file of an ipc address; None for other schemes and for abstract sockets (``ipc://@…``)."""
     scheme, _, rest = address.partition("://")
     return Path(rest) if scheme == "ipc" and not rest.startswith("@") else None
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     if not address.startswith("tcp://"):
         return True
     host, _ = split_tcp(address)
@@ -90,10 +90,10 @@ def is_loopback(address: str) -> bool:
 
 
 def split_tcp(address: str) -> tuple[str, int]:
-    """Host and port of ``tcp://host:port``; the port may be 0 or ``*`` (the system chooses).
+    """Return host and port of ``tcp://host:port``; the port may be 0 or ``*`` (the system chooses).
 
     Raises:
-        ConfigurationError: It is not of that form.
+        ConfigurationError: If it is not of that form.
     """
     scheme, rest = _split(address)
     host, colon, port = rest.rpartition(":")
@@ -124,7 +124,7 @@ def _check_ipc_path(path: str) -> None:
 
 
 class AddressLock:
-    """Holds an ipc path against a second bind, which libzmq would let steal it silently.
+    """Lock of an ipc path against a second bind, which libzmq would allow silently.
 
     The lock is a file ``<path>.lock`` under ``flock``: the system releases it when its process dies.
     """
@@ -136,7 +136,7 @@ class AddressLock:
 
     @classmethod
     def take(cls, address: str) -> AddressLock | None:
-        """Locks the path of an ipc address; returns None for addresses that have none.
+        """Lock the path of an ipc address, or return None for addresses without one.
 
         Raises:
             ConfigurationError: Another socket listens there.
@@ -162,13 +162,13 @@ class AddressLock:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, str(os.getpid()).encode(), 0)
                 return cls(path, fd)
-            os.close(fd)  # its last holder removed the file between our open and our lock: start anew
+            os.close(fd)  # its last holder removed the file between open and lock: try again
 
     def release(self) -> None:
-        """Gives the path free, after its socket was closed. Idempotent."""
+        """Release the path after its socket was closed. Idempotent."""
         if self._fd < 0:
             return
-        self._path.unlink(missing_ok=True)  # libzmq leaves it behind
+        self._path.unlink(missing_ok=True)  # libzmq does not remove it
         self._lock_path.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1

@@ -7,11 +7,11 @@ Layout of a checkpoint directory::
     <component>/state.safetensors    its arrays
 
 In an object store (``s3://…``) single objects are all that is replaced at once. There the files of each
-checkpoint written lie below a name of their own, the manifest says where (``"at"``), and is put last; the files of
-the former one go after that.
+checkpoint are below a unique prefix, which the manifest names (``"at"``). The manifest is written last; the files of
+the previous checkpoint are removed after that.
 
 A component's name may hold slashes ("learner_group/learner/optimizer"); each can be read alone.
-Nothing here runs code from a file: there is no pickle, and no import of what a file names.
+No code from files is run: there is no pickle, and no import of names from files.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # Path("s3://bucket") has 
 
 
 def local_path(path: str | Path) -> Path:
-    """The absolute path that is meant: ``~`` is the home directory, ``file://`` URIs name local files.
+    """Return the absolute path: ``~`` is the home directory, ``file://`` URIs name local files.
 
-    Of another URI, such as ``s3://…``, it is a `CloudPath`, which has the part of Path's face that checkpoints need.
+    Other URIs, such as ``s3://…``, give a `CloudPath`, which has the methods of Path that checkpoints need.
 
     Raises:
-        CheckpointError: It is a URI of no filesystem that is known here, or of another machine's files.
+        CheckpointError: If it is a URI of no filesystem that is known here, or of another machine's files.
     """
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
@@ -87,7 +87,7 @@ def local_path(path: str | Path) -> Path:
 def write_checkpoint(
     path: str | Path, components: Mapping[str, Any], *, about: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a checkpoint so that at every instant a whole one lies at `path`: the old or the new.
+    """Write a checkpoint atomically: at any time `path` holds either the old or the new one.
 
     Args:
         path: The checkpoint's directory; one that exists is replaced.
@@ -99,8 +99,8 @@ def write_checkpoint(
         The absolute path.
 
     Raises:
-        CheckpointError: The disk is full or the place cannot be written; what was at `path` stays.
-        TypeError: A state holds what is neither plain nor an array.
+        CheckpointError: If the disk is full or the place cannot be written; what was at `path` stays.
+        TypeError: If a state holds what is neither plain nor an array.
     """
     target = local_path(path)
     if isinstance(target, CloudPath):
@@ -128,7 +128,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str, Any]:
-    """The components of a checkpoint, every file checked against the manifest first.
+    """Read the components of a checkpoint after checking every file against the manifest.
 
     Args:
         path: The checkpoint's directory.
@@ -138,7 +138,7 @@ def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str,
         ``{name: state}``.
 
     Raises:
-        CheckpointError: There is none, a file is missing, torn or altered, or the version is unknown.
+        CheckpointError: If there is none, a file is missing, torn or altered, or the version is unknown.
     """
     folder = _present(local_path(path))
     manifest = read_manifest(folder)
@@ -150,7 +150,7 @@ def read_checkpoint(path: str | Path, component: str | None = None) -> dict[str,
                 raise
             former, manifest = manifest, read_manifest(folder)
             if manifest == former:
-                raise  # else another one was put there meanwhile
+                raise  # else it was replaced meanwhile
 
 
 def _read(folder: Path, manifest: Mapping[str, Any], component: str | None) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _read(folder: Path, manifest: Mapping[str, Any], component: str | None) -> d
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """The manifest of a checkpoint: format, version, about, files.
+    """Return the manifest of a checkpoint: format, version, about, files.
 
     Raises:
         CheckpointError: No checkpoint there, or one of another version.
@@ -190,7 +190,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
             f"The checkpoint {folder} is of format version {manifest.get('version')!r}; this release reads "
             f"version {FORMAT_VERSION}. Use the release that wrote it."
         )
-    # Checkpoints of the first releases have no digest of their own; everything else does.
+    # Only checkpoints of the first releases have no manifest digest.
     if set(manifest) - _KEYS or ("sha256" in manifest and manifest["sha256"] != digest):
         raise CheckpointError(
             f"The manifest of the checkpoint {folder} was altered: it differs from its SHA-256."
@@ -208,10 +208,10 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
 
 def find_inside(path: str | Path) -> tuple[Path, str]:
-    """The checkpoint that a path leads to, or into, and what of the path is inside of it.
+    """Split a path into a checkpoint's path and the path inside it.
 
-    Example: ``runs/c/learner_group/learner`` → (``runs/c``, ``"learner_group/learner"``). Nothing says
-    whether there is such a component. Where no checkpoint is found it is (`path`, ``""``).
+    Example: ``runs/c/learner_group/learner`` → (``runs/c``, ``"learner_group/learner"``). The component
+    need not exist. Without a checkpoint, return (`path`, ``""``).
     """
     place = local_path(path)
     for folder in (place, *place.parents):
@@ -224,7 +224,7 @@ def find_inside(path: str | Path) -> tuple[Path, str]:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a whole checkpoint of a known version lies at `path`."""
+    """Return whether `path` holds a complete checkpoint of a known version."""
     try:
         read_checkpoint(path)
     except CheckpointError:
@@ -233,7 +233,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory, as far as that can be done."""
+    """Remove a directory, ignoring errors."""
     if isinstance(path, CloudPath):
         with contextlib.suppress(OSError):
             path.remove()
@@ -242,7 +242,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _put(target: CloudPath, components: Mapping[str, Any], about: Mapping[str, Any] | None) -> None:
-    """Write a checkpoint to a store: its files, then the manifest; then what the manifest before named goes."""
+    """Write a checkpoint to an object store: files, then manifest; then remove the previous files."""
     own = f"files-{uuid.uuid4().hex[:8]}"
     files: dict[str, dict[str, Any]] = {}
     try:
@@ -271,7 +271,7 @@ def _manifest(files: Mapping[str, Any], about: Mapping[str, Any] | None) -> byte
 
 
 def _files_of(name: str, state: Any) -> dict[str, bytes]:
-    """One component's files: name below the checkpoint → content."""
+    """Return one component's files: name below the checkpoint → content."""
     from safetensors.numpy import save
 
     if not _is_inside(f"{name}/state.json"):
@@ -363,13 +363,13 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:
-    """The SHA-256 of what a manifest says, without the digest itself."""
+    """Return the SHA-256 of a manifest without its digest."""
     facts = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _present(folder: Path) -> Path:
-    """The directory, or what it was when its replacement was cut short between two renames."""
+    """Return the directory, or its backup if a replacement was interrupted between two renames."""
     if isinstance(folder, CloudPath):
         return folder
     if not folder.exists() and folder.parent.is_dir():
@@ -393,11 +393,11 @@ def _is_file_entry(facts: Any) -> bool:
 
 
 def _bytes_of(path: Path, max_bytes: int) -> bytes:
-    """What a plain file holds. A pipe or a device, which may never end, is not read.
+    """Return a regular file's content. Pipes and devices, which may never end, are not read.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no plain file, or larger than `max_bytes`.
+        OSError: If it cannot be read.
+        ValueError: If it is no plain file, or larger than `max_bytes`.
     """
     if isinstance(path, CloudPath):
         return path.read_bytes(max_bytes)
@@ -413,7 +413,7 @@ def _bytes_of(path: Path, max_bytes: int) -> bytes:
 def _write_file(path: Path, data: bytes) -> None:
     with open(path, "wb", buffering=0, opener=opener) as file:
         faults.at("checkpoint.boundary")
-        half = len(data) // 2 if faults.is_armed else 0  # so that a fault finds a torn file
+        half = len(data) // 2 if faults.is_armed else 0  # so that an injected fault leaves a torn file
         for part in (data[:half], data[half:]):
             _write_all(file, part)
             faults.at("checkpoint.boundary")
@@ -442,7 +442,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _put_in_place(scratch: Path, target: Path) -> None:
-    """Swap the new directory in; where the kernel cannot exchange names, the old one steps aside first."""
+    """Replace the old directory by the new one; move the old one away first if names cannot be exchanged."""
     if not target.exists():
         os.rename(scratch, target)
     elif not _exchange(scratch, target):

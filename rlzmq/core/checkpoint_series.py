@@ -1,4 +1,4 @@
-"""A directory of numbered checkpoints: the newest that is whole, the newest few and the best kept.
+"""A directory of numbered checkpoints, of which the newest few and the best are kept.
 
 Layout::
 
@@ -45,7 +45,7 @@ class Found:
 
 
 def find_checkpoint(path: str | Path) -> Found:
-    """The newest whole checkpoint at a place, every byte checked.
+    """Return the newest valid checkpoint at a path; every byte is checked.
 
     Args:
         path: A checkpoint, a directory of numbered ones, or a run directory with ``checkpoints/`` (or,
@@ -74,7 +74,7 @@ class CheckpointSeries:
 
     Args:
         path: The directory; made by the first write.
-        keep: How many of the newest are kept; the one with the best score is kept beside them.
+        keep: How many of the newest to keep, in addition to the one with the best score.
     """
 
     def __init__(self, path: str | Path, *, keep: int = 3) -> None:
@@ -83,20 +83,20 @@ class CheckpointSeries:
         self._is_tidy = False
 
     def paths(self) -> list[Path]:
-        """The checkpoints, newest iteration first; whole or not."""
+        """Return the checkpoints, newest iteration first; whole or not."""
         return [path for _, path in self._numbered()]
 
     def write(self, iteration: int, components: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
-        """Write one, then remove what is not kept any more. A failure leaves all others as they are.
+        """Write a checkpoint, then remove those that are no longer kept. A failure leaves all others unchanged.
 
         Args:
-            iteration: Its number. Those with higher ones are of another lineage and are set aside.
+            iteration: Its number. Checkpoints with higher numbers are from before a rollback and are set aside.
             components: See `write_checkpoint`.
             about: Plain facts for the manifest; a finite ``"score"`` ranks it.
 
         Raises:
             CheckpointError: It could not be written, e.g. for lack of space.
-            TypeError: A component holds what cannot be stored.
+            TypeError: If a component holds what cannot be stored.
         """
         target = self.path / f"{iteration:06d}"
         try:
@@ -124,7 +124,7 @@ class CheckpointSeries:
         return sorted(found, reverse=True)
 
     def _tidy(self, iteration: int) -> None:
-        """Before the first write: what a killed process left, and what this run did not go on from."""
+        """Clean up before the first write: unfinished files, and checkpoints that this run did not resume from."""
         for path in self.path.iterdir():
             if _LITTER.fullmatch(path.name):
                 original = self.path / path.name.split(".")[1]
@@ -160,7 +160,7 @@ def _score(path: Path) -> float:
 
 
 def num_bytes_of(value: Any) -> int:
-    """About how many bytes a state takes on disk."""
+    """Estimate a state's size on disk in bytes."""
     if isinstance(value, Mapping):
         return sum(len(str(key)) + num_bytes_of(item) for key, item in value.items()) + _BYTES_PER_VALUE
     if isinstance(value, list | tuple):

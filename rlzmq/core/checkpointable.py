@@ -1,4 +1,4 @@
-"""Checkpointable: parts of a run, saved and restored by themselves.
+"""Checkpointable: saving and restoring single parts of a run.
 
 A part's own checkpoint holds its state under the name that it has in an algorithm's checkpoint, so either restores it::
 
@@ -22,22 +22,22 @@ __all__ = ["Checkpointable", "part_of", "read_part", "write_part"]
 
 
 class Checkpointable:
-    """`save_to_path`, `restore_from_path` and `from_checkpoint` for what has `get_state` and `set_state`.
+    """Mix-in with `save_to_path`, `restore_from_path` and `from_checkpoint`, based on `get_state` and `set_state`.
 
-    A checkpoint holds states, and no code: `from_checkpoint` takes what the constructor takes.
+    A checkpoint holds no code: `from_checkpoint` takes the constructor's arguments.
     """
 
     checkpoint_name: ClassVar[str]
     """Where an algorithm's checkpoint has this state."""
 
     def save_to_path(self, path: str | Path | None = None) -> str:
-        """Write the state as a checkpoint, atomically; its absolute path.
+        """Write the state as a checkpoint, atomically, and return its absolute path.
 
         Args:
             path: The directory, or ``s3://…``; one that exists is replaced. None: a new temporary one.
 
         Raises:
-            CheckpointError: It cannot be written; what was there stays.
+            CheckpointError: If it cannot be written; what was there stays.
         """
         return write_part(path, self.checkpoint_name, self.get_state(), type(self))  # type: ignore[attr-defined]
 
@@ -46,16 +46,16 @@ class Checkpointable:
 
         Args:
             path: What `save_to_path` wrote, an algorithm's checkpoint, or a path into one.
-            component: What is at `path` is this part of the state only, e.g. ``"rl_module/p0"``; all else stays.
+            component: The part of the state that `path` holds, e.g. ``"rl_module/p0"``; the rest is unchanged.
 
         Raises:
-            CheckpointError: Nothing of that kind is there, or it is torn or altered.
+            CheckpointError: If nothing of that kind is there, or it is torn or altered.
         """
         self.set_state(read_part(path, self.checkpoint_name, component))  # type: ignore[attr-defined]
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """A new object with the state of a checkpoint.
+        """Create a new object with the state of a checkpoint.
 
         Args:
             path: As of `restore_from_path`.
@@ -67,22 +67,22 @@ class Checkpointable:
 
 
 def write_part(path: str | Path | None, name: str, state: Any, kind: type) -> str:
-    """Write one part's state as a checkpoint of its own; its absolute path."""
+    """Write one part's state as its own checkpoint and return its absolute path."""
     if path is None:
         path = Path(tempfile.mkdtemp(prefix="rlzmq-checkpoint-")) / "checkpoint"
     return str(write_checkpoint(path, {name: state}, about={"part": kind.__qualname__}))
 
 
 def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
-    """One part's state.
+    """Return one part's state.
 
     Args:
         path: The part's own checkpoint, an algorithm's, or a path into one.
         name: Where both have it.
-        component: What the state is below the part's own name; None: all of it.
+        component: Path of the state below the part's name; None for the whole state.
 
     Raises:
-        CheckpointError: It is not there.
+        CheckpointError: If it is not there.
     """
     folder, inside = find_inside(path)
     tree: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def read_part(path: str | Path, name: str, component: str | None = None) -> Any:
 
 
 def part_of(tree: Mapping[str, Any], path: str) -> Any:
-    """What is at a path; None where there is nothing. A key may hold slashes (module ids do)."""
+    """Return the value at a path, or None. Keys may contain slashes (as module ids do)."""
     here: Any = tree
     while path:
         keys = (path, path.partition("/")[0])

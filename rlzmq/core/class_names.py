@@ -1,4 +1,4 @@
-"""Classes by name: how specs and checkpoints say which module class they are for, without pickle."""
+"""Conversion of classes to importable names and back, for specs and checkpoints without pickle."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["class_from_name", "class_name"]
 
 
 def class_name(cls: type[Any]) -> str:
-    """``"package.module:Qualified.Name"`` of a class."""
+    """Return ``"package.module:Qualified.Name"`` of a class."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def class_from_name(name: str, base: type[Any]) -> type[Any]:
-    """The class that :func:`class_name` named. Imports its module.
+    """Import and return the class with a name from :func:`class_name`.
 
     Args:
         name: ``"package.module:Qualified.Name"``.
-        base: What it must be a subclass of.
+        base: Required base class.
 
     Raises:
-        ConfigurationError: The name is malformed, cannot be imported, or is no subclass of ``base``.
+        ConfigurationError: If the name is malformed, cannot be imported, or is no subclass of ``base``.
     """
     module_name, colon, qualname = name.partition(":")
     advice = f"Pass the class itself instead, e.g. from_checkpoint(path, module_class=My{base.__name__})."

@@ -1,4 +1,4 @@
-"""CloudPath: a place in an object store, for checkpoints that are read and written there."""
+"""CloudPath: a path in an object store, for checkpoints."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 
 
 class CloudPath:
-    """What checkpoints use of `pathlib.Path`, over fsspec.
+    """The part of `pathlib.Path` that checkpoints use, implemented with fsspec.
 
-    Guarantees of the stores: an object is put as a whole or not at all, and who reads it afterwards gets the new one.
-    Several objects are not put at once, and nothing is renamed at once.
+    Object stores write single objects atomically, and later reads return the new object.
+    Writing several objects and renaming are not atomic.
 
     Args:
         uri: ``"s3://bucket/runs/mine"``, ``"gs://…"``, or of any other filesystem that fsspec knows.
 
     Raises:
-        CheckpointError: There is no such filesystem, or its driver is not installed.
+        CheckpointError: If there is no such filesystem, or its driver is not installed.
     """
 
     def __init__(self, uri: str) -> None:
@@ -81,37 +81,37 @@ class CloudPath:
         return CloudPath(f"{self}/{below}")
 
     def with_name(self, name: str) -> CloudPath:
-        """The place beside this one."""
+        """Return the sibling path with a name."""
         return CloudPath(f"{self._scheme}://{self._key.rpartition('/')[0]}/{name}")
 
     def relative_to(self, above: CloudPath) -> CloudPath:
-        """What of this place is below another; only to be asked for its name (`as_posix`)."""
+        """Return the part of this path below another; only `as_posix` may be called on it."""
         return CloudPath(f"{self._scheme}://{self._key.removeprefix(above._key)}")
 
     def as_posix(self) -> str:
-        """The key, without the scheme."""
+        """Return the key, without the scheme."""
         return self._key
 
     # -- objects --------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Whether there is an object here, or any below."""
+        """Return whether there is an object here, or any below."""
         filesystem, key = self._store
         with _store_errors():
             return bool(filesystem.exists(key))
 
     def is_dir(self) -> bool:
-        """Whether there are objects below."""
+        """Return whether there are objects below."""
         filesystem, key = self._store
         with _store_errors():
             return bool(filesystem.isdir(key))
 
     def read_bytes(self, max_bytes: int | None = None) -> bytes:
-        """The object here.
+        """Read the object.
 
         Raises:
-            OSError: There is none, or the store does not answer.
-            ValueError: It is larger than `max_bytes`.
+            OSError: If there is none, or the store does not answer.
+            ValueError: If it is larger than `max_bytes`.
         """
         filesystem, key = self._store
         with _store_errors():
@@ -124,14 +124,14 @@ class CloudPath:
         """Put an object here, as a whole.
 
         Raises:
-            OSError: The store does not take it.
+            OSError: If the store does not take it.
         """
         filesystem, key = self._store
         with _store_errors():
             filesystem.pipe_file(key, data)
 
     def iterdir(self) -> Iterator[CloudPath]:
-        """What is right below."""
+        """Yield the direct children."""
         filesystem, key = self._store
         with contextlib.suppress(FileNotFoundError), _store_errors():
             for entry in filesystem.ls(key, detail=False):
@@ -140,13 +140,13 @@ class CloudPath:
                     yield self / name
 
     def rename(self, target: CloudPath) -> None:
-        """Copy everything below, then remove it here."""
+        """Copy everything below this path, then remove it here."""
         filesystem, key = self._store
         with _store_errors():
             filesystem.mv(key, target._store[1], recursive=True)
 
     def remove(self) -> None:
-        """Remove the object here, and all below."""
+        """Remove this object and all objects below it."""
         filesystem, key = self._store
         with contextlib.suppress(FileNotFoundError), _store_errors():
             filesystem.rm(key, recursive=True)
@@ -174,10 +174,10 @@ class CloudPath:
 
 @contextlib.contextmanager
 def _store_errors() -> Iterator[None]:
-    """Errors of a store's driver as OSErrors, which is what files have."""
+    """Convert errors of a store's driver to OSErrors."""
     try:
         yield
     except (OSError, ValueError):
         raise
-    except Exception as error:  # each driver has errors of its own
+    except Exception as error:  # each driver has its own error types
         raise OSError(f"{type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""The error family: one base, a few kinds, told apart by what the caller can do about them."""
+"""Error classes, distinguished by what the caller can do about them."""
 
 from __future__ import annotations
 
@@ -32,43 +32,42 @@ T = TypeVar("T")
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Of errors of tasks that ran side by side (an ExceptionGroup) the first; any other error itself."""
+    """Return the first error of an ExceptionGroup, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 class RlzmqError(Exception):
-    """Base of every error that rlzmq raises on its own account.
+    """Base class of rlzmq's errors.
 
     Mistakes in a call's arguments are plain ``ValueError``/``TypeError`` (or a subclass that is
-    also one of those), so ``except ValueError`` keeps working for users who know nothing of this
-    family.
+    also one of those), so ``except ValueError`` works without knowing this class.
     """
 
 
 class ConfigurationError(RlzmqError, ValueError):
-    """A setting is wrong: change the configuration and build again."""
+    """A setting is invalid: change the configuration and build again."""
 
 
 class UnsupportedSpaceError(ConfigurationError):
-    """A space that no default module or connector handles: the text names the way out."""
+    """A space that no default module or connector handles; the message suggests a solution."""
 
 
 class ProtocolError(RlzmqError):
-    """A message that breaks the wire protocol: it was refused and counted, nothing was lost."""
+    """A message that violates the wire protocol; it was rejected and counted."""
 
 
 class AuthenticationError(RlzmqError):
-    """A peer without the right key: it was refused before any of its bytes were read."""
+    """A peer without the right key; it was rejected before any of its data was read."""
 
 
 class PeerLostError(RlzmqError, ConnectionError):
-    """A process that this call needs died, hangs or cannot be reached."""
+    """A process needed by this call died, hangs or is unreachable."""
 
 
 class StandstillError(RlzmqError, RuntimeError):
-    """A run does not move any more, and nobody knows why: the text says who waits for whom; resume it."""
+    """A run makes no progress for an unknown reason; the message shows who waits for whom. Resume the run."""
 
 
 class DeadlineError(RlzmqError, TimeoutError):
@@ -84,7 +83,7 @@ class CheckpointError(RlzmqError):
 
 
 class EnvironmentError_(RlzmqError):
-    """The user's environment raised, or returned what its spaces forbid."""
+    """The user's environment raised an error, or returned values outside of its spaces."""
 
 
 class StepFailedRecreateEnvError(EnvironmentError_):
@@ -96,15 +95,15 @@ class MultiAgentEnvError(EnvironmentError_, ValueError):
 
 
 class ExitRaisedError(RlzmqError, RuntimeError):
-    """Code of the user's called ``sys.exit``, or raised KeyboardInterrupt, where only an error can end the run."""
+    """User code called ``sys.exit`` or raised KeyboardInterrupt where only an error can end the run."""
 
 
 class NotFiniteError(RlzmqError, ArithmeticError):
-    """Losses or gradients are NaN or infinite, update after update: training does not go on."""
+    """Losses or gradients are NaN or infinite in several consecutive updates; training stops."""
 
 
 class RemoteError(RlzmqError):
-    """An exception of a type unknown here, raised in another process.
+    """An exception of an unknown type from another process.
 
     Attributes:
         remote_type: The original type's name.
@@ -133,14 +132,14 @@ class RemoteError(RlzmqError):
 def refuses_as(
     kind: type[ProtocolError], *, passes: type[ProtocolError] = ProtocolError
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator for decoders of bytes from a peer: whatever they raise is a refusal.
+    """Return a decorator for decoders of peers' data that converts unexpected errors to ``kind``.
 
-    Each decoder checks what it reads; but a case that it overlooked must not stop its caller, who would wait for
-    this message for ever. Only MemoryError passes: this process cannot go on, whatever the bytes were.
+    Decoders check their input, but a missed case must not stop the caller's loop.
+    Only MemoryError passes, because the process cannot continue.
 
     Args:
-        kind: What is raised in place of any other error, which is its cause.
-        passes: The refusals that are raised as they are.
+        kind: Error class raised in place of any other error, which becomes its cause.
+        passes: Error classes that are raised unchanged.
     """
 
     def decorate(decoder: Callable[P, T]) -> Callable[P, T]:
@@ -153,7 +152,7 @@ def refuses_as(
             except ProtocolError as error:
                 raise kind(str(error)) from error
             except Exception as error:
-                # Its text may repeat bytes of the wire: long, binary or hostile.
+                # Its message may contain received bytes: long, binary or hostile.
                 raise kind(f"the bytes cannot be decoded ({type(error).__name__})") from error
 
         return decode

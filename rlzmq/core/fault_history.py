@@ -1,6 +1,6 @@
-"""Judges what the processes of a run recorded (`rlzmq.core.faults`): nothing lost, nothing trained twice.
+"""Verifies the recorded history of a run (`rlzmq.core.faults`): nothing lost, nothing trained twice.
 
-Record first, prove afterwards: each process wrote down what it saw, and nobody else's word is needed.
+Each process records its own events.
 
 | who     | events                                                                             |
 |---------|------------------------------------------------------------------------------------|
@@ -27,12 +27,12 @@ History = dict[tuple[str, int], list[Event]]
 
 
 class HistoryError(AssertionError):
-    """A promise was broken; the text says which."""
+    """Raised for a violated guarantee, which the message names."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a history that keeps every promise contains."""
+    """Summary of a history without violations."""
 
     num_updates: int
     num_accepted: int
@@ -51,12 +51,12 @@ class Verdict:
             f"{self.num_pending} fragments pending at the end, "
             + (f"{self.num_gone} gone with both their copies, " if self.num_gone else "")
             + f"0 lost, 0 trained twice, 0 too old (at most {self.greatest_lag} versions) "
-            f"({self.num_voided} updates were begun anew by a later generation)"
+            f"({self.num_voided} updates were restarted by a later generation)"
         )
 
 
 def read_history(directory: str | Path) -> History:
-    """All files of a history; a last line that a kill cut short is left out."""
+    """Read all files of a history; an incomplete last line is ignored."""
     history: History = {}
     for path in sorted(Path(directory).glob("*.jsonl")):
         place, _, pid = path.stem.rpartition(".")
@@ -66,10 +66,10 @@ def read_history(directory: str | Path) -> History:
 
 
 def check_history(history: History) -> Verdict:
-    """Prove the promises for a run without rollbacks.
+    """Verify the guarantees for a run without rollbacks.
 
     Raises:
-        HistoryError: The first broken one.
+        HistoryError: For the first violation.
     """
     reports = [
         e for (place, _), events in history.items() if place == "driver" for e in _of(events, "report")
@@ -109,7 +109,7 @@ def _of(events: list[Event], name: str) -> list[Event]:
 
 
 def _check_reports(reports: list[Event]) -> None:
-    """Every update is reported once and in order, and the account is right at every report."""
+    """Check that every update is reported once and in order with correct accounting."""
     total = 0
     for index, report in enumerate(reports):
         expected = reports[0]["update"] + index
@@ -133,7 +133,7 @@ def _check_reports(reports: list[Event]) -> None:
 
 
 def _check_updates(history: History, reports: list[Event]) -> int:
-    """Each reported update was trained by one surviving generation, and no step by two updates."""
+    """Check that each reported update was trained by one surviving generation, and no step by two updates."""
     trained: dict[int, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     formed: list[Event] = []
     for (place, _), events in history.items():
@@ -173,8 +173,9 @@ def _check_updates(history: History, reports: list[Event]) -> int:
 def _check_accepted(
     history: History, reports: list[Event], killed: set[tuple[str, int]], doubly_hit: set[int]
 ) -> tuple[int, int, int]:
-    """Whatever was accepted is accounted for at the driver, but for what came after its last report, and for
-    fragments whose runner (a pid in `doubly_hit`) and broker died at the same time: nobody has a copy."""
+    """Check that everything accepted before the driver's last report is accounted for.
+
+    Except for fragments whose runner (a pid in `doubly_hit`) and broker died at the same time: no copy exists."""
     reported: dict[str, int] = {}
     for report in reports:
         for fragment, num_steps in report["fragments"]:

@@ -1,4 +1,4 @@
-"""Faults at named places, and a record of what each process did: how tests prove that a run recovers.
+"""Fault injection at named places, and a history of each process's events, for recovery tests.
 
 ``RLZMQ_FAULT=NAME[@PLACE]:ACTION:N[,…]`` makes a process fail when it comes to NAME for the N-th time
 (from 1), in its first incarnation only. PLACE narrows it to one process, e.g. ``learner-1``. Actions:
@@ -7,7 +7,7 @@
 Each fault that fires first appends ``NAME PLACE ACTION N`` to the file ``RLZMQ_FAULT_LOG``, so that a test
 can tell, and never fires again in that run.
 
-``RLZMQ_HISTORY=DIRECTORY`` makes every process append its events to a file of its own there.
+``RLZMQ_HISTORY=DIRECTORY`` makes every process append its events to its own file there.
 
 Without these variables `at` and `record` are functions that do nothing.
 """
@@ -48,7 +48,7 @@ record: Callable[..., None] = _do_nothing
 
 
 def arm(place: str, incarnation: int = 0) -> None:
-    """Called once by each role's process, when its environment variables are those of the run.
+    """Set up faults and history; called once by each role's process with the run's environment variables.
 
     Args:
         place: What this process is, e.g. "runner-0".
@@ -67,10 +67,10 @@ def arm(place: str, incarnation: int = 0) -> None:
 
 
 def parse_faults(text: str) -> list[tuple[str, str, str, int]]:
-    """``RLZMQ_FAULT`` as (name, place or "", action, n).
+    """Parse ``RLZMQ_FAULT`` into (name, place or "", action, n).
 
     Raises:
-        ValueError: Not of that form; the text says what is.
+        ValueError: If the text has another form; the message shows the expected one.
     """
     faults = []
     for item in filter(None, text.split(",")):
@@ -99,7 +99,7 @@ class _Faults:
             log = os.environ.get("RLZMQ_FAULT_LOG")
             if log is not None:
                 if os.path.exists(log) and line in Path(log).read_text().splitlines():
-                    return  # a former incarnation's
+                    return  # from an earlier incarnation
                 _append(log, f"{line}\n")
             _act(action)
 
@@ -126,7 +126,7 @@ def _hang() -> NoReturn:
 class _History:
     def __init__(self, path: Path) -> None:
         make_directories(path.parent)
-        # Unbuffered: what was written outlives a SIGKILL.
+        # Unbuffered, so that written events survive a SIGKILL.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def __call__(self, event: str, **facts: Any) -> None:

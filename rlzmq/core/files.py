@@ -1,4 +1,4 @@
-"""Files and directories that nobody but their owner (and, if the umask lets it, the group) may write."""
+"""Files and directories writable only by their owner and, if the umask allows it, the group."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 __all__ = ["make_directories", "opener", "write_text"]
 
-# What the umask takes away is taken away; a umask of 0 gives the world nothing.
+# Maximum mode: the umask may remove permissions, but a umask of 0 gives others none.
 _FILE_MODE = 0o664
 _DIRECTORY_MODE = 0o775
 
 
 def opener(path: str, flags: int) -> int:
-    """For ``open(..., opener=opener)``."""
+    """Open a file for ``open(..., opener=opener)``."""
     return os.open(path, flags, _FILE_MODE)
 
 

@@ -1,4 +1,4 @@
-"""Errors of imports: where a name lives that was looked for in the wrong place, and which file hides a module."""
+"""Helpful messages for failed imports."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType, FrameType, ModuleType, TracebackType
 
+from rlzmq.core.suggest import did_you_mean
+
 __all__ = ["MissingNameFinder", "hidden_modules", "import_failure"]
 
-# RLlib's algorithms (and TQC): who imports one that is not here is told so, in place of a similar name.
+# RLlib's algorithms (and TQC) that are missing here: the message does not suggest a similar name.
 _ALGORITHMS_ELSEWHERE = frozenset(["bc", "cql", "dqn", "dreamerv3", "iql", "marwil", "sac", "tqc"])
 
 
 class MissingNameFinder:
-    """The last finder on ``sys.meta_path``: turns an import of a name that rlzmq does not have into a useful error.
+    """Last finder on ``sys.meta_path``, which raises useful errors for names that rlzmq does not have.
 
     ``from rlzmq import X`` asks a module's ``__getattr__`` first, whose AttributeError Python drops together with its
     text; then it looks for a submodule ``X``, and comes here. Looking without importing (``hasattr``,
@@ -34,11 +36,11 @@ class MissingNameFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find nothing.
+        """Raise an error for unknown names in rlzmq, and find nothing else.
 
         Raises:
-            ImportError: A name of the package is being imported (``from rlzmq import X``).
-            ModuleNotFoundError: A module of it is (``import rlzmq.x``); the text names the whole path.
+            ImportError: If a name of the package is being imported (``from rlzmq import X``).
+            ModuleNotFoundError: If a module of it is (``import rlzmq.x``); the text names the whole path.
         """
         if not fullname.startswith("rlzmq."):
             return None
@@ -51,13 +53,11 @@ class MissingNameFinder:
         raise ModuleNotFoundError(f"No module named {wanted!r}{self._module_hint(wanted)}", name=wanted)
 
     def hint(self, name: str) -> str:
-        """The end of a sentence about a public name that is not there."""
+        """Return the end of a sentence about a missing public name."""
         algorithm = name.removesuffix("Config")
         if algorithm.lower() in _ALGORITHMS_ELSEWHERE:
             has = [name for name in self._exports if f"{name}Config" in self._exports and name != "Algorithm"]
             return f": rlzmq {self._version} has no {algorithm}. Its algorithms: {', '.join(has)}."
-        from rlzmq.core.suggest import did_you_mean
-
         return "." + did_you_mean(name, self._exports)
 
     def _module_hint(self, path: str) -> str:
@@ -73,8 +73,8 @@ class MissingNameFinder:
 
 
 def _being_imported(frame: FrameType | None) -> tuple[str | None, bool]:
-    """The whole dotted name of the import statement that a finder is called for (Python imports the parents first, and
-    tells a finder only of these), and whether it is a name in ``from rlzmq import name``."""
+    """Return the full dotted name of the import statement that called a finder, and whether it is a name in
+    ``from rlzmq import name``. (Python imports parents first, and passes only these to a finder.)"""
     wanted: str | None = None
     while frame is not None and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
         function = frame.f_code.co_name
@@ -87,17 +87,17 @@ def _being_imported(frame: FrameType | None) -> tuple[str | None, bool]:
 
 
 def import_failure(what: str, error: Exception) -> ImportError | None:
-    """What to raise in place of an error that a lazily loaded module raised while it was imported.
+    """Return the error to raise instead of one that a lazily loaded module raised while being imported.
 
     Args:
-        what: What was being loaded, e.g. ``"rlzmq.PPOConfig"``.
-        error: What the import raised.
+        what: The imported name, e.g. ``"rlzmq.PPOConfig"``.
+        error: The error that the import raised.
 
     Returns:
-        None: the error can go on as it is. Otherwise an ImportError: always for an AttributeError, which Python would
-        take for "this name is not there"; and when the user's own files hide modules that were needed.
+        None if the error can be raised unchanged. Otherwise an ImportError: always for an AttributeError, which Python
+        would take for a missing name; and if the user's files hide modules that were needed.
     """
-    if isinstance(error, ImportError) and error.name == "rlzmq":  # explained already, further down
+    if isinstance(error, ImportError) and error.name == "rlzmq":  # already explained by an inner import
         return None
     hidden = hidden_modules(error.__traceback__)
     if not hidden and not isinstance(error, AttributeError):
@@ -107,7 +107,7 @@ def import_failure(what: str, error: Exception) -> ImportError | None:
 
 
 def hidden_modules(traceback: TracebackType | None) -> list[str]:
-    """Say which modules a file beside the user's script hides (``queue.py``), of those that were imported by now.
+    """List imported modules that a file beside the user's script (``queue.py``) hides.
 
     Args:
         traceback: Of a failed import: a file that fails while it is imported is known from there alone.

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used."""
+"""Modules that are imported on first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["LazyModule"]
 
 
 class LazyModule:
-    """Stands for a module that takes long to import, and imports it when one of its names is asked for.
+    """Proxy of a slow-to-import module that imports it on the first attribute access.
 
     Type checkers need the import itself beside it, under ``if TYPE_CHECKING``.
     """

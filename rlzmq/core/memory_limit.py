@@ -1,4 +1,4 @@
-"""A role's memory limit: the one process that outgrows it ends and says so, instead of the machine's last free page.
+"""Memory limit of a role's process, which then ends with an error before the machine runs out of memory.
 
 The limit is the kernel's (RLIMIT_DATA: private writable memory, touched or not). What fails then is an
 allocation, in Python (MemoryError) or in torch; the process ends with EXIT_OUT_OF_MEMORY and its supervisor
@@ -25,11 +25,11 @@ def limit_memory(num_bytes: int | None, setting: str) -> None:
     """Limit this process; None: no limit.
 
     Args:
-        num_bytes: Of private writable memory, all that it holds already included.
-        setting: Its name, for the error.
+        num_bytes: Limit of private writable memory, including the current usage.
+        setting: Name of the setting, for the error message.
 
     Raises:
-        ConfigurationError: The process holds more already.
+        ConfigurationError: If the process holds more already.
     """
     if num_bytes is None:
         return
@@ -45,7 +45,7 @@ def end_if_out_of_memory(error: BaseException | None, role: str) -> None:
     """End this process if the error is a failed allocation under its limit; else return.
 
     Args:
-        error: What a job of the role raised.
+        error: The error that a job of the role raised.
         role: For the line on stderr.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
@@ -58,7 +58,7 @@ def end_if_out_of_memory(error: BaseException | None, role: str) -> None:
 
 
 def _private_bytes() -> int:
-    """Private writable memory of this process, as the kernel counts it."""
+    """Return this process's private writable memory in bytes, as counted by the kernel."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024

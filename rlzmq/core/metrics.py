@@ -23,12 +23,12 @@ __all__ = ["METRICS_STATES", "REDUCTIONS", "MetricsLogger", "ReducedMetrics", "S
 
 Key = str | Sequence[str]
 
-#: Where in a learner's results the states of its own metrics are, from which those of all ranks are merged.
+#: Key in a learner's results of its metrics' states, from which all ranks' metrics are merged.
 METRICS_STATES = "metrics_states"
 
 
 class ReducedMetrics(dict[str, Any]):
-    """`MetricsLogger.reduce`'s plain values, and in `states` what another logger needs to merge them.
+    """Plain values of `MetricsLogger.reduce`, with `states` for merging them into another logger.
 
     Attributes:
         states: What ``reduce(compile=False)`` would have returned.
@@ -46,9 +46,9 @@ class MetricsLogger:
     exponential moving average: ask for ``reduce="ema"``).
 
     Args:
-        root: Kept for RLlib's sake.
-        stats_cls_lookup: Names for ``reduce=…`` with classes of your own (see `StatsBase`), beside the built-in
-            ones or in place of them. A run's loggers get ``config.custom_stats_cls_lookup``.
+        root: Ignored; for compatibility with RLlib.
+        stats_cls_lookup: Names for ``reduce=…`` with your own classes (see `StatsBase`), which may replace
+            built-in ones. A run's loggers get ``config.custom_stats_cls_lookup``.
 
     Example:
         >>> logger = MetricsLogger()
@@ -97,7 +97,7 @@ class MetricsLogger:
                 ``<key>_<reduction>``.
 
         Raises:
-            ValueError: There is no such reduction, an option does not go with it, or the key was logged with
+            ValueError: If there is no such reduction, an option does not go with it, or the key was logged with
                 another one before.
         """
         path = _path(key)
@@ -161,7 +161,7 @@ class MetricsLogger:
             self.log_value(key, time.perf_counter() - start, reduce=reduce, **options)
 
     def peek(self, key: Key | None = None, default: Any = ..., *, throughput: bool = False) -> Any:
-        """The reduced value (or nested dict of values) as of now, nothing forgotten.
+        """Return the current reduced value (or nested dict of values) without resetting it.
 
         Args:
             key: Where; None: all.
@@ -169,7 +169,7 @@ class MetricsLogger:
             throughput: The value's last throughput instead, for what is logged with_throughput.
 
         Raises:
-            KeyError: Nothing was logged there and no default was given.
+            KeyError: If nothing was logged there and no default was given.
         """
         path = () if key is None else _path(key)
         stat = self._stats.get(path)
@@ -184,7 +184,7 @@ class MetricsLogger:
         raise KeyError(f"No metric {'/'.join(path)!r}.{did_you_mean('/'.join(path), names)}")
 
     def reduce(self, *, compile: bool = True) -> dict[str, Any]:
-        """The result of this iteration; sums, means, … start anew.
+        """Return the result of this iteration and reset sums, means, ….
 
         Args:
             compile: True: plain values (a `ReducedMetrics`); False: plain states of what was logged since
@@ -194,7 +194,7 @@ class MetricsLogger:
         return reduced if compile else reduced.states
 
     def compile(self) -> ReducedMetrics:
-        """The same as ``reduce(compile=True)``."""
+        """Return ``reduce(compile=True)``."""
         states = {"/".join(path): stat.delta() for path, stat in self._stats.items()}
         result: dict[tuple[str, ...], Any] = {}
         for path, stat in self._stats.items():
@@ -242,7 +242,7 @@ class MetricsLogger:
         """Forget one metric, or all below a key.
 
         Raises:
-            KeyError: There is none (unless `key_error` is False).
+            KeyError: If there is none (unless `key_error` is False).
         """
         doomed = [path for path in self._stats if path[: len(key)] == key]
         if not doomed and key_error:
@@ -251,11 +251,11 @@ class MetricsLogger:
             del self._stats[path]
 
     def get_state(self) -> dict[str, Any]:
-        """Plain values from which `set_state` restores every metric."""
+        """Return plain values from which `set_state` restores every metric."""
         return {"/".join(path): stat.state() for path, stat in self._stats.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Become what `state` describes."""
+        """Restore what `get_state` returned."""
         self._stats = {tuple(name.split("/")): self._from_state(value) for name, value in state.items()}
 
     def reset(self) -> None:
@@ -289,7 +289,7 @@ class MetricsLogger:
 
 
 def _states_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `aggregate` merges of one of the things that it takes."""
+    """Return the states that `aggregate` merges from one of its inputs."""
     if ALL_MODULES in given:
         return {"/".join(path): state for path, state in _states_of_results(given)}
     states: Mapping[str, Any] = getattr(given, "states", given)
@@ -299,7 +299,7 @@ def _states_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _states_of_results(
     results: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """(path, state) of a learner's results: what it logged with its own metrics, and every other number."""
+    """Yield (path, state) for a learner's results: its logged metrics and every other number."""
     own: Mapping[str, Any] = results.get(ALL_MODULES, {}).get(METRICS_STATES, {}) if not above else {}
     for name, state in own.items():
         yield tuple(name.split("/")), dict(state)

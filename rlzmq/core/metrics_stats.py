@@ -1,4 +1,4 @@
-"""Stats: what one metric keeps of its values, and how they become one. Base class for reductions of your own."""
+"""Stats: reductions of one metric's values, and the base class for custom reductions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
 
 REDUCTIONS = ("mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series")
 _PERCENTILES = (0, 50, 75, 90, 95, 99, 100)
-_MAX_SERIES = 100_000  # a series that nobody reduces must not grow for ever
+_MAX_SERIES = 100_000  # bound on series that are never reduced
 
 
 class StatsBase(abc.ABC):
-    """A reduction of your own, for ``metrics_logger.log_value(key, value, reduce="name")``.
+    """Base class of custom reductions, for ``metrics_logger.log_value(key, value, reduce="name")``.
 
     Given to a run by ``config.reporting(custom_stats_cls_lookup={"name": TheClass})``. Each process logs into
-    an object of its own; after each fragment, the runners' are merged into the algorithm's. Objects never
+    its own object; after each fragment, the runners' are merged into the algorithm's. Objects never
     travel, only their states: plain values (numbers, strings, bytes, lists, tuples, dicts, numpy arrays).
 
     A subclass defines `push`, `peek`, `merge`, `get_state`, `set_state`, and `clear` or `reduce`. Its
@@ -71,31 +71,31 @@ class StatsBase(abc.ABC):
 
     @abc.abstractmethod
     def peek(self) -> Any:
-        """The reduced value as of now; nothing is forgotten."""
+        """Return the current reduced value without resetting it."""
 
     @abc.abstractmethod
     def merge(self, incoming_stats: Sequence[Self]) -> None:
-        """Take in what other objects of this class were pushed."""
+        """Merge other objects of this class."""
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Plain values from which `set_state` makes an equal object."""
+        """Return plain values from which `set_state` makes an equal object."""
 
     @abc.abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Become what `get_state` described."""
+        """Restore what `get_state` returned."""
 
     def clear(self) -> None:  # noqa: B027
-        """Forget the values. The default keeps them for ever: then override `get_delta`, too."""
+        """Forget the values. The default keeps them; override `get_delta` too in that case."""
 
     def reduce(self) -> Any:
-        """The value of the iteration that ends; the next one begins. Default: `peek`, then `clear`."""
+        """Return the value of the iteration and start the next one. Default: `peek`, then `clear`."""
         value = self.peek()
         self.clear()
         return value
 
     def get_delta(self) -> dict[str, Any]:
-        """The state of what was pushed since the last `reduce`, to be merged elsewhere.
+        """Return the state of what was pushed since the last `reduce`, to be merged elsewhere.
 
         Default: `get_state`, which is right where `reduce` forgets everything.
         """
@@ -103,10 +103,10 @@ class StatsBase(abc.ABC):
 
 
 def check_stats_cls_lookup(lookup: Mapping[str, Any] | None) -> dict[str, type[StatsBase]]:
-    """The lookup as a dict.
+    """Return the lookup as a dict.
 
     Raises:
-        TypeError: A name is no str, or a value no subclass of StatsBase that can be made.
+        TypeError: If a name is no str, or a value no subclass of StatsBase that can be made.
     """
     for name, cls in (lookup or {}).items():
         if not isinstance(name, str) or not (isinstance(cls, type) and issubclass(cls, StatsBase)):
@@ -123,11 +123,11 @@ def check_stats_cls_lookup(lookup: Mapping[str, Any] | None) -> dict[str, type[S
 
 
 class Stat:
-    """One metric: the values since the last reduce, and how they become one.
+    """One metric: the values since the last reduce, and their reduction.
 
     Args:
         reduce: One of `REDUCTIONS`. "lifetime_sum" never restarts; "item" keeps the newest value;
-            "item_series" all values; the others start anew at each reduce unless `window` is set.
+            "item_series" all values; the others restart at each reduce unless `window` is set.
         window: Reduce over the newest `window` values, across reduces.
         ema_coeff: Weight of a new value in "ema" (default 0.01).
         with_throughput: Also report the sum of new values per second between reduces.
@@ -135,7 +135,7 @@ class Stat:
         clears_window: Whether the window's values are forgotten at each reduce.
 
     Raises:
-        ValueError: An option has no such value, or does not go with this reduction.
+        ValueError: If an option has no such value, or does not go with this reduction.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class Stat:
         self.total: Any = 0
         self.count = 0
         self.extreme: Any = None
-        self.finished_count = 0  # how many of `count`, how much of `total` the last reduce had already
-        self.finished_total: Any = 0  # of "ema": its value then
+        self.finished_count = 0  # the parts of `count` and `total` before the last reduce
+        self.finished_total: Any = 0  # value of "ema" at the last reduce
         self.since_finish: Any = 0  # sum of new values, for the throughput
         self.last_time = time.perf_counter()
         self.throughput = 0.0
@@ -194,7 +194,7 @@ class Stat:
             self.extreme = value
 
     def peek(self) -> Any:
-        """The reduced value as of now; NaN (or 0, or []) where nothing was logged."""
+        """Return the current reduced value; NaN (or 0, or []) if nothing was logged."""
         return _plain(self._peek())
 
     def _peek(self) -> Any:
@@ -210,7 +210,7 @@ class Stat:
         return math.nan if self.extreme is None else self.extreme
 
     def finish(self) -> Any:
-        """The value of the iteration that ends; what does not live on is forgotten."""
+        """Return the value of the iteration and forget values that are not kept."""
         value = self.peek()
         if self.with_throughput:
             now = time.perf_counter()
@@ -227,7 +227,7 @@ class Stat:
         return value
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the `delta()` of the same metric of processes that logged side by side."""
+        """Merge the `delta()` of the same metric of parallel processes."""
         states = [state for state in states if state["count"]]
         if not states:
             return
@@ -254,11 +254,11 @@ class Stat:
             self.extreme = min(values) if kind == "min" else max(values)
 
     def _ema_kept(self, num_new: int) -> float:
-        """The weight that an "ema" has left after so many new values."""
+        """Return the remaining weight of an "ema" after a number of new values."""
         return float((1 - self.ema_coeff) ** num_new)
 
     def state(self) -> dict[str, Any]:
-        """Plain values from which `from_state` makes an equal metric."""
+        """Return plain values from which `from_state` makes an equal metric."""
         return {
             "reduce": self.reduce,
             "window": self.window,
@@ -275,7 +275,7 @@ class Stat:
         }
 
     def delta(self) -> dict[str, Any]:
-        """`state()` of only what was logged since the last `finish`."""
+        """Return the `state()` of values logged since the last `finish`."""
         state = self.state()
         num_new = self.count - self.finished_count
         if self.values is not None:
@@ -295,7 +295,7 @@ class Stat:
 
     @classmethod
     def like(cls, state: Mapping[str, Any]) -> Stat:
-        """A metric of the kind that `state` describes, without values."""
+        """Create an empty metric of the kind that `state` describes."""
         return cls(
             state["reduce"],
             state["window"],
@@ -307,7 +307,7 @@ class Stat:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Stat:
-        """The metric that `state` describes."""
+        """Create the metric that `state` describes."""
         stat = cls.like(state)
         if stat.values is not None:
             stat.values.extend(state["values"] or ())
@@ -317,7 +317,7 @@ class Stat:
 
 
 def logged_state(reduce: str, values: Iterable[Any], *, window: int | None = None) -> dict[str, Any]:
-    """What another logger merges of a metric that was logged with these values since the last reduce."""
+    """Return the state to merge for a metric that was logged with these values since the last reduce."""
     stat = Stat(reduce, window)
     for value in values:
         stat.push(value)
@@ -325,7 +325,7 @@ def logged_state(reduce: str, values: Iterable[Any], *, window: int | None = Non
 
 
 def as_pushed(value: Any) -> Any:
-    """A logged value without the graph that made it; what a GPU holds is waited for when it is reduced."""
+    """Return a logged value detached from its graph; GPU values are copied when they are reduced."""
     if hasattr(value, "detach"):
         value = value.detach()
         if value.device.type != "cpu":
@@ -334,7 +334,7 @@ def as_pushed(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers in tensors and arrays of one element, also in a list, as Python's; larger tensors as arrays."""
+    """Convert one-element tensors and arrays (also in a list) to Python numbers, larger tensors to arrays."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if not (hasattr(value, "item") and hasattr(value, "shape")):
@@ -345,7 +345,7 @@ def _plain(value: Any) -> Any:
 
 
 class CustomStat:
-    """One metric whose values a StatsBase reduces; the same face as `Stat`.
+    """One metric whose values a StatsBase reduces; same interface as `Stat`.
 
     Args:
         reduce: The name in the lookup.
@@ -373,22 +373,22 @@ class CustomStat:
         self.stats.push(_plain(value))
 
     def finish(self) -> Any:
-        """The value of the iteration that ends."""
+        """Return the value of the iteration that ends."""
         return self.stats.reduce()
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the `delta()` of the same metric of processes that logged side by side."""
+        """Merge the `delta()` of the same metric of parallel processes."""
         others = [self._cls(**self.options) for _ in states]
         for other, state in zip(others, states, strict=True):
             other.set_state(from_plain(state["state"]))
         self.stats.merge(others)
 
     def state(self) -> dict[str, Any]:
-        """Plain values from which `from_state` makes an equal metric."""
+        """Return plain values from which `from_state` makes an equal metric."""
         return self._described(self.stats.get_state())
 
     def delta(self) -> dict[str, Any]:
-        """`state` of only what was pushed since the last `finish`."""
+        """Return the `state` of values pushed since the last `finish`."""
         return self._described(self.stats.get_delta())
 
     def _described(self, state: Any) -> dict[str, Any]:
@@ -406,10 +406,10 @@ class CustomStat:
 
     @classmethod
     def like(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
-        """A metric of the kind that `state` describes, without values.
+        """Create an empty metric of the kind that `state` describes.
 
         Raises:
-            ValueError: The lookup lacks its class.
+            ValueError: If the lookup lacks its class.
         """
         name = state["custom"]
         if name not in lookup:
@@ -421,7 +421,7 @@ class CustomStat:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], lookup: Mapping[str, type[StatsBase]]) -> CustomStat:
-        """The metric that `state` describes.
+        """Create the metric that `state` describes.
 
         Raises:
             ValueError: As of `like`.
@@ -436,7 +436,7 @@ def _spelled(options: Mapping[str, Any]) -> str:
 
 
 def _percentile(ordered: Sequence[Any], percentile: float) -> Any:
-    """Linearly between the two values next to its place."""
+    """Interpolate linearly between the two adjacent values."""
     place = (len(ordered) - 1) * percentile / 100
     below = math.floor(place)
     value = ordered[below]

@@ -1,4 +1,4 @@
-"""override: says that a method replaces a base class's, and has it checked."""
+"""override: decorator that checks that a method overrides a base class's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def override(parent_cls: type) -> Callable[[_Method], _Method]:
-    """Mark a method as replacing one of `parent_cls`; a misspelt name is found when the class is defined.
+    """Mark a method as replacing one of `parent_cls`; a misspelt name is detected when the class is defined.
 
     Example::
 

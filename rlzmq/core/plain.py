@@ -1,4 +1,4 @@
-"""Plain values: numpy and Python data as dicts, lists, strings, numbers and bytes that msgpack packs.
+"""Conversion of numpy and Python data to plain values, which msgpack can pack, and back.
 
 `to_plain` and `from_plain` are each other's inverse, types included (tuples stay tuples, numpy scalars numpy
 scalars). Nothing but this fixed set of types is ever made from plain values, so they are safe to read from
@@ -15,7 +15,7 @@ import numpy as np
 
 __all__ = ["NotPlainError", "checked_dtype", "from_plain", "to_plain"]
 
-# The key that marks a dict as the encoding of something msgpack has no type for.
+# The key that marks a dict as an encoded value of a type that msgpack lacks.
 _TAG = "__type__"
 _MAX_DEPTH = 64
 _INT64 = range(-(2**63), 2**64)
@@ -26,11 +26,11 @@ _known_dtypes: dict[str, np.dtype[Any]] = {}
 
 
 class NotPlainError(TypeError):
-    """A value that has no plain form: its text names where it lies and its type."""
+    """Raised for a value without a plain form; the message names its path and type."""
 
 
 def checked_dtype(text: object) -> np.dtype[Any]:
-    """The numpy dtype of a ``dtype.str`` from outside: bool, numbers, datetimes, fixed-size strings only.
+    """Return the numpy dtype of a ``dtype.str`` from outside: bool, numbers, datetimes, fixed-size strings only.
 
     Raises:
         ValueError: For anything else (objects, records, raw bytes, or no string at all).
@@ -52,15 +52,15 @@ def checked_dtype(text: object) -> np.dtype[Any]:
 
 
 def to_plain(value: Any, where: str = "value") -> Any:
-    """The plain form of ``value``.
+    """Return the plain form of ``value``.
 
     Args:
         value: None, bool, int, float, complex, str, bytes, list, tuple, dict (any keys of these types), numpy
             scalars and arrays (no object dtype), nested in any way up to 64 deep.
-        where: What the value is called in an error's text.
+        where: Name of the value in error messages.
 
     Raises:
-        NotPlainError: For any other type, naming the path to it.
+        NotPlainError: For any other type; the message names its path.
     """
     return _encode(value, where, 0)
 
@@ -106,7 +106,7 @@ def _encode_array(array: np.ndarray, where: str) -> dict[str, Any]:
 
 
 def from_plain(value: Any) -> Any:
-    """What `to_plain` was given.
+    """Return the value that `to_plain` was given.
 
     Raises:
         ValueError: If the value is no plain form (unknown tag, wrong size or dtype, too deep).

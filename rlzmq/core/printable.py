@@ -1,15 +1,15 @@
-"""Text from elsewhere (a peer, a file), made safe to show: no character of it moves a cursor or forges a line."""
+"""Making text from peers and files safe to print."""
 
 from __future__ import annotations
 
 __all__ = ["MAX_ERROR_BYTES", "cut", "printable"]
 
-# Of the text of one exception, wherever it is kept or sent.
+# Maximum length of an exception's text, wherever it is stored or sent.
 MAX_ERROR_BYTES = 16 * 1024
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""`text` with its control, format and other invisible characters as escapes, e.g. ``\x1b``.
+    r"""Return `text` with control, format and other invisible characters as escapes, e.g. ``\x1b``.
 
     Args:
         text: Any.
@@ -24,7 +24,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def cut(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:
-    """`text`, or its beginning and how much of it is left out; as UTF-8 no longer than that and a few words."""
+    """Return `text`, or its start and the length of the rest; the UTF-8 form is limited to that and a few words."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= max_bytes:
         return text

@@ -1,4 +1,4 @@
-"""ReplayRatio: how much is trained for what is sampled."""
+"""ReplayRatio: ratio of trained to sampled env steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROUNDING = 1e-6  # env steps
 
 
 class ReplayRatio:
-    """How many batches an update trains so that trained ÷ sampled env steps is what it should be.
+    """Determines how many batches an update trains to reach a given ratio of trained to sampled env steps.
 
     All ranks count the same: fresh and trained env steps of all of them together. So the ratio outlives any rank, and
     what is left over after whole batches counts for the next update: trained never differs from
@@ -30,20 +30,20 @@ class ReplayRatio:
         self.num_sampled = self.num_trained = 0
 
     def sampled(self, num_env_steps: int) -> None:
-        """Fresh env steps came, over all ranks."""
+        """Add fresh env steps, summed over all ranks."""
         self.num_sampled += num_env_steps
 
     def take(self, batch: int) -> int:
-        """How many batches of so many env steps, over all ranks, are due; they count as trained."""
+        """Return how many batches of a number of env steps (over all ranks) are due, and count them as trained."""
         due = self.ratio * max(0, self.num_sampled - self.warm_up) - self.num_trained
         num_batches = max(0, int((due + _ROUNDING) // batch))
         self.num_trained += num_batches * batch
         return num_batches
 
     def get_state(self) -> dict[str, int]:
-        """The counts."""
+        """Return the counts."""
         return {"num_sampled": self.num_sampled, "num_trained": self.num_trained}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from these counts."""
+        """Restore the counts."""
         self.num_sampled, self.num_trained = int(state["num_sampled"]), int(state["num_trained"])

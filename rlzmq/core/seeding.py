@@ -1,4 +1,4 @@
-"""How every random stream of a run derives from the run's one seed."""
+"""Derivation of all random streams of a run from its seed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["derive_seed"]
 
 
 def derive_seed(run_seed: int, role: str, index: int = 0, *extra: int) -> int:
-    """The seed of one random stream, from (run seed, role, index, ...).
+    """Return the seed of one random stream, from (run seed, role, index, ...).
 
     The same arguments give the same seed in every process and on every machine; different ones
     give streams that are independent for all practical purposes (numpy's ``SeedSequence``).
 
     Args:
         run_seed: The run's seed, ``config.seed``.
-        role: What the stream is for, e.g. ``"env"``, ``"policy"``, ``"minibatch"``, ``"module"``.
+        role: Purpose of the stream, e.g. ``"env"``, ``"policy"``, ``"minibatch"``, ``"module"``.
         index: Index of the process (or env, or rank) within its role, from 0.
         extra: Further coordinates, e.g. the incarnation of a restarted process.
 

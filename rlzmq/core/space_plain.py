@@ -1,4 +1,4 @@
-"""Gymnasium spaces as plain values, for states, checkpoints and messages."""
+"""Conversion of Gymnasium spaces to plain values and back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
 __all__ = ["space_from_plain", "space_to_plain"]
 
 _MAX_DEPTH = 16
-# A Box holds its bounds as arrays: 64 M elements are far above any real observation.
+# Limit on a Box's size: 64 M elements are far above any real observation.
 _MAX_ELEMENTS = 2**26
 
 
 def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
-    """The plain form of a Gymnasium space (or of None); random state and subclass are not part of it.
+    """Return the plain form of a Gymnasium space (or of None); random state and subclass are not part of it.
 
     Raises:
         NotPlainError: For a kind of space that is not Gymnasium's own.
@@ -70,7 +70,7 @@ def _dtype(space: gym.Space[Any]) -> str:
 
 
 def _bound(bound: np.ndarray) -> dict[str, Any]:
-    """A Box's bound; one value when it is the same everywhere."""
+    """Return a Box's bound, as one value if all elements are equal."""
     if bound.size > 1 and bool((bound == bound.flat[0]).all()):
         bound = np.asarray(bound.flat[0])
     encoded: dict[str, Any] = to_plain(np.asarray(bound))
@@ -78,7 +78,7 @@ def _bound(bound: np.ndarray) -> dict[str, Any]:
 
 
 def space_from_plain(plain: Any) -> gym.Space[Any] | None:
-    """The space that `space_to_plain` was given.
+    """Return the space that `space_to_plain` converted.
 
     Raises:
         ValueError: If the value is no space's plain form.

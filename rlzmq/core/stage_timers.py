@@ -1,4 +1,4 @@
-"""Where time goes: calls and seconds per stage, summed up while working, means in results."""
+"""Timers: calls and seconds per stage, reported as means."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StageTimers:
         self._sums: dict[str, list[float]] = {}
 
     def add(self, name: str, total: float, num_calls: int = 1) -> None:
-        """So many calls took so long together."""
+        """Add a number of calls and their total time."""
         sums = self._sums.get(name)
         if sums is None:
             self._sums[name] = [num_calls, total]
@@ -50,17 +50,17 @@ class StageTimers:
             self.add(f"{prefix}timers/connectors/{_snake_case(piece)}", seconds, int(num_calls))
 
     def take(self) -> dict[str, list[float]]:
-        """All sums, plain values; they start anew."""
+        """Return all sums as plain values, and reset them."""
         sums, self._sums = self._sums, {}
         return sums
 
     def merge(self, sums: Mapping[str, Sequence[float]]) -> None:
-        """Add what another's `take` gave."""
+        """Add what another's `take` returned."""
         for name, (num_calls, total) in sums.items():
             self.add(name, total, int(num_calls))
 
     def reduce(self) -> dict[str, Any]:
-        """Means per call, nested as the names say; the sums start anew."""
+        """Return means per call, nested by name, and reset the sums."""
         result: dict[str, Any] = {}
         for name, (num_calls, total) in self.take().items():
             *groups, last = name.split("/")
@@ -71,7 +71,7 @@ class StageTimers:
         return result
 
     def add_lengths(self, name: str, episodes: Iterable[Any]) -> None:
-        """One call of a pipeline saw these episodes: their lengths together."""
+        """Add the total length of the episodes of one pipeline call."""
         self.add(name, sum(map(len, episodes)))
 
 

@@ -1,4 +1,4 @@
-"""Did you mean …? The closest valid name for a mistyped one."""
+"""Suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["did_you_mean"]
 
 
 def did_you_mean(name: object, valid: Iterable[object], *, num_listed: int = 12) -> str:
-    """A sentence that ends an error text: the closest valid name, or the list of valid names.
+    """Return the last sentence of an error message: the closest valid name, or the list of valid names.
 
     Args:
         name: What the user wrote.

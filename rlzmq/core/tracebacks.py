@@ -1,4 +1,4 @@
-"""Tracebacks as users read them: their own frames, and one of ours; all frames with ``RLZMQ_TRACEBACK=full``."""
+"""Short tracebacks with the user's frames and one of rlzmq; all frames with ``RLZMQ_TRACEBACK=full``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _PLUMBING = tuple(
 
 
 def shows_all_frames() -> bool:
-    """Whether the user asked for all frames."""
+    """Return whether the user asked for all frames."""
     return os.environ.get(FULL) == "full"
 
 
 class ShortTraceback:
-    """``with ShortTraceback():`` around what a user calls: errors leave the block with the user's own frames.
+    """Context manager around public functions that removes rlzmq's inner frames from errors' tracebacks.
 
-    The block's function stays as the one frame of ours, unless `is_inner`: then its caller does. An error out of the
-    middle of this library, which is no RlzmqError, keeps all frames: it may be a bug of ours.
+    The function with the block (its caller if `is_inner`) is the one frame of rlzmq that is kept. An error from
+    inside rlzmq that is not an RlzmqError keeps all frames: it may be a bug.
 
     Args:
         is_inner: The function that has the block is called by the one that the user calls.
@@ -66,14 +66,14 @@ class ShortTraceback:
 
 
 def format_error(error: BaseException) -> str:
-    """The text that Python prints for an error, with the user's own frames."""
+    """Return the text that Python prints for an error, with the user's own frames."""
     shown = traceback.TracebackException.from_exception(error)
     _shorten_shown(shown, error)
     return "".join(shown.format()).rstrip("\n")
 
 
 def origin_parts(error: BaseException) -> list[str]:
-    """Parts of a text that follows an error's type and message: the frames that raised it, and what led to it."""
+    """Return the lines after an error's type and message: the frames that raised it, and its causes."""
     shown = traceback.TracebackException.from_exception(error)
     if shows_all_frames():
         return list(shown.format())
@@ -90,12 +90,12 @@ def origin_parts(error: BaseException) -> list[str]:
 
 
 def place_of(error: BaseException) -> str:
-    """Where the user's code was when an error was raised; see `place_in`."""
+    """Return the user's frame that led to an error; see `place_in`."""
     return place_in(traceback.extract_tb(error.__traceback__))
 
 
 def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
-    """``FILE:LINE in FUNCTION``: the innermost frame of the user's code, else of any."""
+    """Return ``FILE:LINE in FUNCTION``: the innermost frame of the user's code, else of any."""
     if not frames:
         return "an unknown place"
     theirs = [
@@ -106,9 +106,9 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def run_error(error: BaseException) -> BaseException:
-    """What a run reports for an error of the code that it runs: another one for what would end a process or a loop.
+    """Return the error to report for an error of user code: a replacement for errors that would end a process or loop.
 
-    asyncio stops a loop on SystemExit and KeyboardInterrupt: those who wait for the result would wait for ever.
+    asyncio stops a loop on SystemExit and KeyboardInterrupt, so that nobody would receive the result.
     """
     if not isinstance(error, (SystemExit, KeyboardInterrupt)):
         return error
@@ -121,7 +121,7 @@ def run_error(error: BaseException) -> BaseException:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, what led to it, and the members of groups; each once."""
+    """Yield an error, its causes and the members of groups, each once."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -166,10 +166,10 @@ def _shorten_shown(shown: traceback.TracebackException, error: BaseException) ->
 
 
 def _kept(files: Sequence[str], error: BaseException) -> list[int]:
-    """Indices of the frames to show.
+    """Return the indices of the frames to show.
 
-    The user's own, and what these called; of ours and of libraries before the user's code nothing. Without any code
-    of the user's: the libraries' frames; and everything where an error comes out of the middle of this library.
+    The user's frames and those they called, without rlzmq's and libraries' frames before them. Without user frames:
+    the libraries' frames. All frames if the error comes from inside rlzmq.
     """
     ours = [file.startswith(_OURS) for file in files]
     theirs = [index for index, file in enumerate(files) if not ours[index] and not _is_library(file)]
@@ -183,13 +183,13 @@ def _kept(files: Sequence[str], error: BaseException) -> list[int]:
         ]
     last = theirs[-1]
     after = list(range(last + 1, len(files)))
-    if after and ours[after[0]] and _is_explained(error):  # a call of ours that the user's code made
+    if after and ours[after[0]] and _is_explained(error):  # a call from user code into rlzmq
         after = after[:1]
     return [*_with_libraries_between(theirs, ours), *after]
 
 
 def _with_libraries_between(theirs: Sequence[int], ours: Sequence[bool]) -> list[int]:
-    """The user's frames, with those of libraries that lie between two of them."""
+    """Return the user's frames and the libraries' frames between them."""
     kept = [theirs[0]]
     for index in theirs[1:]:
         between = range(kept[-1] + 1, index)
@@ -200,7 +200,7 @@ def _with_libraries_between(theirs: Sequence[int], ours: Sequence[bool]) -> list
 
 
 def _is_explained(error: BaseException) -> bool:
-    """Whether the error's own text says all: it was raised on purpose, or in another process."""
+    """Return whether the error's message is sufficient: it was raised on purpose, or in another process."""
     return isinstance(error, RlzmqError) or hasattr(error, "remote_origin")
 
 

@@ -1,4 +1,4 @@
-"""Nested observations and actions: maps, stacks, fillers and one-hots over dict/tuple trees of arrays.
+"""Operations on dict/tuple trees of arrays, such as nested observations and actions.
 
 A tree is a leaf, or a dict or tuple of trees. Dicts are visited in sorted key order. A Python list is a
 leaf (a batch of items, or one item that numpy can turn into an array), never a node.
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def is_nested(tree: Any) -> bool:
-    """Whether ``tree`` is a node (dict or tuple) rather than a leaf."""
+    """Return whether ``tree`` is a node (dict or tuple) rather than a leaf."""
     return isinstance(tree, (dict, tuple))
 
 
@@ -55,14 +55,14 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """The leaves of ``tree``, dicts in sorted key order."""
+    """Return the leaves of ``tree``, dicts in sorted key order."""
     if not isinstance(tree, (dict, tuple)):
         return [tree]
     return optree.tree_leaves(cast(Any, tree), is_leaf=_list_is_leaf, none_is_leaf=True)
 
 
 def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves of ``tree`` and its structure (an optree ``PyTreeSpec``; ``unflatten`` undoes it)."""
+    """Return the leaves of ``tree`` and its structure (an optree ``PyTreeSpec``; ``unflatten`` undoes it)."""
     leaves, spec = optree.tree_flatten(tree, is_leaf=_list_is_leaf, none_is_leaf=True)
     return leaves, spec
 
@@ -81,14 +81,14 @@ def check_same_structure(expected: Any, actual: Any) -> None:
 
 
 def value_kind(dtype: np.dtype[Any]) -> str:
-    """``"number"``, ``"string"``, ``"Python object"``, or numpy's letter; values of two kinds share no column."""
+    """Return ``"number"``, ``"string"``, ``"Python object"``, or numpy's kind; a column holds one kind."""
     if dtype.hasobject:
         return "Python object"
     return "number" if dtype.kind in "biufc" else "string" if dtype.kind in "SUT" else dtype.kind
 
 
 def num_items(batch: Any) -> int:
-    """Number of items in a batched tree: the common first dimension of its leaves.
+    """Return the number of items in a batched tree: the common first dimension of its leaves.
 
     Raises:
         ValueError: If the leaves disagree, or one has no first dimension.
@@ -108,7 +108,7 @@ def num_items(batch: Any) -> int:
 
 
 def object_array(items: Sequence[Any]) -> np.ndarray:
-    """Items of any kind as they are, in an array ``[len(items)]`` of dtype object."""
+    """Return items of any kind unchanged in an array ``[len(items)]`` of dtype object."""
     array = np.empty(len(items), object)
     for position, item in enumerate(items):
         array[position] = item
@@ -187,7 +187,7 @@ def _check_one_kind(items: Sequence[Any]) -> None:
 
 
 def tree_unstack(batch: Any) -> list[Any]:
-    """The items of a batched tree (views on its leaves), or ``list(batch)`` of a plain sequence."""
+    """Return the items of a batched tree (views on its leaves), or ``list(batch)`` of a plain sequence."""
     if not isinstance(batch, (dict, tuple)):
         return list(batch)
     leaves, spec = tree_flatten(batch)
@@ -196,7 +196,7 @@ def tree_unstack(batch: Any) -> list[Any]:
 
 
 def tree_zeros_like(tree: Any, lead: tuple[int, ...] = ()) -> Any:
-    """Zeros of every leaf's shape and dtype, with ``lead`` dimensions put in front."""
+    """Return zeros of every leaf's shape and dtype, with ``lead`` dimensions in front."""
 
     def zeros(leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
@@ -217,7 +217,7 @@ def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
 
 
 def has_discrete(space: gym.Space[Any]) -> bool:
-    """Whether a leaf of ``space`` is Discrete or MultiDiscrete, so that `one_hot` changes its values."""
+    """Return whether a leaf of ``space`` is Discrete or MultiDiscrete, so that `one_hot` changes its values."""
     return any(
         isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)) for leaf in _leaf_spaces(space)
     )
@@ -226,7 +226,7 @@ def has_discrete(space: gym.Space[Any]) -> bool:
 def space_filler(
     space: gym.Space[Any], fill: Any, *, lead: tuple[int, ...] = (), one_hot_discrete: bool = False
 ) -> Any:
-    """An item (or a batch of them) of ``space``'s structure, shapes and dtypes, filled with one value.
+    """Return an item (or a batch of them) of ``space``'s structure, shapes and dtypes, filled with one value.
 
     Args:
         space: Any space of Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary leaves. Leaves of other

@@ -1,8 +1,8 @@
-"""Where environments are in their episodes, and the way back there: a saved state, or their actions replayed.
+"""Saving and restoring environments within episodes, by their own saved state or by replaying actions.
 
-No environment's state can be saved in general. What can be kept is the state of its random numbers before some
-reset, and every action since: a new environment that is reset with the one and stepped with the others arrives
-at the same place, and the last observation tells whether it did.
+Environments in general cannot save their state. So the state of their random numbers before a reset and all
+actions since are recorded: a new environment that replays them reaches the same state, which is checked by
+comparing the last observation.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ __all__ = [
     "Begin",
     "Replay",
     "StepHistory",
-    "env_position",
-    "own_state",
-    "position_digest",
+    "env_state",
+    "saved_state",
+    "state_digest",
 ]
 
 _log = logging.getLogger("rlzmq.envs")
 
 Convert = Callable[[Any], Any]
 
-# A longer way back is not gone: actions are not kept for ever.
+# Longer histories are not replayed, so that actions are not kept forever.
 MAX_REPLAYED_STEPS = 10_000
-# A replay begins at a reset at least so many steps ago, if there is one: reading the random state at every
-# reset would cost short episodes some percent of their speed.
+# Minimum number of steps between recorded resets: reading the random state at every reset would slow
+# short episodes by some percent.
 _STEPS_BETWEEN_BEGINS = 256
-# All of a runner's replays together; environments whose turn comes later begin new episodes.
+# Time limit of all replays of a runner; the remaining environments start new episodes.
 _REPLAY_S = 60.0
 
-# Gymnasium's wrappers that keep nothing that `reset` does not put right.
+# Gymnasium's wrappers without state that outlives `reset`.
 _STATELESS = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
 
 
 @dataclass(slots=True)
 class Begin:
-    """A reset from which on an environment's actions are kept.
+    """A recorded reset, from which an environment's actions are kept.
 
     Attributes:
-        step: Number of the vector step that follows it.
-        random: The state of the environment's bit generator before the reset; None: it has none.
-        seed: That the reset was given, or None.
-        actions: Those before `step`, of an environment that was itself brought back; leaves ``[T, ...]``.
+        step: Number of the vector step after it.
+        random: The state of the environment's bit generator before the reset, or None if it has none.
+        seed: Seed passed to the reset, or None.
+        actions: Actions before `step`, if the environment was itself restored; leaves ``[T, ...]``.
     """
 
     step: int
@@ -69,60 +69,59 @@ class Begin:
 
 
 class StepHistory:
-    """Some earlier reset of each environment, and the actions since then.
+    """An earlier reset of each environment, and the actions since then.
 
-    The vector env notes resets and counts steps; the actions come from the sampler, which has them anyway, a
-    fragment at a time.
+    The vector env records resets and counts steps; the sampler adds the actions of each fragment.
 
     Args:
-        num_envs: Environments.
+        num_envs: Number of environments.
 
     Attributes:
         num_steps: Vector steps so far.
-        due: For each environment, the number of steps from which on `begin` is to be called at its resets.
+        due: For each environment, the number of steps after which `begin` must be called at its resets.
     """
 
     def __init__(self, num_envs: int) -> None:
         self.num_steps = 0
         self.due = [0] * num_envs
         self._begins: list[Begin | None] = [None] * num_envs
-        # (number of the first step, number after the last one, actions ``[N, T, ...]``, what the env was given)
+        # (first step, one past the last step, actions ``[N, T, ...]``, conversion to the env's actions)
         self._fragments: deque[tuple[int, int, Any, Convert | None]] = deque()
 
     def begin(self, index: int, env: Any, seed: int | None) -> None:
-        """Environment `index` is about to be reset, before step number `num_steps`."""
+        """Record that environment `index` is about to be reset before step `num_steps`."""
         generator = getattr(env.unwrapped, "_np_random", None)
         random = None if generator is None else generator.bit_generator.state
         self._begins[index] = Begin(self.num_steps, random, seed)
         self.due[index] = self.num_steps + _STEPS_BETWEEN_BEGINS
 
     def resume(self, index: int, begin: Begin | None, due_in: int = 0) -> None:
-        """Environment `index` was brought back to where this led; None: nobody knows how it came there."""
+        """Continue the history of restored environment `index`; None if its history is unknown."""
         if begin is not None:
             begin = Begin(self.num_steps, begin.random, begin.seed, begin.actions)
         self._begins[index] = begin
         self.due[index] = self.num_steps + (due_in if begin is not None else 0)
 
     def due_in(self, index: int) -> int:
-        """In how many steps `begin` is to be called at the resets of environment `index`."""
+        """Return in how many steps `begin` must be called at the resets of environment `index`."""
         return max(0, self.due[index] - self.num_steps)
 
     def begin_of(self, index: int) -> Begin | None:
-        """The reset of environment `index` from which on its actions are kept."""
+        """Return the recorded reset of environment `index`."""
         return self._begins[index]
 
     def restart(self, index: int, seed: int | None) -> None:
-        """Environment `index` is a new one, that was reset with `seed` in the vector step at hand."""
+        """Record that environment `index` was replaced and reset with `seed` in the current vector step."""
         self._begins[index] = None if seed is None else Begin(self.num_steps, None, seed)
         self.due[index] = self.num_steps
 
     def add(self, actions: Any, num_steps: int, convert: Convert | None = None) -> None:
-        """The actions of the last `num_steps` vector steps.
+        """Add the actions of the last `num_steps` vector steps.
 
         Args:
-            actions: Tree of arrays ``[N, T, ...]``; kept, so it must be nobody else's.
+            actions: Tree of arrays ``[N, T, ...]``; kept without copying.
             num_steps: T.
-            convert: What turns actions ``[T, ...]`` into those that the environment was given; None: they are.
+            convert: Converts actions ``[T, ...]`` to the environment's; None: no conversion.
         """
         end = self.num_steps
         self._fragments.append((end - num_steps, end, actions, convert))
@@ -131,15 +130,15 @@ class StepHistory:
         while self._fragments and self._fragments[0][1] <= needed:
             self._fragments.popleft()
 
-    def way_back(
+    def actions_since(
         self, index: int, latest: tuple[Any, int, Convert | None] | None = None
     ) -> tuple[Begin, Any] | None:
-        """A reset of environment `index`, and the actions since, leaves ``[T, ...]`` (None where T = 0).
+        """Return a reset of environment `index`, and the actions since, leaves ``[T, ...]`` (None where T = 0).
 
-        None where they are not known, or too many.
+        None if they are unknown or too many.
 
         Args:
-            latest: Actions that were not added yet: the arguments of `add`.
+            latest: Arguments of `add` for actions that were not added yet.
         """
         begin = self._begins[index]
         if begin is None:
@@ -168,46 +167,46 @@ def _row(actions: Any, index: int, skipped: int) -> Any:
     return tree_map(lambda leaf: leaf[index, skipped:], actions)
 
 
-# -- one environment's position -----------------------------------------------------------------------
+# -- one environment's state --------------------------------------------------------------------------
 
 
-def env_position(
+def env_state(
     env: Any, observation: Any, needs_reset: bool, history: StepHistory, index: int, *, is_new: bool
 ) -> dict[str, Any]:
-    """Where an environment is, as plain values and arrays.
+    """Return an environment's state within its episode, as plain values and arrays.
 
     Args:
         env: The environment.
-        observation: Its last one.
+        observation: Its last observation.
         needs_reset: Whether its episode is over.
-        history: Of the vector env that it is number `index` of.
-        is_new: It was never reset.
+        history: History of its vector env, in which it has number `index`.
+        is_new: Whether it was never reset.
     """
-    own = None if is_new else own_state(env)
-    position: dict[str, Any] = {"random": random_state(env), **(own or {})}
+    own = None if is_new else saved_state(env)
+    saved: dict[str, Any] = {"random": random_state(env), **(own or {})}
     if own is not None:
-        return {"kind": "reset" if needs_reset else "own", **position}
-    known = history.way_back(index)
+        return {"kind": "reset" if needs_reset else "own", **saved}
+    known = history.actions_since(index)
     if known is None:
-        return {"kind": "reset" if needs_reset else "unknown", **position}
+        return {"kind": "reset" if needs_reset else "unknown", **saved}
     begin, actions = known
-    position |= {
+    saved |= {
         "seed": begin.seed,
         "random_before": plain_random(begin.random),
         "actions": actions,
         "due_in": history.due_in(index),
     }
-    if needs_reset:  # of use to later positions
-        return {"kind": "reset", **position}
-    return {"kind": "replay", **position, "digest": position_digest(observation, position["random"])}
+    if needs_reset:  # needed by later states
+        return {"kind": "reset", **saved}
+    return {"kind": "replay", **saved, "digest": state_digest(observation, saved["random"])}
 
 
 class Replay:
-    """Brings environments back to their positions, within a time limit over all of them.
+    """Restores environments' states, within a common time limit.
 
     Attributes:
-        lost: Indices of the environments that did not arrive, and begin a new episode.
-        why: What was the matter with the last of them.
+        lost: Indices of the environments that were not restored and start a new episode.
+        why: Why the last of them was not restored.
     """
 
     def __init__(self) -> None:
@@ -215,64 +214,64 @@ class Replay:
         self.why = ""
         self._deadline = time.perf_counter() + _REPLAY_S
 
-    def bring_back(self, index: int, env: Any, position: Mapping[str, Any]) -> tuple[bool, Any, Any]:
-        """Takes environment number `index` to its position.
+    def restore(self, index: int, env: Any, saved: Mapping[str, Any]) -> tuple[bool, Any, Any]:
+        """Restore the state of environment `index`.
 
         Returns:
-            Whether it arrived (else it must be reset), its last observation (None where it is not known), and
-            the way there (see `_way`).
+            Whether it was restored (else it must be reset), its last observation (None if unknown), and
+            its history (see `_history`).
         """
-        kind, observation, way = position["kind"], None, None
+        kind, observation, history = saved["kind"], None, None
         why = "its episode is too long, or it is not known how it began" if kind == "unknown" else ""
         try:
-            way = self._way(position)
-            if "state" in position:
-                _set_own_state(env, position)
+            history = self._history(saved)
+            if "state" in saved:
+                _set_saved_state(env, saved)
             elif kind == "replay":
-                observation, why = self._replay(env, way, position["digest"])
+                observation, why = self._replay(env, history, saved["digest"])
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         try:
-            self._set_random(env, position["random"])
+            self._set_random(env, saved["random"])
         except Exception as error:
             why = why or f"its random state cannot be set ({type(error).__name__}: {error})"
         if not why:
-            return kind != "reset", observation, way
+            return kind != "reset", observation, history
         if kind != "reset":
             self.lost.append(index)
         self.why = why
         return False, None, None
 
-    def _replay(self, env: Any, way: Any, digest: str) -> tuple[Any, str]:
-        self._set_random(env, way.random)
+    def _replay(self, env: Any, history: Any, digest: str) -> tuple[Any, str]:
+        self._set_random(env, history.random)
         observation, is_over = None, False
-        for number, step in enumerate(self._steps(env, way)):
+        for number, step in enumerate(self._steps(env, history)):
             observation, is_over = step
             if number % 64 == 0 and time.perf_counter() > self._deadline:
                 return observation, f"the replays took more than {_REPLAY_S:g} s"
         if is_over:
             return observation, "the replay of its actions ended its episode"
-        if position_digest(observation, self._random(env)) != digest:
+        if state_digest(observation, self._random(env)) != digest:
             return observation, "the replay of its actions led to another observation"
         return observation, ""
 
-    # What is another thing for other kinds of environments:
+    # Overridden for multi-agent environments:
 
-    def _way(self, position: Mapping[str, Any]) -> Any:
-        """The reset that the way began with (`random`: the state of random numbers before it), and what followed.
+    def _history(self, saved: Mapping[str, Any]) -> Any:
+        """Return the recorded reset (`random`: the random state before it) and the actions since.
 
-        None where that is not known.
+        None if unknown.
         """
-        if "actions" not in position:
+        if "actions" not in saved:
             return None
-        return Begin(0, position["random_before"], position["seed"], position["actions"])
+        return Begin(0, saved["random_before"], saved["seed"], saved["actions"])
 
-    def _steps(self, env: Any, way: Any) -> Iterator[tuple[Any, bool]]:
-        """Goes the way: (observation, whether the episode is over) of its reset and each step."""
-        observation, _ = env.reset(seed=way.seed)
+    def _steps(self, env: Any, history: Any) -> Iterator[tuple[Any, bool]]:
+        """Replay a history: yield (observation, whether the episode is over) of its reset and each step."""
+        observation, _ = env.reset(seed=history.seed)
         is_over = False
         yield observation, is_over
-        for action in _single_actions(env.action_space, way.actions):
+        for action in _single_actions(env.action_space, history.actions):
             if is_over:
                 observation, _ = env.reset()
                 is_over = False
@@ -296,8 +295,8 @@ def _single_actions(space: Any, actions: Any) -> Iterable[Any]:
     return iterate(batch_space(space, len(tree_leaves(actions)[0])), actions)
 
 
-def position_digest(observation: Any, random: Any) -> str:
-    """Tells apart two last observations, and the random states after them."""
+def state_digest(observation: Any, random: Any) -> str:
+    """Return a digest of a last observation and the random state after it."""
     digest = hashlib.sha256(json.dumps(random, sort_keys=True).encode())
     for leaf in _leaves(observation):
         array = np.asarray(leaf)
@@ -322,9 +321,9 @@ def _leaves(value: Any) -> Iterable[Any]:
 
 
 def _layer_with_state(env: Any) -> tuple[Any, list[gym.wrappers.TimeLimit]] | None:
-    """The environment that has ``get_state()`` and ``set_state(state)``, and the time limits around it.
+    """Return the layer with ``get_state()`` and ``set_state(state)``, and the time limits around it.
 
-    None where there is none, or another wrapper around it may keep something.
+    None if there is none, or another wrapper around it may have state.
     """
     limits: list[gym.wrappers.TimeLimit] = []
     layer = env
@@ -354,8 +353,8 @@ def _takes(env: Any, name: str, num_arguments: int) -> bool:
     return len(needed) == num_arguments + 1  # and self
 
 
-def own_state(env: Any) -> dict[str, Any] | None:
-    """What an environment's ``get_state()`` gives, part of its position; None where that does not help."""
+def saved_state(env: Any) -> dict[str, Any] | None:
+    """Return what an environment's ``get_state()`` returns, or None if it cannot be used."""
     found = _layer_with_state(env)
     if found is None:
         return None
@@ -363,17 +362,19 @@ def own_state(env: Any) -> dict[str, Any] | None:
     try:
         state = to_plain(layer.get_state())
     except Exception as error:  # user code: its episode is replayed instead
-        _log.warning("%s.get_state() is of no use: %s: %s", type(layer).__name__, type(error).__name__, error)
+        _log.warning(
+            "%s.get_state() cannot be used: %s: %s", type(layer).__name__, type(error).__name__, error
+        )
         return None
     return {"state": state, "elapsed": [int(limit._elapsed_steps or 0) for limit in limits]}
 
 
-def _set_own_state(env: Any, position: Mapping[str, Any]) -> None:
+def _set_saved_state(env: Any, saved: Mapping[str, Any]) -> None:
     found = _layer_with_state(env)
-    if found is None or len(found[1]) != len(position["elapsed"]):
+    if found is None or len(found[1]) != len(saved["elapsed"]):
         raise ValueError("it has no get_state() and set_state(state) any more, or other wrappers")
     env.reset()
     layer, limits = found
-    layer.set_state(from_plain(position["state"]))
-    for limit, elapsed in zip(limits, position["elapsed"], strict=True):
+    layer.set_state(from_plain(saved["state"]))
+    for limit, elapsed in zip(limits, saved["elapsed"], strict=True):
         limit._elapsed_steps = elapsed

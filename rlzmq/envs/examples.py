@@ -17,7 +17,7 @@ __all__ = ["MultiAgentCartPole", "MultiAgentPendulum", "RandomEnv", "StatelessCa
 
 
 class MultiAgentCartPole(make_multi_agent("CartPole-v1")):  # type: ignore[misc]
-    """n agents (0 … n-1), each with a CartPole-v1 of its own; the episode ends when the last one is done.
+    """n agents (0 … n-1), each in its own CartPole-v1; the episode ends when the last one is done.
 
     Args:
         config: ``{"num_agents": 2}``; the default is 1 agent.
@@ -25,7 +25,7 @@ class MultiAgentCartPole(make_multi_agent("CartPole-v1")):  # type: ignore[misc]
 
 
 class MultiAgentPendulum(make_multi_agent("Pendulum-v1")):  # type: ignore[misc]
-    """n agents (0 … n-1), each with a Pendulum-v1 of its own.
+    """n agents (0 … n-1), each in its own Pendulum-v1.
 
     Args:
         config: ``{"num_agents": 2}``; the default is 1 agent.
@@ -68,7 +68,7 @@ class StatelessCartPole(CartPoleEnv):
 
 
 class RandomEnv(gym.Env[Any, Any]):
-    """Random observations and rewards from given spaces: for tests and for measuring a runner alone.
+    """Random observations and rewards from given spaces, for tests and benchmarks.
 
     Args:
         config: ``observation_space``, ``action_space``, ``p_terminated`` (probability that a step
@@ -107,11 +107,11 @@ class RandomEnv(gym.Env[Any, Any]):
         return self._observe(), reward, terminated, truncated, {}
 
     def get_state(self) -> dict[str, Any]:
-        """All but ``np_random``: a restored runner goes on with this in place of replaying the episode."""
+        """Return all state but ``np_random``; a restored runner uses it instead of replaying the episode."""
         return {"num_steps": self._num_steps, "random": space_random_state(self.observation_space)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `get_state` gave."""
+        """Restore what `get_state` returned."""
         self._num_steps = state["num_steps"]
         set_space_random_state(self.observation_space, state["random"])
 

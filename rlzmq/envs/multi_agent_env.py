@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import gymnasium as gym
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, MultiAgentEnvError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.envs.registry import EnvContext, make_env, resolve_env
 
-__all__ = ["MultiAgentEnv", "agent_spaces", "make_multi_agent"]
+__all__ = ["GroupAgentsWrapper", "MultiAgentEnv", "agent_spaces", "make_multi_agent"]
 
 AgentDict = dict[Any, Any]
 
@@ -44,7 +44,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
 
     Attributes:
         possible_agents: Ids of all agents that may ever appear.
-        agents: Ids of the agents that are there now.
+        agents: Ids of the current agents.
         observation_spaces, action_spaces: The agents' spaces by id, or None.
     """
 
@@ -70,7 +70,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Begins an episode. Subclasses may call this one first: it seeds ``np_random``.
+        """Start an episode. Subclasses may call this method first: it seeds ``np_random``.
 
         Args:
             seed: Seed of the environment's random numbers.
@@ -87,7 +87,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
     def step(  # type: ignore[override]
         self, action_dict: AgentDict
     ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
-        """One env step.
+        """Run one env step.
 
         Args:
             action_dict: The actions of exactly the agents that were in the last observations and are not
@@ -101,11 +101,11 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         raise NotImplementedError(f"{type(self).__name__} must implement step(action_dict).")
 
     def get_observation_space(self, agent_id: Any) -> gym.Space[Any]:
-        """The observation space of one agent."""
+        """Return the observation space of one agent."""
         return self._space_of(agent_id, "observation")
 
     def get_action_space(self, agent_id: Any) -> gym.Space[Any]:
-        """The action space of one agent."""
+        """Return the action space of one agent."""
         return self._space_of(agent_id, "action")
 
     def _space_of(self, agent_id: Any, kind: str) -> gym.Space[Any]:
@@ -129,7 +129,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
 
     @property
     def num_agents(self) -> int:
-        """Number of agents that are there now."""
+        """Number of current agents."""
         return len(self.agents)
 
     @property
@@ -143,7 +143,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
         obs_space: gym.Space[Any] | None = None,
         act_space: gym.Space[Any] | None = None,
     ) -> MultiAgentEnv:
-        """This environment with some agents seen as one.
+        """Return this environment with groups of agents as single agents.
 
         A group observes and acts in tuples, one part per member, and gets the sum of the members' rewards;
         the single ones are in ``info["_group_rewards"]``. The members of a group act together.
@@ -152,19 +152,147 @@ class MultiAgentEnv(gym.Env[Any, Any]):
             groups: Group id -> the ids of its agents. Agents in no group stay as they are.
             obs_space, act_space: Tuple spaces of each group; None: tuples of the members' spaces.
         """
-        from rlzmq.envs.agent_groups import GroupAgentsWrapper
-
         return GroupAgentsWrapper(self, groups, obs_space, act_space)
 
     def __str__(self) -> str:
         return f"<{type(self).__name__} with agents {list(self.possible_agents)[:8]}>"
 
 
-def agent_spaces(env: Any) -> tuple[gym.spaces.Dict, gym.spaces.Dict]:
-    """(observation spaces, action spaces) of all possible agents of a multi-agent environment.
+class GroupAgentsWrapper(MultiAgentEnv):
+    """See `MultiAgentEnv.with_agent_groups`.
+
+    A group ends with the last of its members: terminated if any of them was, else truncated.
+
+    Args:
+        env: The environment.
+        groups: Group id -> ids of its agents.
+        obs_space, act_space: Spaces of each group; None: Tuples of the members' spaces.
 
     Raises:
-        ConfigurationError: An agent has no space, or no agents are known.
+        ConfigurationError: If an agent is unknown, or is in two groups.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentEnv,
+        groups: Mapping[Any, Sequence[Any]],
+        obs_space: gym.Space[Any] | None = None,
+        act_space: gym.Space[Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.env = env
+        self.groups = {group: list(members) for group, members in groups.items()}
+        self._group_of: dict[Any, Any] = {}
+        for group, members in self.groups.items():
+            for agent_id in members:
+                if agent_id in self._group_of:
+                    raise ConfigurationError(
+                        f"Agent {agent_id!r} is in two groups: {self._group_of[agent_id]!r} and {group!r}."
+                    )
+                if agent_id not in env.possible_agents:
+                    raise ConfigurationError(
+                        f"Group {group!r}: unknown agent {agent_id!r}; expected some of "
+                        f"{list(env.possible_agents)}."
+                    )
+                self._group_of[agent_id] = group
+        singles = [agent_id for agent_id in env.possible_agents if agent_id not in self._group_of]
+        self.possible_agents = [*self.groups, *singles]
+        self.agents = list(self.possible_agents)
+        observation_spaces = {agent_id: env.get_observation_space(agent_id) for agent_id in singles}
+        action_spaces = {agent_id: env.get_action_space(agent_id) for agent_id in singles}
+        for group, members in self.groups.items():
+            observation_spaces[group] = obs_space or gym.spaces.Tuple(
+                [env.get_observation_space(agent_id) for agent_id in members]
+            )
+            action_spaces[group] = act_space or gym.spaces.Tuple(
+                [env.get_action_space(agent_id) for agent_id in members]
+            )
+        self.observation_spaces, self.action_spaces = observation_spaces, action_spaces
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        self.agents = list(self.possible_agents)
+        self._done: set[Any] = set()
+        self._terminated: set[Any] = set()
+        self._ended_groups: set[Any] = set()
+        observations, infos = self.env.reset(seed=seed, options=options)
+        return self._joined(observations), self._joined_infos(infos, {}, observations)
+
+    def step(  # type: ignore[override]
+        self, action_dict: AgentDict
+    ) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
+        actions: AgentDict = {}
+        for agent_id, action in action_dict.items():
+            if agent_id in self.groups:
+                parts = zip(self.groups[agent_id], action, strict=True)
+                actions.update((member, part) for member, part in parts if member not in self._done)
+            else:
+                actions[agent_id] = action
+        observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
+        self._done.update(key for given in (terminateds, truncateds) for key, value in given.items() if value)
+        self._terminated.update(key for key, value in terminateds.items() if value)
+        flags = []
+        for given in (terminateds, truncateds):
+            joined = {key: value for key, value in given.items() if key not in self._group_of}
+            joined.setdefault("__all__", False)
+            flags.append(joined)
+        for group, members in self.groups.items():
+            ends = group not in self._ended_groups and self._done.issuperset(members)
+            flags[0][group] = ends and not self._terminated.isdisjoint(members)
+            flags[1][group] = ends and not flags[0][group]
+            if ends:
+                self._ended_groups.add(group)
+        sums: AgentDict = {}
+        for agent_id, reward in rewards.items():
+            group = self._group_of.get(agent_id, agent_id)
+            sums[group] = sums.get(group, 0.0) + reward
+        return (
+            self._joined(observations),
+            sums,
+            flags[0],
+            flags[1],
+            self._joined_infos(infos, rewards, observations),
+        )
+
+    def _joined(self, observations: AgentDict) -> AgentDict:
+        joined = {key: value for key, value in observations.items() if key not in self._group_of}
+        for group, members in self.groups.items():
+            present = [agent_id for agent_id in members if agent_id in observations]
+            if not present:
+                continue
+            if len(present) != len(members):
+                missing = [agent_id for agent_id in members if agent_id not in observations]
+                raise MultiAgentEnvError(
+                    f"Group {group!r}: expected observations of all members or of none, but {missing} "
+                    "have none while "
+                    f"{present} have. Members of a group act at the same steps."
+                )
+            joined[group] = tuple(observations[agent_id] for agent_id in members)
+        return joined
+
+    def _joined_infos(self, infos: AgentDict, rewards: AgentDict, observations: AgentDict) -> AgentDict:
+        joined: AgentDict = {key: value for key, value in infos.items() if key not in self._group_of}
+        for group, members in self.groups.items():
+            if any(agent_id in observations or agent_id in rewards for agent_id in members):
+                joined[group] = {
+                    **{agent_id: infos[agent_id] for agent_id in members if infos.get(agent_id)},
+                    "_group_rewards": [rewards.get(agent_id, 0.0) for agent_id in members],
+                }
+        return joined
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def agent_spaces(env: Any) -> tuple[gym.spaces.Dict, gym.spaces.Dict]:
+    """Return (observation spaces, action spaces) of all possible agents of a multi-agent environment.
+
+    Raises:
+        ConfigurationError: If an agent has no space, or no agents are known.
     """
     agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or ())
     by_agent = getattr(env, "observation_spaces", None) or getattr(env, "observation_space", None)
@@ -182,7 +310,7 @@ def agent_spaces(env: Any) -> tuple[gym.spaces.Dict, gym.spaces.Dict]:
 
 
 def make_multi_agent(env_name_or_creator: str | type | Callable[..., Any]) -> type[MultiAgentEnv]:
-    """A class of environments in which n agents each play in a single-agent environment of their own.
+    """Return a class of environments in which n agents each act in their own single-agent environment.
 
     Example:
         >>> MultiAgentCartPole = make_multi_agent("CartPole-v1")

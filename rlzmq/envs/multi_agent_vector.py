@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError, EnvironmentError_, MultiAgentEnvError
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
-from rlzmq.envs.multi_agent_replay import AgentsReplay, AgentsWay, agents_position
+from rlzmq.envs.multi_agent_replay import MultiAgentHistory, MultiAgentReplay, multi_agent_env_state
 from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
 from rlzmq.episodes.step_dicts import as_flag
 
@@ -62,7 +62,7 @@ class SyncVectorMultiAgentEnv:
         self.is_resetting = False
         self.failed: list[int] = []
         self.recover: Recover | None = None
-        self.ways = [AgentsWay() for _ in range(self.num_envs)]
+        self.histories = [MultiAgentHistory() for _ in range(self.num_envs)]
         self._latest_observations: list[AgentDict] = [{} for _ in range(self.num_envs)]
         self._is_new = True
 
@@ -94,7 +94,7 @@ class SyncVectorMultiAgentEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[AgentDict], list[AgentDict]]:
-        """Resets all environments.
+        """Reset all environments.
 
         Args:
             seed: Environment i gets ``seed + 1000 * i`` (wide apart, as environments may seed their parts
@@ -117,7 +117,7 @@ class SyncVectorMultiAgentEnv:
     def step(
         self, actions: Sequence[AgentDict]
     ) -> tuple[list[AgentDict], list[AgentDict], list[AgentDict], list[AgentDict], list[AgentDict]]:
-        """Steps all environments, or resets those whose episode is over.
+        """Step all environments, or resets those whose episode is over.
 
         Args:
             actions: One dict by agent id per environment.
@@ -144,7 +144,7 @@ class SyncVectorMultiAgentEnv:
                 observations, infos = self._reset_env(index, None, None)
                 needs_reset[index] = False
             else:
-                self.ways[index].note_step(action_dict)
+                self.histories[index].record_step(action_dict)
                 try:
                     row = env.step(action_dict)
                 except Exception as error:
@@ -163,25 +163,27 @@ class SyncVectorMultiAgentEnv:
         self._latest_observations = all_observations
         return all_observations, all_rewards, all_terminateds, all_truncateds, all_infos
 
-    # -- positions -----------------------------------------------------------------------------
+    # -- states -----------------------------------------------------------------------------
 
-    def get_positions(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
-        """See `LeanSyncVectorEnv.get_positions`."""
+    def get_env_states(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
+        """See `LeanSyncVectorEnv.get_env_states`."""
         over = self.needs_reset.tolist() if has_episodes else [True] * self.num_envs
         return [
-            agents_position(env, self._latest_observations[i], over[i], self.ways[i], is_new=self._is_new)
+            multi_agent_env_state(
+                env, self._latest_observations[i], over[i], self.histories[i], is_new=self._is_new
+            )
             for i, env in enumerate(self.envs)
         ]
 
-    def set_positions(self, positions: Sequence[Mapping[str, Any]]) -> AgentsReplay:
-        """See `LeanSyncVectorEnv.set_positions`."""
-        replay = AgentsReplay()
-        for index, (env, position) in enumerate(zip(self.envs, positions, strict=True)):
-            has_arrived, observations, way = replay.bring_back(index, env, position)
+    def set_env_states(self, states: Sequence[Mapping[str, Any]]) -> MultiAgentReplay:
+        """See `LeanSyncVectorEnv.set_env_states`."""
+        replay = MultiAgentReplay()
+        for index, (env, saved) in enumerate(zip(self.envs, states, strict=True)):
+            has_arrived, observations, history = replay.restore(index, env, saved)
             self.needs_reset[index] = not has_arrived
             self._latest_observations[index] = observations or {}
-            self.ways[index] = way or AgentsWay()
-            self._is_new = self._is_new and "state" not in position and not has_arrived
+            self.histories[index] = history or MultiAgentHistory()
+            self._is_new = self._is_new and "state" not in saved and not has_arrived
         self.resetting[:] = False
         self.failed = []
         return replay
@@ -191,7 +193,7 @@ class SyncVectorMultiAgentEnv:
     def _reset_env(
         self, index: int, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[AgentDict, AgentDict]:
-        self.ways[index].note_reset(self.envs[index], seed, is_known=not options)
+        self.histories[index].record_reset(self.envs[index], seed, is_known=not options)
         self.is_resetting = True
         try:
             row = self.envs[index].reset(seed=seed, options=options)
@@ -202,7 +204,7 @@ class SyncVectorMultiAgentEnv:
         return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
 
     def _checked(self, index: int, row: Any, method: str, names: tuple[str, ...]) -> Any:
-        """What an environment returned, once it has the right form; infos may be left out (None)."""
+        """Check the form of what an environment returned; infos may be None."""
         where = f"Environment {index} of {self.num_envs}: {method}() returned"
         if not isinstance(row, (tuple, list)) or len(row) != len(names):
             got = f"{len(row)}" if isinstance(row, (tuple, list)) else f"{type(row).__name__} {row!r:.80}"
@@ -216,7 +218,7 @@ class SyncVectorMultiAgentEnv:
         return row
 
     def _recovered(self, index: int, error: Exception) -> tuple[AgentDict, AgentDict]:
-        """The first observations of a new environment in place of one that raised."""
+        """Replace an environment that raised, and return the new one's first observations."""
         attempt: Exception = error
         while True:
             if self.recover is None:
@@ -234,7 +236,7 @@ class SyncVectorMultiAgentEnv:
             except Exception as close_error:  # it is broken already: only the new one counts
                 error.add_note(f"close() raised {close_error!r}")
             try:
-                self.ways[index].note_reset(self.envs[index], seed, is_known=seed is not None)
+                self.histories[index].record_reset(self.envs[index], seed, is_known=seed is not None)
                 self.envs[index] = self._creators[index]()
                 row = self.envs[index].reset(seed=seed, options=None)
             except Exception as again:
@@ -245,13 +247,13 @@ class SyncVectorMultiAgentEnv:
             return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Closes all environments."""
+        """Close all environments."""
         for env in self.envs:
             env.close()
 
 
 def _has_form(row: Any) -> bool:
-    """Whether these are five dicts, at first sight."""
+    """Return whether these are five dicts, at first sight."""
     if type(row) is not tuple or len(row) != 5:
         return False
     a, b, c, d, e = row
@@ -259,7 +261,7 @@ def _has_form(row: Any) -> bool:
 
 
 def _says_over(flags: Mapping[Any, Any]) -> bool:
-    """Whether the episode is over; a flag that is none is for the episode to refuse, which says whose it is."""
+    """Return whether the episode is over; the episode rejects invalid flags and names their agent."""
     flag = flags.get("__all__")
     if flag is None or flag is False or flag is True:
         return flag is True
@@ -272,7 +274,7 @@ def _says_over(flags: Mapping[Any, Any]) -> bool:
 def make_multi_agent_vec(
     env: object, *, num_envs: int = 1, mode: object = "sync", context: EnvContext | None = None
 ) -> SyncVectorMultiAgentEnv:
-    """Makes a vector of multi-agent environments.
+    """Make a vector of multi-agent environments.
 
     Args:
         env: Anything that ``resolve_env`` accepts and that makes a `MultiAgentEnv`.

@@ -1,4 +1,4 @@
-"""Whether observations have the form that their spaces say: in words, and for whoever sent one that has not."""
+"""Checks of observations against their spaces."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ __all__ = ["check_agents_observations", "misfit"]
 
 
 def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
-    """What is wrong with an observation's structure, shape or kind (number or text); ``""``: nothing.
+    """Describe what is wrong with an observation's structure, shape or kind (number or text); ``""`` if nothing.
 
-    Values beyond the space's bounds, and other dtypes of one kind, are not looked at; nor are spaces without a
-    fixed shape.
+    Values outside the bounds, other dtypes of one kind, and spaces without a fixed shape are not checked.
 
     Args:
         space: Of one environment or agent.
         item: An observation.
-        path: What it is called.
+        path: Its name in the message.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(item, Mapping) or item.keys() != space.spaces.keys():
@@ -52,14 +51,14 @@ def misfit(space: gym.Space[Any], item: Any, path: str) -> str:
 def check_agents_observations(
     observed: Iterable[tuple[str, int, Mapping[Any, Any]]], by_agent: Mapping[Any, gym.Space[Any]]
 ) -> None:
-    """Refuses observations that their agents' spaces forbid; agents without a space may send anything.
+    """Raise if observations do not fit their agents' spaces; agents without a space may send anything.
 
     Args:
         observed: (episode id, env step, observations by agent id) of each environment.
         by_agent: The agents' spaces.
 
     Raises:
-        MultiAgentEnvError: The first one that does not fit.
+        MultiAgentEnvError: If the first one that does not fit.
     """
     for episode_id, env_t, observations in observed:
         for agent_id, item in observations.items():
@@ -75,7 +74,7 @@ def check_agents_observations(
 
 
 def _fits(space: gym.Space[Any], item: np.ndarray[Any, Any]) -> bool:
-    """Whether an array does for sure; cheap."""
+    """Return whether an array certainly fits; cheap."""
     return bool(item.shape == space.shape and item.dtype == space.dtype)
 
 

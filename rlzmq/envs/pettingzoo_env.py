@@ -11,7 +11,7 @@ __all__ = ["ParallelPettingZooEnv", "PettingZooEnv"]
 
 
 def _check_kind(env: Any, kind: str, other: str) -> None:
-    """Refuses what is no PettingZoo environment of the right kind."""
+    """Raise unless this is a PettingZoo environment of the right kind."""
     try:
         import pettingzoo
     except ImportError as error:
@@ -33,7 +33,7 @@ def _set_spaces(wrapper: MultiAgentEnv, env: Any) -> None:
 
 
 def _end_flags(terminateds: AgentDict, truncateds: AgentDict, is_over: bool) -> None:
-    """Adds ``"__all__"``: an episode whose last agents were all truncated is truncated, else terminated."""
+    """Add ``"__all__"``: an episode whose last agents were all truncated is truncated, else terminated."""
     last = [key for key in truncateds if key != "__all__"]
     all_truncated = bool(last) and all(truncateds[key] and not terminateds.get(key) for key in last)
     truncateds["__all__"] = is_over and all_truncated
@@ -93,7 +93,7 @@ class PettingZooEnv(MultiAgentEnv):
             )
             if not (terminateds[agent] or truncateds[agent]):
                 break
-            env.step(None)  # a done agent's turn only takes it out of the game
+            env.step(None)  # a done agent's turn only removes it
         self.agents = list(env.agents)
         _end_flags(terminateds, truncateds, not env.agents)
         return observations, rewards, terminateds, truncateds, infos

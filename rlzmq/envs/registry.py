@@ -1,4 +1,4 @@
-"""What ``config.env`` may be, and how one environment is made from it.
+"""Resolving ``config.env`` and creating environments.
 
 An environment is given as a Gymnasium id, a name registered with :func:`register_env`, a class, a
 callable that takes an :class:`EnvContext`, or the text ``"package.module:Class"``. ``resolve_env``
@@ -77,7 +77,7 @@ class EnvContext(dict[str, Any]):
         num_workers: int | None = None,
         recreated_worker: bool | None = None,
     ) -> EnvContext:
-        """A copy with the given facts replaced; None keeps the own value."""
+        """Return a copy with the given facts replaced; None keeps the own value."""
         return EnvContext(
             dict(self) if env_config is None else env_config,
             self.worker_index if worker_index is None else worker_index,
@@ -88,7 +88,7 @@ class EnvContext(dict[str, Any]):
         )
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Adds the keys of ``defaults`` that are not there yet."""
+        """Add the keys of ``defaults`` that are not there yet."""
         for key, value in defaults.items():
             self.setdefault(key, value)
 
@@ -114,15 +114,15 @@ class EnvEntry:
 
 
 def register_env(name: str, env_creator: Callable[..., Any]) -> None:
-    """Makes ``env_creator`` known as ``name``, to be used as ``config.environment(name)``.
+    """Make ``env_creator`` known as ``name``, to be used as ``config.environment(name)``.
 
     Args:
         name: Any text; a registered name goes before a Gymnasium id of the same spelling.
         env_creator: Called with an :class:`EnvContext`, returns a ``gymnasium.Env`` or a ``MultiAgentEnv``.
 
     Raises:
-        ValueError: The name is empty.
-        TypeError: The creator is not callable.
+        ValueError: If the name is empty.
+        TypeError: If the creator is not callable.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"register_env: expected a non-empty name, got {name!r}.")
@@ -135,18 +135,18 @@ def register_env(name: str, env_creator: Callable[..., Any]) -> None:
 
 
 def registered_envs() -> dict[str, Callable[..., Any]]:
-    """The creators registered in this process, by name (a copy)."""
+    """Return the creators registered in this process, by name (a copy)."""
     return dict(_CREATORS)
 
 
 def registration_of(env: object) -> tuple[str, Any] | None:
-    """What another process needs to know to make the env that a name stands for here.
+    """Return what another process needs to create the env registered under a name here.
 
     Args:
         env: ``config.env``.
 
     Returns:
-        (name, creator or Gymnasium EnvSpec); None where the name says it all, or `env` is no name.
+        (name, creator or Gymnasium EnvSpec); None if the name is sufficient, or `env` is no name.
     """
     if not isinstance(env, str):
         return None
@@ -170,7 +170,7 @@ def adopt_registration(registration: tuple[str, Any] | None) -> None:
 
 
 def resolve_env(env: object) -> EnvEntry:
-    """Finds out what ``config.env`` means.
+    """Resolve ``config.env``.
 
     Args:
         env: A Gymnasium id, a registered name, a class, a callable, or ``"package.module:Class"``.
@@ -179,7 +179,7 @@ def resolve_env(env: object) -> EnvEntry:
         The entry to make environments from.
 
     Raises:
-        ConfigurationError: Nothing of that name exists (the text names the closest one that does),
+        ConfigurationError: If nothing of that name exists (the text names the closest one that does),
             or ``env`` is none of the above.
     """
     if isinstance(env, EnvEntry):
@@ -206,7 +206,7 @@ def resolve_env(env: object) -> EnvEntry:
 
 
 def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
-    """Makes one environment.
+    """Make one environment.
 
     Args:
         env: Anything that :func:`resolve_env` accepts.
@@ -219,7 +219,7 @@ def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
         A ``gymnasium.Env`` (or ``MultiAgentEnv``), not yet reset.
 
     Raises:
-        ConfigurationError: The id does not exist, or the settings do not fit its parameters.
+        ConfigurationError: If the id does not exist, or the settings do not fit its parameters.
     """
     entry = resolve_env(env)
     context = env_config if isinstance(env_config, EnvContext) else EnvContext(env_config)
@@ -236,7 +236,7 @@ def make_env(env: object, env_config: Mapping[str, Any] | None = None) -> Any:
 
 
 def call_creator(entry: EnvEntry, context: EnvContext, **extra: Any) -> Any:
-    """Calls an entry's class or callable the way its signature asks for (see ``make_env``)."""
+    """Call an entry's class or callable with the arguments its signature takes (see ``make_env``)."""
     creator = entry.creator
     assert creator is not None
     try:
@@ -286,7 +286,7 @@ def _resolve_name(name: str) -> EnvEntry:
 
 
 def _resolve_module_name(name: str) -> EnvEntry:
-    """``"package.module:Class"``, or Gymnasium's ``"package.module:Id-v0"``."""
+    """Return ``"package.module:Class"``, or Gymnasium's ``"package.module:Id-v0"``."""
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -311,7 +311,7 @@ def _resolve_module_name(name: str) -> EnvEntry:
 
 def _unknown_name(name: str) -> ConfigurationError:
     hint = did_you_mean(name, [*gym.registry, *_CREATORS]) if name else ""
-    if "Did you mean" not in hint:  # the list of all ids helps nobody
+    if "Did you mean" not in hint:  # the list of all ids is too long to help
         hint = " gymnasium.pprint_registry() lists the ids."
     if name.startswith("ALE/"):
         hint = " Atari environments need `pip install ale-py` and `import ale_py`."

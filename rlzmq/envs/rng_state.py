@@ -1,4 +1,4 @@
-"""The states of random number generators as plain values: of an environment, of a space, of all in an object."""
+"""States of the random number generators of environments and spaces, as plain values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "space_random_state",
 ]
 
-# An environment that holds more objects, or holds them deeper, is known in part only.
+# Limits of the search for generators; further objects are ignored.
 _MAX_OBJECTS = 2_000
 _MAX_DEPTH = 8
 _LONGEST_CONTAINER = 256
@@ -32,39 +32,39 @@ _NOTHING_INSIDE = (
     *(str, bytes, bool, int, float, complex, type(None), np.ndarray, np.generic, type),
     *(FunctionType, BuiltinFunctionType, MethodType, ModuleType),
 )
-# Who acts may sample from these.
+# The code that acts may sample from these.
 _NOT_THE_ENVS = frozenset({"action_space", "action_spaces"})
-_LAZY = "_np_random"  # Gymnasium's environments and spaces make theirs when it is first asked for
+_LAZY = "_np_random"  # Gymnasium's environments and spaces create theirs on first use
 
 
 # -- one generator ----------------------------------------------------------------------------------
 
 
 def random_state(env: Any) -> dict[str, Any] | None:
-    """The state of an environment's ``np_random``, if it has used or was given one."""
+    """Return the state of an environment's ``np_random``, if it has used or was given one."""
     generator = getattr(getattr(env, "unwrapped", env), "_np_random", None)
     return None if generator is None else _plain_state(generator)
 
 
 def set_random_state(env: Any, state: Mapping[str, Any] | None) -> None:
-    """Give an environment's ``np_random`` this state.
+    """Set the state of an environment's ``np_random``.
 
     Raises:
-        ValueError: The environment has another kind of generator.
+        ValueError: If the environment has another kind of generator.
     """
     if state is not None:
         env.unwrapped.np_random.bit_generator.state = _numpy_state(state)
 
 
 def space_random_state(space: Any) -> list[Any]:
-    """The random states of a space and its parts."""
+    """Return the random states of a space and its parts."""
     generator = getattr(space, "_np_random", None)
     state = None if generator is None else _plain_state(generator)
     return [state, *(space_random_state(part) for part in _parts(space))]
 
 
 def set_space_random_state(space: Any, state: Sequence[Any]) -> None:
-    """Give a space and its parts what `space_random_state` returned; another kind of space is left alone."""
+    """Set the random states of a space and its parts; no-op for another kind of space."""
     parts = _parts(space)
     if len(parts) != len(state) - 1:
         return
@@ -81,13 +81,13 @@ def _parts(space: Any) -> list[Any]:
 
 
 def _plain_state(generator: Any) -> dict[str, Any]:
-    """A bit generator's state, arrays as lists, so that it compares and prints in one way."""
+    """Return a bit generator's state with arrays as lists, so that it can be compared and printed."""
     plain: dict[str, Any] = plain_random(generator.bit_generator.state)
     return plain
 
 
 def plain_random(value: Any) -> Any:
-    """A bit generator's state without arrays."""
+    """Return a bit generator's state without arrays."""
     if isinstance(value, Mapping):
         return {key: plain_random(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -108,7 +108,7 @@ def _numpy_state(value: Any) -> Any:
 
 
 def get_random_states(env: Any) -> dict[str, Any]:
-    """The states of all generators in an environment's attributes, their attributes, lists and dicts.
+    """Return the states of all generators in an environment's attributes, their attributes, lists and dicts.
 
     Those of action spaces are left out.
 
@@ -119,10 +119,10 @@ def get_random_states(env: Any) -> dict[str, Any]:
 
 
 def set_random_states(env: Any, states: Mapping[str, Any]) -> None:
-    """Give an environment's generators these states.
+    """Set the states of an environment's generators.
 
     Raises:
-        ValueError: It has no generator in such a place, or one of another kind.
+        ValueError: If it has no generator in such a place, or one of another kind.
     """
     places = {path: (found, owner) for path, found, owner in _generators(env)}
     for path, state in states.items():
@@ -133,7 +133,7 @@ def set_random_states(env: Any, states: Mapping[str, Any]) -> None:
 
 
 def _generators(env: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(path, generator or None, whose attribute it is), each generator once, breadth first."""
+    """Yield (path, generator or None, owner) of each generator once, breadth first."""
     seen = {id(env)}
     waiting: deque[tuple[str, Any, int]] = deque([("", env, 0)])
     while waiting:

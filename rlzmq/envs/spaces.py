@@ -1,4 +1,4 @@
-"""Which spaces can be stored in columns, and the error for those that cannot."""
+"""Check that spaces can be stored in columns."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 def check_space(space: object, name: str, *, where: str = "") -> None:
-    """Refuses spaces whose elements have no fixed shape and dtype.
+    """Raise if a space's elements have no fixed shape and dtype.
 
     Args:
         space: The space of one environment (not of a vector env).
-        name: What it is, e.g. ``"observation_space"``; the text names the sub-space within it.
+        name: Its name, e.g. ``"observation_space"``; the text names the sub-space within it.
         where: Which environment, for the text.
 
     Raises:
-        ConfigurationError: It is no Gymnasium space at all.
-        UnsupportedSpaceError: It is, or contains, a space of another kind than Box, Discrete,
+        ConfigurationError: If it is no Gymnasium space at all.
+        UnsupportedSpaceError: If it is, or contains, a space of another kind than Box, Discrete,
             MultiDiscrete, MultiBinary, Dict and Tuple. The text says what to do.
     """
     place = f" of {where}" if where else ""
@@ -41,7 +41,7 @@ def check_space(space: object, name: str, *, where: str = "") -> None:
 
 
 def check_env_spaces(env: object, *, where: str = "") -> None:
-    """Checks the observation and action space of a single environment (see ``check_space``)."""
+    """Check the observation and action space of a single environment (see ``check_space``)."""
     check_space(getattr(env, "observation_space", None), "observation_space", where=where)
     check_space(getattr(env, "action_space", None), "action_space", where=where)
 

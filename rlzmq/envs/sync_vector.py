@@ -14,7 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import EnvironmentError_
-from rlzmq.envs.env_state import Replay, StepHistory, env_position
+from rlzmq.envs.env_state import Replay, StepHistory, env_state
 from rlzmq.envs.observation_check import misfit
 from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 from rlzmq.episodes.step_dicts import as_flag
@@ -29,13 +29,13 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     """Steps its environments one after the other, exactly as Gymnasium's ``SyncVectorEnv`` does.
 
     ``reset`` and ``step`` keep Gymnasium's results to the bit (NEXT_STEP autoreset). Runners use
-    ``reset_sparse`` and ``step_sparse``, which hand out the internal buffers (valid until the next
+    ``reset_sparse`` and ``step_sparse``, which return the internal buffers (valid until the next
     call) and the infos by environment index, without the empty ones.
 
     Attributes:
         recover: Called with (env index, exception) when an environment raises; it must return the
             (observation, info) of a reset replacement. None: the exception becomes an ``EnvironmentError_``.
-        history: What `get_positions` needs; samplers add the actions of each fragment.
+        history: What `get_env_states` needs; samplers add the actions of each fragment.
         failed: Indices of the environments that were recovered in the last ``step_sparse``: they were
             reset, not stepped, and their action was not used.
         is_resetting: Whether one of them is being reset in a step right now, for another thread to see.
@@ -71,7 +71,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def reset_sparse(
         self, seeds: Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, SparseInfos]:
-        """Resets every environment.
+        """Reset every environment.
 
         Args:
             seeds: One seed (or None) per environment.
@@ -99,7 +99,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         return self._gather(), infos
 
     def step_sparse(self, actions: Any) -> SparseStep:
-        """One step of every environment; those that were done get their reset instead.
+        """Return one step of every environment; those that were done get their reset instead.
 
         Args:
             actions: Batched actions ``[num_envs, ...]``, as of ``action_space``.
@@ -109,7 +109,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             non-empty infos by environment index.
 
         Raises:
-            EnvironmentError_: An environment raised, or gave a reward that is not one number or a flag that
+            EnvironmentError_: If an environment raised, or gave a reward that is not one number or a flag that
                 is none, and ``recover`` is None; or an observation has another form than its space.
         """
         items: Iterable[Any] = actions if self._iterates_as_array else iterate(self.action_space, actions)
@@ -162,36 +162,36 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         return self._gather(), rewards, terminated, truncated, infos
 
     def needs_reset(self, index: int) -> bool:
-        """Whether environment ``index`` is done, so that its next step is a reset."""
+        """Return whether environment ``index`` is done, so that its next step is a reset."""
         return self._needs_reset[index]
 
-    # -- positions -----------------------------------------------------------------------------
+    # -- states -----------------------------------------------------------------------------
 
-    def get_positions(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
-        """Where each environment is, as plain values and arrays (see `rlzmq.envs.env_state`).
+    def get_env_states(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
+        """Return each environment's state within its episode, as plain values and arrays.
 
         Args:
-            has_episodes: Whether their episodes go on; else only their random states matter.
+            has_episodes: Whether their episodes continue; else only their random states are needed.
         """
         over = [not has_episodes or needs_reset for needs_reset in self._needs_reset]
         return [
-            env_position(env, self._latest_obs[i], over[i], self.history, i, is_new=self._is_new)
+            env_state(env, self._latest_obs[i], over[i], self.history, i, is_new=self._is_new)
             for i, env in enumerate(self.envs)
         ]
 
-    def set_positions(self, positions: Sequence[Mapping[str, Any]]) -> Replay:
-        """Takes each environment to where `get_positions` found it.
+    def set_env_states(self, states: Sequence[Mapping[str, Any]]) -> Replay:
+        """Restore the states that `get_env_states` returned.
 
-        Those that do not arrive, or whose episodes were over, are reset in the next step: see `needs_reset`.
+        Environments that cannot be restored, or whose episodes were over, are reset in the next step.
         """
         replay = Replay()
-        for index, (env, position) in enumerate(zip(self.envs, positions, strict=True)):
-            has_arrived, observation, begin = replay.bring_back(index, env, position)
+        for index, (env, saved) in enumerate(zip(self.envs, states, strict=True)):
+            has_arrived, observation, begin = replay.restore(index, env, saved)
             self._needs_reset[index] = not has_arrived
             if observation is not None:
                 self._latest_obs[index] = observation
-            self.history.resume(index, begin, position.get("due_in", 0))
-            self._is_new = self._is_new and "state" not in position and not has_arrived
+            self.history.resume(index, begin, saved.get("due_in", 0))
+            self._is_new = self._is_new and "state" not in saved and not has_arrived
         self._terminated_buffer[:] = False
         self._truncated_buffer[:] = False
         self.failed = []
@@ -200,7 +200,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def _begin(
         self, index: int, env: gym.Env[Any, Any], seed: int | None, options: dict[str, Any] | None
     ) -> None:
-        """An episode begins; how it goes with `options` is not kept."""
+        """Record a reset; one with `options` cannot be replayed."""
         self.history.begin(index, env, seed)
         if options:
             self.history.resume(index, None)
@@ -210,7 +210,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """As Gymnasium's, ``options["reset_mask"]`` included."""
+        """Reset as Gymnasium's vector envs do, including ``options["reset_mask"]``."""
         if isinstance(seed, int):
             seeds: list[int | None] = [seed + index for index in range(self.num_envs)]
         elif seed is None:
@@ -230,7 +230,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """As Gymnasium's."""
+        """Step as Gymnasium's vector envs do."""
         observations, rewards, terminated, truncated, infos = self.step_sparse(actions)
         return (
             self._public(observations),

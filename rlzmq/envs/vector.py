@@ -38,7 +38,7 @@ def make_vec(
     mode: object = "sync",
     context: EnvContext | None = None,
 ) -> VectorEnv[Any, Any, Any]:
-    """Makes a vector environment with NEXT_STEP autoreset.
+    """Make a vector environment with NEXT_STEP autoreset.
 
     Args:
         env: Anything that ``resolve_env`` accepts.
@@ -53,7 +53,7 @@ def make_vec(
     Raises:
         ConfigurationError: Unknown id or mode, no native vector class, an autoreset mode other than
             NEXT_STEP, sub-environments whose spaces differ.
-        UnsupportedSpaceError: A space that has no fixed shape and dtype.
+        UnsupportedSpaceError: If a space that has no fixed shape and dtype.
     """
     entry = resolve_env(env)
     context = EnvContext() if context is None else context
@@ -89,7 +89,7 @@ def make_vec(
 
 
 def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
-    """The infos of a Gymnasium vector env by environment index, without the empty ones.
+    """Return the non-empty infos of a Gymnasium vector env by environment index.
 
     Args:
         infos: As ``VectorEnv.step`` returns them: key -> array ``[num_envs, ...]``, with the mask
@@ -118,7 +118,7 @@ def sparse_infos(infos: Mapping[str, Any], num_envs: int) -> SparseInfos:
 
 
 def _make_checked(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
-    """One environment for a vector env, with the checks that Gymnasium leaves to the first step."""
+    """Create one environment for a vector env, with checks that Gymnasium defers to the first step."""
     env = make_env(entry, context)
     if not isinstance(env, gym.Env):
         hint = ""
@@ -138,7 +138,7 @@ def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
 
 
 class _ExitsAsErrors(gym.Wrapper[Any, Any, Any, Any]):
-    """In a process of its own: an env's ``sys.exit`` would end that process, and nobody would know why."""
+    """Call an env in a subprocess, where its ``sys.exit`` would end the process without an explanation."""
 
     def reset(self, **kwargs: Any) -> Any:
         try:
@@ -246,10 +246,10 @@ def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEn
 
 @contextlib.contextmanager
 def _main_module_hidden() -> Iterator[None]:
-    """Child processes started inside do not run the user's script again.
+    """Keep child processes started inside from running the user's script again.
 
     ``multiprocessing`` re-imports ``__main__`` in each child, which would start a script without an
-    ``if __name__`` guard anew. The children need nothing of it: cloudpickle sends what it defines by value.
+    ``if __name__`` guard again. The children do not need it: cloudpickle sends its definitions by value.
     """
     with _MAIN_LOCK:
         main = sys.modules["__main__"]

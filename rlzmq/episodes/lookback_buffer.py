@@ -166,7 +166,7 @@ class InfiniteLookbackBuffer(ColumnStore):
             ``[num_items, ...]``: views where the items are an unfilled slice, copies otherwise.
 
         Raises:
-            IndexError: An int or a list's element names no item and there is no ``fill``.
+            IndexError: If an int or a list's element names no item and there is no ``fill``.
             ValueError: ``one_hot_discrete`` without a space.
             TypeError: For any other kind of index.
         """
@@ -291,8 +291,8 @@ class InfiniteLookbackBuffer(ColumnStore):
             neg_index_as_lookback: As in `get`.
 
         Raises:
-            IndexError: An index names no item, or ``new_data`` has another number of items.
-            ValueError: An item's structure or (array-backed) shape or kind differs from the column's.
+            IndexError: If an index names no item, or ``new_data`` has another number of items.
+            ValueError: If an item's structure or (array-backed) shape or kind differs from the column's.
         """
         if at_indices is None:
             at_indices = slice(None)

@@ -140,7 +140,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         """Return a batch of episodes' chunks, copied into columns; nothing of them is lost.
 
         Raises:
-            ValueError: An agent's data do not make columns (items of different shapes).
+            ValueError: If an agent's data do not make columns (items of different shapes).
         """
         return multi_agent_gather.from_episodes(cls, list(episodes))
 
@@ -178,7 +178,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         is in exactly one part; its first part is not done.
 
         Raises:
-            ValueError: There are fewer env steps, or `num_steps` is negative.
+            ValueError: If there are fewer env steps, or `num_steps` is negative.
         """
         if (updated := self.updated()) is not self:
             return updated.split(num_steps)

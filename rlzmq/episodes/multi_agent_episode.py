@@ -163,7 +163,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             infos: Their info dicts.
 
         Raises:
-            ValueError: The episode was reset or stepped before, or is done. The episode is unchanged then,
+            ValueError: If the episode was reset or stepped before, or is done. The episode is unchanged then,
                 as after an error of `agent_to_module_mapping_fn`.
         """
         if self.is_done or self.agent_episodes or self.env_t != 0:
@@ -204,7 +204,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
             extra_model_outputs: Agent -> {key: value} of the actions, e.g. ``{"a": {"action_logp": -0.7}}``.
 
         Raises:
-            MultiAgentEnvError: The episode or an agent with data is done already; an agent acted without
+            MultiAgentEnvError: If the episode or an agent with data is done already; an agent acted without
                 (or twice on one) observation, was given an observation without having acted, acted and
                 observed without a reward, or acted and was truncated without a last observation; rewards
                 to be added up are no numbers, extra model outputs are no dict, or (array-backed) an item does
@@ -453,7 +453,7 @@ class MultiAgentEpisode(MultiAgentGetters, MultiAgentChunks):
                 actions, of waiting agents, and those before an agent's first observation.
 
         Raises:
-            ValueError: A reward is not one number.
+            ValueError: If a reward is not one number.
         """
         total = sum(sae.get_return() for sae in self.agent_episodes.values())
         if include_hanging_rewards:

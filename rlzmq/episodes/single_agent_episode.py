@@ -272,7 +272,7 @@ class SingleAgentEpisode(EpisodeChunks):
         """Return the sum of this chunk's rewards, lookback left out.
 
         Raises:
-            ValueError: A reward is not one number.
+            ValueError: If a reward is not one number.
         """
         try:
             rewards = as_rewards(self.rewards.get())

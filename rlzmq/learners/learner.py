@@ -41,7 +41,7 @@ from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
-from rlzmq.core.typed_values import freeze_known, thaw
+from rlzmq.core.typed_values import decode, encode_supported
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.learner_ranks import UpdateAgreement, UpdateStart
 from rlzmq.learners.minibatches import MinibatchIterator
@@ -325,10 +325,10 @@ class Learner(LearnerHooks):
         return self._builder.build(episodes=episodes)
 
     def _get_metrics_state(self) -> Any:
-        return freeze_known(self.metrics.get_state())
+        return encode_supported(self.metrics.get_state())
 
     def _set_metrics_state(self, state: Any) -> None:
-        self.metrics.set_state(thaw(state))
+        self.metrics.set_state(decode(state))
 
     def _drop_untrained(self, train_batch: TrainBatch) -> None:
         for module_id in list(train_batch.columns):

@@ -1,7 +1,7 @@
-"""What an RLModule may offer beyond forward passes: mix-in classes that learners ask for.
+"""Mix-in classes for optional RLModule features that learners need.
 
 A module lists them as further base classes, ``class MyModule(TorchRLModule, ValueFunctionAPI)``; a
-learner names those it needs and says which one is missing.
+learner declares those it needs and reports a missing one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ValueFunctionAPI(ABC):
 
     @abstractmethod
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Tensor:
-        """State values of a train batch.
+        """Return the state values of a train batch.
 
         Args:
             batch: The train batch, at least ``obs`` (and ``state_in`` if stateful).
@@ -44,7 +44,7 @@ class InferenceOnlyAPI(ABC):
 
     @abstractmethod
     def get_non_inference_attributes(self) -> list[str]:
-        """Attributes that acting does not need, dotted paths allowed: ``["vf", "encoder.critic"]``.
+        """Return attributes that acting does not need, dotted paths allowed: ``["vf", "encoder.critic"]``.
 
         They are deleted after ``setup()`` if ``inference_only``, and left out of
         ``get_state(inference_only=True)``. Names that do not exist (yet) are ignored.
@@ -56,15 +56,15 @@ class TargetNetworkAPI(ABC):
 
     @abstractmethod
     def make_target_networks(self) -> None:
-        """Creates the target networks as copies. The learner calls it once, after building the module."""
+        """Create the target networks as copies. The learner calls it once, after building the module."""
 
     @abstractmethod
     def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
-        """Pairs ``(main network, target network)`` of the same architecture."""
+        """Return pairs ``(main network, target network)`` of the same architecture."""
 
     @abstractmethod
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> Any:
-        """The target networks' outputs on a train batch, without gradients."""
+        """Compute the target networks' outputs on a train batch, without gradients."""
 
 
 class QNetAPI(ABC):
@@ -72,7 +72,7 @@ class QNetAPI(ABC):
 
     @abstractmethod
     def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Action values of a batch.
+        """Return the action values of a batch.
 
         Returns:
             ``"qf_preds"``: float ``[B, num_actions]``; distributional modules add ``"atoms"``
@@ -80,12 +80,12 @@ class QNetAPI(ABC):
         """
 
     def compute_advantage_distribution(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """The advantage stream's outputs of a dueling module, keys as in ``compute_q_values``."""
+        """Return the advantage stream's outputs of a dueling module, keys as in ``compute_q_values``."""
         raise NotImplementedError(f"{type(self).__name__} has no advantage stream")
 
 
 class SelfSupervisedLossAPI(ABC):
-    """A module that brings its own loss, e.g. a curiosity model: the learner uses it instead of its own."""
+    """A module that defines its loss, e.g. a curiosity model; the learner uses it instead of its own."""
 
     @abstractmethod
     def compute_self_supervised_loss(
@@ -97,7 +97,7 @@ class SelfSupervisedLossAPI(ABC):
         batch: dict[str, Any],
         fwd_out: dict[str, Any],
     ) -> Any:
-        """The loss of one minibatch.
+        """Compute the loss of one minibatch.
 
         Args:
             learner: The calling Learner.

@@ -1,4 +1,4 @@
-"""The default dense policy as a flat list of layers: what a runner at few environments spends least on."""
+"""The default dense policy as a flat list of layers, the fastest form for few environments."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Layer = tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]
 
 
 def dense_chain(module: Any) -> list[Layer] | None:
-    """The layers that ``module``'s acting forward pass consists of, if it is nothing but dense layers.
+    """Return the layers that ``module``'s acting forward pass consists of, if it is nothing but dense layers.
 
     The tensors are the module's own parameters: loading weights in place shows in the chain at once, and
-    ``run_chain`` gives the very numbers of the module's forward pass.
+    ``run_chain`` returns exactly the numbers of the module's forward pass.
 
     Args:
         module: Any module.
 
     Returns:
         (weight, bias, activation) of each layer; None for any module but the unchanged default one with a
-        dense encoder, no layer norm, no action mask, no memory and no log standard deviations of its own.
+        dense encoder, no layer norm, no action mask, no memory and no separate log standard deviations.
     """
     if type(module) is not DefaultActorCriticModule or not module._plain or _has_hooks(module):
         return None
@@ -47,7 +47,7 @@ def dense_chain(module: Any) -> list[Layer] | None:
 
 
 def run_chain(layers: list[Layer], x: Tensor) -> Tensor:
-    """The chain's outputs for float32 inputs ``[N, D]``."""
+    """Return the chain's outputs for float32 inputs ``[N, D]``."""
     linear = torch.nn.functional.linear
     for weight, bias, activation in layers:
         x = linear(x, weight, bias)

@@ -1,4 +1,4 @@
-"""MultiRLModule: several modules by id, which is what learners and env runners hold."""
+"""MultiRLModule: several modules by id, as used by learners and env runners."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MultiRLModule(RLModule):
         )
 
     def setup(self) -> None:
-        """Builds the modules of ``rl_module_specs``."""
+        """Build the modules of ``rl_module_specs``."""
         for module_id, spec in self.rl_module_specs.items():
             if self.inference_only:
                 if spec.learner_only:
@@ -78,7 +78,7 @@ class MultiRLModule(RLModule):
     # -- modules by id -------------------------------------------------------------------------
 
     def add_module(self, module_id: str, module: RLModule, *, override: bool = False) -> None:
-        """Adds a module; allowed at any time, also while training.
+        """Add a module; allowed at any time, also while training.
 
         Args:
             module_id: Its id.
@@ -86,7 +86,7 @@ class MultiRLModule(RLModule):
             override: Replace a module that has the id already.
 
         Raises:
-            ValueError: The id is taken, or is no non-empty string.
+            ValueError: If the id is taken, or is no non-empty string.
         """
         if not isinstance(module_id, str) or not module_id:
             raise ValueError(f"a module id is a non-empty string, got {module_id!r}")
@@ -97,10 +97,10 @@ class MultiRLModule(RLModule):
             self.rl_module_specs[module_id] = RLModuleSpec.from_module(module)
 
     def remove_module(self, module_id: str, *, raise_err_if_not_found: bool = True) -> None:
-        """Takes a module out.
+        """Remove a module.
 
         Raises:
-            KeyError: There is none of this id (unless ``raise_err_if_not_found`` is False).
+            KeyError: If there is none of this id (unless ``raise_err_if_not_found`` is False).
         """
         if module_id not in self._rl_modules:
             if raise_err_if_not_found:
@@ -113,24 +113,24 @@ class MultiRLModule(RLModule):
     def foreach_module(
         self, func: Callable[..., Any], *, return_dict: bool = False, **kwargs: Any
     ) -> list[Any] | dict[str, Any]:
-        """``func(module_id, module, **kwargs)`` for every module; its results as a list or by id."""
+        """Call ``func(module_id, module, **kwargs)`` for every module and return the results as a list or by id."""
         results = {module_id: func(module_id, m, **kwargs) for module_id, m in self._rl_modules.items()}
         return results if return_dict else list(results.values())
 
     def keys(self) -> KeysView[str]:
-        """The module ids."""
+        """Return the module ids."""
         return self._rl_modules.keys()
 
     def values(self) -> ValuesView[Any]:
-        """The modules."""
+        """Return the modules."""
         return self._rl_modules.values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Pairs of id and module."""
+        """Return pairs of id and module."""
         return self._rl_modules.items()
 
     def get(self, module_id: str, default: Any = None) -> Any:
-        """The module of this id, or ``default``."""
+        """Return the module of this id, or ``default``."""
         return self._rl_modules.get(module_id, default)
 
     def __getitem__(self, module_id: str) -> Any:
@@ -174,7 +174,7 @@ class MultiRLModule(RLModule):
         }
 
     def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Module id -> outputs, of every id in the batch that is a module here; others are left out."""
+        """Return module id -> outputs for every module in the batch; unknown ids are ignored."""
         return self._forward_inference(batch, **kwargs)
 
     def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -184,14 +184,14 @@ class MultiRLModule(RLModule):
     # -- facts and torch -----------------------------------------------------------------------
 
     def is_stateful(self) -> bool:
-        """Whether any module is."""
+        """Return whether any module is stateful."""
         stateful = self._is_stateful
         if stateful is None:
             stateful = self._is_stateful = any(m.unwrapped().is_stateful() for m in self._rl_modules.values())
         return stateful
 
     def get_initial_state(self) -> dict[str, Any]:
-        """Module id -> initial state (``{}`` for stateless ones)."""
+        """Return module id -> initial state (``{}`` for stateless modules)."""
         return {module_id: m.unwrapped().get_initial_state() for module_id, m in self._rl_modules.items()}
 
     def as_multi_rl_module(self) -> Self:
@@ -201,7 +201,7 @@ class MultiRLModule(RLModule):
         return [(mid, m) for mid, m in self._rl_modules.items() if isinstance(m, nn.Module)]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of all modules, a shared one once."""
+        """Yield the parameters of all modules, shared ones once."""
         seen: set[int] = set()
         for _, module in self._torch_modules():
             for parameter in module.parameters():
@@ -210,25 +210,25 @@ class MultiRLModule(RLModule):
                     yield parameter
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Pairs of ``"module_id/parameter"`` and parameter."""
+        """Yield pairs of ``"module_id/parameter"`` and parameter."""
         for module_id, module in self._torch_modules():
             for name, parameter in module.named_parameters():
                 yield f"{module_id}/{name}", parameter
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Moves all modules, as ``torch.nn.Module.to``."""
+        """Move all modules, like ``torch.nn.Module.to``."""
         for _, module in self._torch_modules():
             module.to(*args, **kwargs)
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Sets training mode on all modules."""
+        """Set training mode on all modules."""
         for _, module in self._torch_modules():
             module.train(mode)
         return self
 
     def eval(self) -> Self:
-        """Sets evaluation mode on all modules."""
+        """Set evaluation mode on all modules."""
         return self.train(False)
 
     # -- state ---------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class MultiRLModule(RLModule):
         not_components: str | Collection[str] | None = None,
         inference_only: bool = False,
     ) -> dict[str, Any]:
-        """Module id -> its weights as numpy arrays.
+        """Return module id -> weights as numpy arrays.
 
         Args:
             components: Module ids, or paths ``"module_id/parameter"``; None for all.
@@ -263,7 +263,7 @@ class MultiRLModule(RLModule):
         return state
 
     def set_state(self, state: Mapping[str, Any], *, strict: bool | None = None) -> None:
-        """Takes over the weights of the modules that are in ``state``; unknown ids are ignored.
+        """Take over the weights of the modules that are in ``state``; unknown ids are ignored.
 
         Args:
             state: Module id -> what its `RLModule.set_state` takes.
@@ -275,13 +275,13 @@ class MultiRLModule(RLModule):
 
 
 def set_whole_state(module: Any, state: Mapping[str, Any], *, strict: bool | None) -> None:
-    """``module.set_state(state, strict=strict)``, also where a class of the user's own does not ask how strict."""
+    """Call ``module.set_state``, with ``strict`` only if the module's class accepts it."""
     asks = strict is not None and "strict" in inspect.signature(module.set_state).parameters
     module.set_state(state, **({"strict": strict} if asks else {}))
 
 
 def _by_module(paths: str | Collection[str] | None) -> dict[str, list[str] | None] | None:
-    """Module id -> its parameters' names, or None where the whole module is meant."""
+    """Return module id -> its parameters' names, or None for the whole module."""
     if paths is None:
         return None
     grouped: dict[str, list[str] | None] = {}
@@ -337,14 +337,14 @@ class MultiRLModuleSpec:
         self.add_modules(rl_module_specs or {})
 
     def build(self, module_id: str | None = None, *, seed: int | None = None) -> Any:
-        """Builds the MultiRLModule, or one of its modules.
+        """Build the MultiRLModule, or one of its modules.
 
         Args:
             module_id: Build and return only this one.
             seed: As of :meth:`RLModuleSpec.build`, for every module.
 
         Raises:
-            ConfigurationError: A module cannot be built; the text names its id.
+            ConfigurationError: If a module cannot be built; the text names its id.
         """
         if module_id is not None:
             spec = self[module_id]
@@ -367,11 +367,11 @@ class MultiRLModuleSpec:
         return module
 
     def add_modules(self, rl_module_specs: Mapping[str, RLModuleSpec], override: bool = True) -> None:
-        """Adds specs by id.
+        """Add specs by id.
 
         Raises:
-            TypeError: A value is no RLModuleSpec.
-            ValueError: An id is there already and ``override`` is False.
+            TypeError: If a value is no RLModuleSpec.
+            ValueError: If an id is there already and ``override`` is False.
         """
         if not isinstance(rl_module_specs, Mapping):
             raise TypeError(
@@ -388,12 +388,12 @@ class MultiRLModuleSpec:
             self.rl_module_specs[module_id] = spec
 
     def remove_modules(self, module_ids: str | Collection[str]) -> None:
-        """Takes specs out; ids that are not there are ignored."""
+        """Remove specs; unknown ids are ignored."""
         for module_id in (module_ids,) if isinstance(module_ids, str) else module_ids:
             self.rl_module_specs.pop(module_id, None)
 
     def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = True) -> None:
-        """Takes over what another spec says; a single RLModuleSpec updates every module."""
+        """Update from another spec; a single RLModuleSpec updates every module."""
         if isinstance(other, RLModuleSpec):
             for spec in self.rl_module_specs.values():
                 spec.update(other, override)
@@ -405,12 +405,12 @@ class MultiRLModuleSpec:
                 self.rl_module_specs[module_id] = spec
 
     def as_multi_rl_module_spec(self) -> Self:
-        """This spec itself."""
+        """Return this spec itself."""
         return self
 
     @classmethod
     def from_module(cls, module: MultiRLModule) -> Self:
-        """The spec that would build a module like this one (weights not included)."""
+        """Return the spec that would build a module like this one (weights not included)."""
         return cls(
             {module_id: RLModuleSpec.from_module(m) for module_id, m in module.items()},
             multi_rl_module_class=type(module),
@@ -435,7 +435,7 @@ class MultiRLModuleSpec:
         return f"MultiRLModuleSpec({self.rl_module_specs!r})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as :meth:`RLModuleSpec.to_dict`."""
+        """Return plain values, as :meth:`RLModuleSpec.to_dict`."""
         outer = RLModuleSpec(
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -463,7 +463,7 @@ class MultiRLModuleSpec:
         multi_rl_module_class: type[MultiRLModule] | None = None,
         module_classes: Mapping[str, type[RLModule]] | None = None,
     ) -> Self:
-        """The spec that ``to_dict`` wrote; classes may be given instead of being imported by name."""
+        """Create the spec that ``to_dict`` wrote; classes may be given instead of being imported by name."""
         if multi_rl_module_class is None:
             named = plain.get("multi_rl_module_class", class_name(MultiRLModule))
             multi_rl_module_class = class_from_name(named, MultiRLModule)

@@ -1,7 +1,7 @@
-"""A look at a custom module's outputs when it is built: shapes and types against its spaces, before any env steps.
+"""Check of a custom module's outputs against its spaces when it is built.
 
-A copy of the module gets three observations drawn from its space. Where that forward pass raises, nothing is judged:
-the module may read columns that only a run's own connector pieces make, and the run's first step raises the same.
+A copy of the module gets three observations drawn from its space. If that forward pass raises, nothing is checked:
+the module may read columns of custom connector pieces, and the run's first step raises the same error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["check_acting_outputs", "check_training_outputs"]
 
 _log = logging.getLogger("rlzmq.modules")
 
-_NUM_ROWS = 3  # unlike most numbers of actions, so that swapped dimensions are seen
+_NUM_ROWS = 3  # unlike most numbers of actions, so that swapped dimensions are detected
 
 
 def check_acting_outputs(module: RLModule) -> None:
     """Check what ``_forward_exploration`` returns.
 
     Args:
-        module: Of one policy. The library's own are not looked at.
+        module: One policy's module. The library's own modules are not checked.
 
     Raises:
-        ConfigurationError: A column is missing, or has another shape or type than its space needs.
+        ConfigurationError: If a column is missing, or has another shape or type than its space needs.
     """
     trial = _Trial.of(module, num_steps=1)
     if trial is None or (outputs := trial.run("_forward_exploration", t=0)) is None:
@@ -55,7 +55,7 @@ def check_training_outputs(module: RLModule, *, with_values: bool) -> None:
     """Check what ``_forward_train`` returns, and the values.
 
     Args:
-        module: Of one policy. The library's own are not looked at.
+        module: One policy's module. The library's own modules are not checked.
         with_values: Whether the learner calls ``compute_values``.
 
     Raises:
@@ -84,7 +84,7 @@ class _Trial:
 
     @classmethod
     def of(cls, module: RLModule, *, num_steps: int) -> _Trial | None:
-        """None: it is the library's own, or there is nothing to try it with."""
+        """Return None for the library's own modules, or if there is nothing to try it with."""
         module = module.unwrapped()
         if type(module).__module__.startswith("rlzmq.modules.default_models"):
             return None
@@ -100,7 +100,7 @@ class _Trial:
         return cls(module.eval() if isinstance(module, nn.Module) else module, batch, lead)
 
     def run(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """What a method of the module returns for the batch; None where it raises."""
+        """Return a module method's outputs for the batch, or None if it raises."""
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 return getattr(self.module, method)(dict(self._batch), *args, **kwargs)
@@ -129,7 +129,7 @@ class _Trial:
         raise self._error(method, column, text, _shape_text(wanted) + why)
 
     def _width(self, method: str, space: gym.Space[Any]) -> tuple[str, int | None]:
-        """The distribution's name, and how many inputs it takes per row, where that is known."""
+        """Return the distribution's name, and how many inputs it takes per row, where that is known."""
         module = self.module
         kind = "train" if method == "_forward_train" else "exploration"
         dist_cls = getattr(module, f"get_{kind}_action_dist_cls")()
@@ -138,7 +138,7 @@ class _Trial:
             return name, num_dist_inputs(space)
         try:
             return name, int(dist_cls.required_input_dim(space, module.model_config))
-        except Exception:  # a class of the user's, which need not know
+        except Exception:  # a user class need not know it
             return name, None
 
     def check_rows(self, outputs: Mapping[str, Any], method: str) -> None:

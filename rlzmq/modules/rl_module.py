@@ -1,4 +1,4 @@
-"""RLModule: what maps observations to actions, and to whatever a loss needs.
+"""RLModule: a neural network that maps observations to actions and loss inputs.
 
 A custom module in ten lines::
 
@@ -54,7 +54,7 @@ class RLModule:
     Attributes:
         action_dist_cls: The distribution class of ``action_dist_inputs``, to be set in ``setup()``; None: by
             action space.
-        module_id: Its id in the MultiRLModule that holds it, for error texts; "" if none does.
+        module_id: Its id in the MultiRLModule that holds it, for error messages; "" if none does.
     """
 
     framework = "torch"
@@ -89,10 +89,10 @@ class RLModule:
     # -- to override ---------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Creates the networks. Called once, at the end of the constructor."""
+        """Create the networks. Called once, at the end of the constructor."""
 
     def get_initial_state(self) -> Any:
-        """The state of a new episode: a tree of tensors or arrays without batch dimension.
+        """Return the state of a new episode: a tree of tensors or arrays without batch dimension.
 
         A non-empty one makes the module stateful: it then gets ``batch["state_in"]`` (``[B, ...]``) and
         observations with a time dimension (``[B, T, ...]``), and must return ``state_out`` (``[B, ...]``).
@@ -100,40 +100,40 @@ class RLModule:
         return {}
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """One forward pass for all purposes, unless one of the three below is overridden."""
+        """Run the forward pass for all purposes, unless one of the three methods below is overridden."""
         raise NotImplementedError(
             f"{self.describe()} defines no forward pass: override _forward(batch, **kwargs), or "
             "_forward_inference, _forward_exploration and _forward_train"
         )
 
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Greedy acting (evaluation, ``explore=False``)."""
+        """Compute outputs for greedy acting (evaluation, ``explore=False``)."""
         return self._forward(batch, **kwargs)
 
     def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Acting while data is collected. ``kwargs`` may hold ``t``, the lifetime env steps."""
+        """Compute outputs for exploration. ``kwargs`` may hold ``t``, the lifetime env steps."""
         return self._forward(batch, **kwargs)
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """What the loss needs, with gradients."""
+        """Compute the loss inputs, with gradients."""
         return self._forward(batch, **kwargs)
 
     def get_inference_action_dist_cls(self) -> type[Distribution]:
-        """The distribution class of ``action_dist_inputs`` in greedy acting; by default `action_dist_cls`."""
+        """Return the distribution class of ``action_dist_inputs`` in greedy acting; by default `action_dist_cls`."""
         return self._default_action_dist_cls()
 
     def get_exploration_action_dist_cls(self) -> type[Distribution]:
-        """Likewise while data is collected."""
+        """As `get_inference_action_dist_cls`, for exploration."""
         return self._default_action_dist_cls()
 
     def get_train_action_dist_cls(self) -> type[Distribution]:
-        """Likewise in the loss."""
+        """As `get_inference_action_dist_cls`, for the loss."""
         return self._default_action_dist_cls()
 
     # -- forward passes ------------------------------------------------------------------------
 
     def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Greedy acting, without gradients.
+        """Compute outputs for greedy acting, without gradients.
 
         Args:
             batch: Column -> tensor ``[B, ...]`` (``[B, T, ...]`` if stateful) or a tree of tensors.
@@ -142,19 +142,19 @@ class RLModule:
             Column -> tensor; ``action_dist_inputs`` or ``actions``, and ``state_out`` if stateful.
 
         Raises:
-            ValueError: A required column is missing; names the module and the column.
+            ValueError: If a required column is missing; names the module and the column.
         """
         return self.check_outputs(self._forward_inference(batch, **kwargs), "_forward_inference")
 
     def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Acting while data is collected, without gradients. As :meth:`forward_inference`."""
+        """Compute outputs for exploration, without gradients. As :meth:`forward_inference`."""
         return self.check_outputs(self._forward_exploration(batch, **kwargs), "_forward_exploration")
 
     def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """What the loss needs, with gradients.
+        """Compute the loss inputs, with gradients.
 
         Raises:
-            RuntimeError: The module was built inference_only.
+            RuntimeError: If the module was built inference_only.
         """
         if self.inference_only:
             raise RuntimeError(
@@ -164,17 +164,17 @@ class RLModule:
         return self._forward_train(batch, **kwargs)
 
     def check_outputs(self, outputs: dict[str, Any], method: str) -> dict[str, Any]:
-        """The outputs of an acting forward pass, if they hold what acting needs.
+        """Return the outputs of an acting forward pass after checking that they hold what acting needs.
 
         ``forward_inference`` and ``forward_exploration`` do this on their own; it is for callers of the
         ``_forward*`` methods. A module without action space may return any columns.
 
         Args:
             outputs: What ``method`` returned.
-            method: ``"_forward_inference"`` or ``"_forward_exploration"``, for the error text.
+            method: ``"_forward_inference"`` or ``"_forward_exploration"``, for the error message.
 
         Raises:
-            TypeError: It is no dict.
+            TypeError: If it is no dict.
             ValueError: Actions (or the state of a stateful module) are missing.
         """
         if type(outputs) is not dict and not isinstance(outputs, Mapping):
@@ -192,10 +192,10 @@ class RLModule:
         return outputs
 
     def require_output(self, outputs: Mapping[str, Any], column: str, method: str = "_forward_train") -> Any:
-        """One column of what a forward pass returned.
+        """Return one column of what a forward pass returned.
 
         Raises:
-            ValueError: It is not there; names the module, the column and what there is.
+            ValueError: If it is not there; names the module, the column and what there is.
         """
         if column not in outputs:
             raise self._missing_output(outputs, (column,), method)
@@ -214,7 +214,7 @@ class RLModule:
     # -- facts ---------------------------------------------------------------------------------
 
     def is_stateful(self) -> bool:
-        """Whether the initial state is non-empty. Asked of ``get_initial_state`` once."""
+        """Return whether the initial state is non-empty; calls ``get_initial_state`` once."""
         stateful = self._is_stateful
         if stateful is None:
             state = self.get_initial_state()
@@ -232,16 +232,16 @@ class RLModule:
         return cached
 
     def describe(self) -> str:
-        """How error texts call the module: its id if it has one, and its class."""
+        """Return the module's name in error messages: its id if it has one, and its class."""
         name = f"module {self.module_id!r}" if self.module_id else "module"
         return f"{name} ({type(self).__name__})"
 
     def unwrapped(self) -> RLModule:
-        """The module itself (a distributed wrapper returns what it wraps)."""
+        """Return the module itself (a distributed wrapper returns what it wraps)."""
         return self
 
     def as_multi_rl_module(self) -> Any:
-        """A MultiRLModule that holds this module as ``"default_policy"``."""
+        """Return a MultiRLModule that holds this module as ``"default_policy"``."""
         from rlzmq.modules.multi_rl_module import MultiRLModule
 
         multi = MultiRLModule(inference_only=self.inference_only)
@@ -257,14 +257,14 @@ class RLModule:
         not_components: str | Collection[str] | None = None,
         inference_only: bool = False,
     ) -> dict[str, Any]:
-        """The weights as a dict of numpy arrays (copies)."""
+        """Return the weights as a dict of numpy arrays (copies)."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over weights that :meth:`get_state` gave."""
+        """Take over weights that :meth:`get_state` returned."""
 
     def save_to_path(self, path: str | Path) -> Path:
-        """Writes the module as a checkpoint directory, atomically: no pickle, readable by any version.
+        """Write the module as a checkpoint directory, atomically: no pickle, readable by any version.
 
         Args:
             path: The directory; one that exists is replaced.
@@ -277,14 +277,14 @@ class RLModule:
         return save_module(self, path)
 
     def restore_from_path(self, path: str | Path) -> None:
-        """Takes over the weights of a checkpoint of the same architecture.
+        """Take over the weights of a checkpoint of the same architecture.
 
         Args:
             path: As of :meth:`from_checkpoint`.
 
         Raises:
-            CheckpointError: There is none, or it is torn or altered.
-            ValueError: Its weights do not fit.
+            CheckpointError: If there is none, or it is torn or altered.
+            ValueError: If its weights do not fit.
         """
         from rlzmq.modules.saving import restore_module
 
@@ -292,7 +292,7 @@ class RLModule:
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, module_class: type[RLModule] | None = None) -> Self:
-        """Builds the module that a checkpoint holds, with its weights.
+        """Build the module that a checkpoint holds, with its weights.
 
         Args:
             path: What :meth:`save_to_path` wrote; an algorithm's checkpoint; or one module of it,
@@ -301,8 +301,8 @@ class RLModule:
                 TorchRLModule, the one that the checkpoint names, which is then imported.
 
         Raises:
-            CheckpointError: There is no checkpoint, or it is torn or altered.
-            ConfigurationError: The class it names cannot be found, or is none of an RLModule.
+            CheckpointError: If there is no checkpoint, or it is torn or altered.
+            ConfigurationError: If the class it names cannot be found, or is none of an RLModule.
         """
         from rlzmq.modules.saving import load_module
 
@@ -354,13 +354,13 @@ class TorchRLModule(nn.Module, RLModule):
         return RLModule.forward_train(self, batch, **kwargs)
 
     def forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """``module(batch)`` is :meth:`forward_train`: what DistributedDataParallel wraps."""
+        """Call :meth:`forward_train`, for DistributedDataParallel."""
         return self.forward_train(batch, **kwargs)
 
     # -- state ---------------------------------------------------------------------------------
 
     def inference_state_dict(self) -> dict[str, torch.Tensor]:
-        """The state dict without what only learners need (by reference, in the module's order)."""
+        """Return the state dict without what only learners need (by reference, in the module's order)."""
         state: dict[str, torch.Tensor] = self.state_dict(keep_vars=True)
         skipped = self._non_inference_prefixes()
         if not skipped:
@@ -379,7 +379,7 @@ class TorchRLModule(nn.Module, RLModule):
         not_components: str | Collection[str] | None = None,
         inference_only: bool = False,
     ) -> dict[str, np.ndarray]:
-        """The weights as numpy arrays (copies).
+        """Return the weights as numpy arrays (copies).
 
         Args:
             components: Only parameters of these names, or below these attributes; None for all.
@@ -396,7 +396,7 @@ class TorchRLModule(nn.Module, RLModule):
         }
 
     def set_state(self, state: Mapping[str, Any], *, strict: bool | None = None) -> None:
-        """Takes over weights.
+        """Take over weights.
 
         What only learners need may be missing, or there in excess: states pass freely between full and
         inference-only modules of one class.
@@ -408,7 +408,7 @@ class TorchRLModule(nn.Module, RLModule):
                 False: load what fits by name.
 
         Raises:
-            ValueError: A parameter is missing, unknown, or of another shape; names them. Nothing was
+            ValueError: If a parameter is missing, unknown, or of another shape; names them. Nothing was
                 loaded then.
         """
         own = self.state_dict(keep_vars=True)

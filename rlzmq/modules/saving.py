@@ -1,4 +1,4 @@
-"""Modules on disk: spec and weights as checkpoint components, without pickle.
+"""Saving and loading modules: spec and weights as checkpoint components, without pickle.
 
 A path may lead to a module's own checkpoint, to an algorithm's checkpoint, or into one::
 
@@ -36,7 +36,7 @@ _MODULES = f"{_LEARNER}/rl_module"
 
 
 def module_components(module: Any, root: str = _ROOT) -> dict[str, Any]:
-    """A module as components of a checkpoint, for :func:`rlzmq.core.checkpoint.write_checkpoint`.
+    """Convert a module to components of a checkpoint, for :func:`rlzmq.core.checkpoint.write_checkpoint`.
 
     ``root`` holds the spec, ``root/<quoted module id>`` (or ``root/weights`` of a single module) the
     weights.
@@ -56,14 +56,14 @@ def module_components(module: Any, root: str = _ROOT) -> dict[str, Any]:
 def module_from_components(
     components: Mapping[str, Any], module_class: Any = None, root: str = _ROOT, *, where: str = ""
 ) -> Any:
-    """Builds the module that :func:`module_components` described, with its weights.
+    """Build the module that :func:`module_components` described, with its weights.
 
     Args:
         components: Component name -> state.
         module_class: The class to build, or for a MultiRLModule a dict ``{module id: class}``; None
             imports those that are named.
         root: As of :func:`module_components`.
-        where: Where the components come from, for error texts.
+        where: Where the components come from, for error messages.
     """
     about = components.get(root)
     if not isinstance(about, Mapping) or about.get("kind") not in ("single", "multi"):
@@ -92,12 +92,12 @@ def module_from_components(
 
 
 def save_module(module: RLModule, path: str | Path) -> Path:
-    """Writes a module as a checkpoint of its own."""
+    """Write a module as its own checkpoint."""
     return write_checkpoint(path, module_components(module), about={"module": type(module).__qualname__})
 
 
 def load_module(path: str | Path, module_class: Any = None) -> Any:
-    """Builds the module that is at a path (see above), with its weights.
+    """Build the module at a path (see above), with its weights.
 
     Of an algorithm's whole checkpoint with one module it is that one, unless `module_class` is a MultiRLModule.
     """
@@ -112,7 +112,7 @@ def load_module(path: str | Path, module_class: Any = None) -> Any:
 
 
 def read_module_states(path: str | Path, module_id: str | None = None) -> dict[str, Any]:
-    """The weights at a path (see above), without building anything.
+    """Read the weights at a path (see above), without building a module.
 
     Args:
         path: Where they are.
@@ -120,7 +120,7 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
             taken whatever its id. None: all, by module id.
 
     Raises:
-        CheckpointError: There is no such module.
+        CheckpointError: If there is no such module.
     """
     components = _read(path)
     states = _states(components, _about(components, path), _ROOT)
@@ -140,7 +140,7 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
 
 
 def restore_module(module: RLModule, path: str | Path, *, module_ids: Collection[str] | None = None) -> None:
-    """Loads a checkpoint's weights into a module that exists.
+    """Load a checkpoint's weights into a module that exists.
 
     Args:
         module: A single module or a MultiRLModule. A single one also takes the weights of a
@@ -150,8 +150,8 @@ def restore_module(module: RLModule, path: str | Path, *, module_ids: Collection
         module_ids: Of a MultiRLModule, only these.
 
     Raises:
-        CheckpointError: No checkpoint, or none that has the module.
-        ValueError: Its weights do not fit.
+        CheckpointError: If no checkpoint, or none that has the module.
+        ValueError: If its weights do not fit.
     """
     components = _read(path)
     about = _about(components, path)
@@ -179,7 +179,7 @@ def restore_module(module: RLModule, path: str | Path, *, module_ids: Collection
 
 
 def _read(path: str | Path) -> dict[str, Any]:
-    """What is at a path (see above), as components of `module_components`."""
+    """Read a path (see above) as components of `module_components`."""
     folder, inside = find_inside(path)
     if f"{_LEARNER}/state.json" not in read_manifest(folder)["files"]:
         components = read_checkpoint(folder)
@@ -194,14 +194,14 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _of_algorithm(folder: Path) -> dict[str, Any]:
-    """All modules of an algorithm's checkpoint, as components."""
+    """Return all modules of an algorithm's checkpoint, as components."""
     states = read_checkpoint(folder, _LEARNER)[_LEARNER][_ROOT]
     about = {}
     if "modules/state.json" in read_manifest(folder)["files"]:
         about = read_checkpoint(folder, "modules")["modules"]
     specs = {module_id: (about.get("specs") or {}).get(module_id) for module_id in states}
     spec: dict[str, Any] = {
-        # The weights are here; what the run itself began with counts no more.
+        # The weights are loaded from here, not from where the run started.
         "rl_module_specs": {mid: plain and {**plain, "load_state_path": None} for mid, plain in specs.items()}
     }
     if about.get("multi_rl_module_class"):
@@ -213,7 +213,7 @@ def _of_algorithm(folder: Path) -> dict[str, Any]:
 
 
 def _only(components: Mapping[str, Any], module_id: str, *, where: str | Path) -> dict[str, Any]:
-    """One of several modules, as components of a single one."""
+    """Return one of several modules, as components of a single one."""
     about = _about(components, where)
     states = _states(components, about, _ROOT)
     if about.get("kind") != "multi" or module_id not in states:
@@ -243,6 +243,6 @@ def _states(components: Mapping[str, Any], about: Mapping[str, Any], root: str) 
 
 
 def _quoted(module_id: str) -> str:
-    """A module id as one folder name: no slash, no leading dot."""
+    """Quote a module id as one folder name: no slash, no leading dot."""
     name = quote(module_id, safe=" ")
     return "%2E" + name[1:] if name.startswith(".") else name

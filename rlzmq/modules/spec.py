@@ -36,7 +36,7 @@ class RLModuleSpec:
         learner_only: Not built on env runners.
         model_config: A dict or a DefaultModelConfig.
         catalog_class: Only None: there are no catalogs, the default models follow from `model_config`.
-        load_state_path: Whose weights the built module takes over: a module's checkpoint, an algorithm's, or one
+        load_state_path: Checkpoint to load weights from: a module's checkpoint, an algorithm's, or one
             module of that (see :meth:`RLModule.from_checkpoint`).
 
     Example:
@@ -59,7 +59,7 @@ class RLModuleSpec:
         if catalog_class is not None:
             raise ConfigurationError(
                 f"RLModuleSpec(catalog_class={catalog_class!r}): there are no catalogs here. The default models "
-                "follow from model_config; for other networks give a TorchRLModule of your own as module_class"
+                "follow from model_config; for other networks give your own TorchRLModule as module_class"
             )
         cls: Any = self.module_class
         if cls is not None and not (isinstance(cls, type) and issubclass(cls, RLModule)):
@@ -68,16 +68,16 @@ class RLModuleSpec:
             )
 
     def build(self, *, seed: int | None = None, module_id: str = "") -> Any:
-        """Builds the module.
+        """Build the module.
 
         Args:
             seed: Seed of the run. The initial weights follow from it and ``module_id``, and torch's
                 global random state stays as it was. None: they come from the global random state.
-            module_id: The module's id, for the seed and for error texts.
+            module_id: The module's id, for the seed and for error messages.
 
         Raises:
-            ConfigurationError: A space is missing, or the default models have no such setting.
-            UnsupportedSpaceError: The default models cannot handle a space.
+            ConfigurationError: If a space is missing, or the default models have no such setting.
+            UnsupportedSpaceError: If the default models cannot handle a space.
         """
         module_class = self.module_class
         if module_class is None:
@@ -102,7 +102,7 @@ class RLModuleSpec:
         return module
 
     def _explain(self, error: Exception, module_class: type[RLModule], module_id: str) -> None:
-        """Raises the better error when a missing space is what broke ``setup()``; else notes the module."""
+        """Raise a clearer error if ``setup()`` failed because of a missing space; else add a note."""
         name = f"module {module_id!r}" if module_id else "module"
         missing = [key for key in ("action_space", "observation_space") if getattr(self, key) is None]
         if missing and isinstance(error, AttributeError | TypeError | ConfigurationError):
@@ -114,11 +114,11 @@ class RLModuleSpec:
             error.add_note(f"while building {name} ({module_class.__name__})")
 
     def update(self, other: RLModuleSpec, override: bool = True) -> None:
-        """Takes over what another spec says.
+        """Update from another spec.
 
         Args:
             other: Another spec (or MultiRLModuleSpec holding one).
-            override: Whether the other's settings go first; False only fills what is open here.
+            override: Whether the other's settings take precedence; False fills unset fields only.
                 ``model_config`` dicts are merged key by key either way.
         """
         for field in dataclasses.fields(RLModuleSpec):
@@ -134,22 +134,22 @@ class RLModuleSpec:
                 setattr(self, field.name, theirs)
 
     def get_model_config(self) -> dict[str, Any]:
-        """``model_config`` as the module will see it."""
+        """Return ``model_config`` as the module will see it."""
         return model_config_to_dict(self.model_config)
 
     def copy(self) -> Self:
-        """A copy that can be changed without changing this one (spaces and settings are shared)."""
+        """Return a copy that can be changed without changing this one (spaces and settings are shared)."""
         return dataclasses.replace(self)
 
     def as_multi_rl_module_spec(self) -> Any:
-        """A MultiRLModuleSpec with this one as ``"default_policy"``."""
+        """Return a MultiRLModuleSpec with this one as ``"default_policy"``."""
         from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 
         return MultiRLModuleSpec(rl_module_specs={"default_policy": self})
 
     @classmethod
     def from_module(cls, module: RLModule) -> Self:
-        """The spec that would build a module like this one (weights not included)."""
+        """Return the spec that would build a module like this one (weights not included)."""
         module = module.unwrapped()
         return cls(
             module_class=type(module),
@@ -161,11 +161,11 @@ class RLModuleSpec:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; the class as ``"module:qualname"``.
+        """Return plain values, with the class as ``"module:qualname"``.
 
         Raises:
-            NotPlainError: A space is not one of Gymnasium's own.
-            ConfigurationError: A DefaultModelConfig holds an initialiser without a name.
+            NotPlainError: If a space is not one of Gymnasium's own.
+            ConfigurationError: If a DefaultModelConfig holds an initialiser without a name.
         """
         return {
             "module_class": None if self.module_class is None else class_name(self.module_class),
@@ -179,14 +179,14 @@ class RLModuleSpec:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> Self:
-        """The spec that ``to_dict`` wrote.
+        """Create the spec that ``to_dict`` wrote.
 
         Args:
             plain: Its plain values.
             module_class: The class to use; None imports the one that is named.
 
         Raises:
-            ConfigurationError: An unknown key, or a class that cannot be found or is no RLModule.
+            ConfigurationError: If an unknown key, or a class that cannot be found or is no RLModule.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         for key in plain:
@@ -208,7 +208,7 @@ class RLModuleSpec:
 
 @contextlib.contextmanager
 def seeded(seed: int | None, module_id: str) -> Iterator[None]:
-    """Within it torch's (CPU) random state follows from the seed and the id; it is restored afterwards."""
+    """Derive torch's (CPU) random state from the seed and the id, and restore it afterwards."""
     if seed is None:
         yield
         return

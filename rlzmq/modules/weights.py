@@ -1,4 +1,4 @@
-"""A module's weights as one flat block of bytes: what is published, sent and loaded."""
+"""A module's weights as one flat block of bytes, for publishing and loading."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WeightsLayout:
     def of(
         cls, module: Any, inference_only: bool = True, module_ids: Collection[str] | None = None
     ) -> WeightsLayout:
-        """The layout of a module's weights.
+        """Return the layout of a module's weights.
 
         Args:
             module: A MultiRLModule, or a single TorchRLModule (which counts as ``"default_policy"``).
@@ -78,7 +78,7 @@ class WeightsLayout:
         return cls(slots, inference_only=inference_only, module_ids=module_ids)
 
     def snapshot(self, module: Any, out: np.ndarray | None = None) -> np.ndarray:
-        """A copy of the module's weights as one block.
+        """Return a copy of the module's weights as one block.
 
         Args:
             module: A module of this layout.
@@ -88,7 +88,7 @@ class WeightsLayout:
             uint8 ``[num_bytes]``.
 
         Raises:
-            ValueError: The module has another layout, or ``out`` another size or dtype.
+            ValueError: If the module has another layout, or ``out`` another size or dtype.
         """
         if out is None:
             out = _aligned_zeros(self.num_bytes)
@@ -108,14 +108,14 @@ class WeightsLayout:
         return out
 
     def load(self, module: Any, buffer: Any) -> None:
-        """Copies a block into the module's weights.
+        """Copy a block into the module's weights.
 
         Args:
             module: A module of this layout.
             buffer: ``num_bytes`` bytes: bytes, memoryview, or a uint8 array; it is not kept.
 
         Raises:
-            ValueError: The block has another size, or the module another layout. Nothing was loaded.
+            ValueError: If the block has another size, or the module another layout. Nothing was loaded.
         """
         block = np.frombuffer(buffer, np.uint8)
         if block.size != self.num_bytes:
@@ -187,7 +187,7 @@ def _aligned_zeros(num_bytes: int) -> np.ndarray:
 
 
 class _ClaimsWritable:
-    """Read-only memory in numpy's clothes, claiming to be writable: for a tensor that is only read."""
+    """Wraps read-only memory as a writable array interface, for tensors that are only read."""
 
     def __init__(self, block: np.ndarray) -> None:
         self.__array_interface__ = {**block.__array_interface__, "data": (block.ctypes.data, False)}

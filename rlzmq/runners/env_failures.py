@@ -62,7 +62,7 @@ class WayThere:
 
     @classmethod
     def of_history(cls, begin: Any, rows: Any) -> WayThere:
-        """Of what `StepHistory.way_back` returns."""
+        """Of what `StepHistory.actions_since` returns."""
         actions = [] if rows is None else [_plain(row) for row in tree_unstack(rows)]
         return cls(begin.seed, begin.random, actions)
 

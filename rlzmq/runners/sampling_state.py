@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rlzmq.core.plain import NotPlainError
-from rlzmq.core.typed_values import freeze, freeze_known, thaw
+from rlzmq.core.typed_values import decode, encode, encode_supported
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.rng_state import set_space_random_state, space_random_state
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
@@ -45,20 +45,20 @@ def get_sampling_state(runner: Any, *, with_episodes: bool = True) -> dict[str, 
         try:
             sampler_state = sampler.get_state()
             shared = {key: value for key, value in runner.shared_data.items() if key != "generator"}
-            shared_data = freeze(shared, "shared_data")
+            shared_data = encode(shared, "shared_data")
         except NotPlainError as error:
             sampler_state = None
             _log.warning("Env runner %d: its episodes cannot be saved: %s", runner.worker_index, error)
     positions = None
     if type(runner.env) in _WITH_POSITIONS:
-        positions = runner.env.get_positions(has_episodes=sampler_state is not None)
+        positions = runner.env.get_env_states(has_episodes=sampler_state is not None)
     return {
         "num_envs": runner.num_envs,
         "counters": {name: getattr(runner, name) for name in _COUNTERS if hasattr(runner, name)},
         "generator": runner.generator.get_state().numpy().copy(),
         "action_space": space_random_state(_action_space(runner)),
         "episode_metrics": runner.episode_metrics.get_state(),
-        "metrics": freeze_known(runner.metrics.get_state()),
+        "metrics": encode_supported(runner.metrics.get_state()),
         "connectors": {
             name: _plain_part(runner, f"the state of its {name}", pipeline.get_state)
             for name, pipeline in runner._pipelines().items()
@@ -79,11 +79,11 @@ def set_sampling_state(runner: Any, state: Mapping[str, Any]) -> int:
     runner.generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
     set_space_random_state(_action_space(runner), state["action_space"])
     runner.episode_metrics.set_state(state["episode_metrics"])
-    runner.metrics.set_state(thaw(state["metrics"]))
+    runner.metrics.set_state(decode(state["metrics"]))
     for name, pipeline in runner._pipelines().items():
         if pipeline is not None and state["connectors"].get(name) is not None:
             pipeline.reset_state()
-            pipeline.set_state(thaw(state["connectors"][name]))
+            pipeline.set_state(decode(state["connectors"][name]))
     runner._drop_unfinished_episodes()
     return _set_episodes(runner, state)
 
@@ -104,7 +104,7 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
             _why_no_positions(runner, positions),
         )
         return num_envs
-    replay = runner.env.set_positions(positions)
+    replay = runner.env.set_env_states(positions)
     why, num_lost = replay.why, len(replay.lost)
     if state["sampler"] is not None:
         sampler = runner._choose_sampler()
@@ -115,7 +115,7 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
             why, num_lost = f"what the sampler held does not fit this config ({error})", num_envs
         else:
             runner.shared_data.clear()
-            runner.shared_data.update(thaw(state["shared_data"]))
+            runner.shared_data.update(decode(state["shared_data"]))
             runner.shared_data["generator"] = runner.generator
     if num_lost:
         _log.warning(
@@ -143,7 +143,7 @@ def _action_space(runner: Any) -> Any:
 
 def _plain_part(runner: Any, what: str, get: Any) -> Any:
     try:
-        return freeze(get(), what)
+        return encode(get(), what)
     except NotPlainError as error:
         _log.warning("Env runner %d: %s cannot be saved: %s", runner.worker_index, what, error)
         return None

@@ -132,7 +132,7 @@ class VectorStepper:
         sampler: Any = getattr(self._runner, "_sampler", None)
         assert lean is not None
         latest = None if sampler is None or not sampler.has_episodes else sampler.actions_so_far()
-        way = lean.history.way_back(index, latest)
+        way = lean.history.actions_since(index, latest)
         return None if way is None else WayThere.of_history(*way)
 
     def way_to(self, batch: Any, chunk: int, num_steps: int) -> WayThere | None:
@@ -144,7 +144,7 @@ class VectorStepper:
             num_steps: Steps made in it.
         """
         lean, index = self._lean, int(batch.env_index[chunk])
-        way = None if lean is None else lean.history.way_back(index)
+        way = None if lean is None else lean.history.actions_since(index)
         if lean is None or way is None:
             return None
         begin, rows = way

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlzmq.envs import multi_agent_replay as agents_way
+from rlzmq.envs import multi_agent_replay as multi_agent_replay
 from rlzmq.envs.multi_agent_env import MultiAgentEnv
 from rlzmq.envs.rng_state import get_random_states, set_random_states
 from tests.runners.multi_agent_envs import RestlessAgentsEnv
@@ -96,7 +96,7 @@ def test_an_env_with_a_state_of_its_own_is_put_back(fused: bool, tmp_path: Path)
     config = restless_config(1, env_config={"p_end": 0.1}).environment(SavesItself)
     with make_runner(config.copy(), fused=fused) as runner:
         runner.sample_lease(6)
-        kinds = {position["kind"] for position in runner.get_sampling_state()["envs"]}
+        kinds = {env_state["kind"] for env_state in runner.get_sampling_state()["envs"]}
     assert "own" in kinds
     assert "replay" not in kinds
     check(config, tmp_path / "c", fused=fused)
@@ -105,12 +105,12 @@ def test_an_env_with_a_state_of_its_own_is_put_back(fused: bool, tmp_path: Path)
 def test_ways_back_over_several_episodes_begin_at_a_reset_not_too_long_ago(
     monkeypatch: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(agents_way, "_STEPS_BETWEEN_BEGINS", 8)
+    monkeypatch.setattr(multi_agent_replay, "_STEPS_BETWEEN_BEGINS", 8)
     config = restless_config(2, num_envs=2, env_config={"p_end": 0.2})
     check(config, tmp_path / "c", fused=True, num_fragments=15)
     with make_runner(config, fused=True) as runner:
         runner.sample_lease(100)
-        nums = [len(position["way"]["num_acted"]) for position in runner.get_sampling_state()["envs"]]
+        nums = [len(env_state["history"]["num_acted"]) for env_state in runner.get_sampling_state()["envs"]]
     assert max(nums) < 60
 
 
@@ -127,7 +127,7 @@ def test_an_env_that_does_not_arrive_begins_a_new_episode(fused: bool, caplog: A
     with make_runner(config, fused=fused) as one, make_runner(config, fused=fused) as two:
         one.sample_lease(5)
         state = one.get_sampling_state()
-        num_ongoing = sum(position["kind"] == "replay" for position in state["envs"])
+        num_ongoing = sum(env_state["kind"] == "replay" for env_state in state["envs"])
         assert num_ongoing
         with caplog.at_level(logging.WARNING, logger="rlzmq.runners"):
             assert two.set_sampling_state(state) == num_ongoing
@@ -140,12 +140,12 @@ def test_an_env_that_does_not_arrive_begins_a_new_episode(fused: bool, caplog: A
 
 
 def test_episodes_that_are_too_long_begin_anew(monkeypatch: Any) -> None:
-    monkeypatch.setattr(agents_way, "MAX_REPLAYED_STEPS", 10)
+    monkeypatch.setattr(multi_agent_replay, "MAX_REPLAYED_STEPS", 10)
     config = restless_config(0, env_config={"p_end": 0.0, "p_death": 0.0})
     with make_runner(config, fused=True) as one, make_runner(config, fused=True) as two:
         one.sample_lease(100)
         state = one.get_sampling_state()
-        assert [position["kind"] for position in state["envs"]] == ["unknown"] * 2
+        assert [env_state["kind"] for env_state in state["envs"]] == ["unknown"] * 2
         assert two.set_sampling_state(state) == 2
         assert all(chunk.env_t_started == 0 for chunk in two.sample_lease(20))
 

@@ -14,7 +14,7 @@ from sampling_cases import facts, make_config, random_env_config
 from test_fused_equals_generic import PIECES, AddsObservations, NoOp
 
 from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
-from rlzmq.core.typed_values import freeze, thaw
+from rlzmq.core.typed_values import decode, encode
 from rlzmq.envs import env_state as positions
 from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
@@ -253,10 +253,10 @@ def test_frozen_values_come_back_with_their_types() -> None:
         "a": {"dict": np.zeros((0, 2), np.uint8)},
         ("k",): b"x",
     }
-    back = thaw(unpack_blob(pack_blob(freeze(value))))
+    back = decode(unpack_blob(pack_blob(encode(value))))
     assert repr(back) == repr(value)
     with pytest.raises(TypeError, match=r"value\['a'\]"):
-        freeze({"a": object()})
+        encode({"a": object()})
 
 
 def test_random_env_is_an_env_with_a_state_of_its_own() -> None:

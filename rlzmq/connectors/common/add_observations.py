@@ -13,14 +13,14 @@ __all__ = ["AddObservationsFromEpisodesToBatch", "add_observations_of_steps", "d
 
 
 class _OfSteps(dict[Any, list[Any]]):
-    """An ``obs`` column as the episodes have it: what later pieces write into these makes a new one of it."""
+    """An ``obs`` column read from the episodes; it is rebuilt when later pieces change their observations."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first_items: dict[Any, list[Any]] = {}
 
     def is_untouched(self) -> bool:
-        """Whether no piece has put other items into the column."""
+        """Return whether no piece has changed the column's items."""
         first = self.first_items
         return self.keys() == first.keys() and all(
             len(items) == len(first[key]) and all(map(is_, items, first[key])) for key, items in self.items()
@@ -28,7 +28,7 @@ class _OfSteps(dict[Any, list[Any]]):
 
 
 def add_observations_of_steps(batch: dict[str, Any], episodes: Iterable[Any]) -> None:
-    """Fills the ``obs`` column with the observations of all steps of SingleAgentEpisodes."""
+    """Fill the ``obs`` column with the observations of all steps of SingleAgentEpisodes."""
     batch[Columns.OBS] = column = _OfSteps()
     for episode in episodes:
         num_steps = len(episode)
@@ -41,7 +41,7 @@ def add_observations_of_steps(batch: dict[str, Any], episodes: Iterable[Any]) ->
 
 
 def drop_observations_of_steps(batch: dict[str, Any]) -> None:
-    """Takes the ``obs`` column out if it is what `add_observations_of_steps` made, for a new one."""
+    """Remove the ``obs`` column if `add_observations_of_steps` made it, so that it can be rebuilt."""
     column = batch.get(Columns.OBS)
     if isinstance(column, _OfSteps) and column.is_untouched():
         del batch[Columns.OBS]
@@ -50,7 +50,7 @@ def drop_observations_of_steps(batch: dict[str, Any]) -> None:
 class AddObservationsFromEpisodesToBatch(ConnectorV2):
     """Adds each episode's last observation, or on the learner those of all its steps.
 
-    Does nothing when a piece before it has added observations already.
+    No-op if an earlier piece added observations.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.

@@ -56,7 +56,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: The state before a chunk's first step is nowhere to be found.
+            ValueError: If the state before a chunk's first step is nowhere to be found.
         """
         if Columns.STATE_IN in batch or not is_stateful(rl_module):
             return batch
@@ -93,7 +93,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
 
 
 def _state_after(episode: Any, module: Any) -> Any:
-    """The state that the module acts from at the episode's last observation."""
+    """Return the state that the module acts from at the episode's last observation."""
     state_out = episode.extra_model_outputs.get(Columns.STATE_OUT)
     if state_out is not None and state_out.len_incl_lookback():
         return state_out.get(-1)
@@ -101,15 +101,15 @@ def _state_after(episode: Any, module: Any) -> Any:
         stored = getattr(episode, "initial_state", None)
         if stored is not None:
             return stored
-    # Steps without module outputs (random actions) have not moved the module's state.
+    # Steps without module outputs (random actions) do not change the module's state.
     return initial_state(module)
 
 
 def state_before_chunk(episode: Any, module: Any) -> Any:
-    """The module's state before the first step of a chunk; see AddStatesFromEpisodesToBatch.
+    """Return the module's state before the first step of a chunk; see AddStatesFromEpisodesToBatch.
 
     Raises:
-        ValueError: It is nowhere to be found.
+        ValueError: If it is nowhere to be found.
     """
     stored = getattr(episode, "initial_state", None)
     if stored is not None:

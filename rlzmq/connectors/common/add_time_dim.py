@@ -59,7 +59,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: A column has not one item per step, or a stateful module no max_seq_len.
+            ValueError: If a column has not one item per step, or a stateful module no max_seq_len.
         """
         if not is_stateful(rl_module):
             return batch
@@ -113,7 +113,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
 def _sequences(
     items: list[Any], lengths: Sequence[int], longest: int, column: str, key: tuple[Any, ...] | None
 ) -> Any:
-    """All sequences of a key as one tree of BatchedNdArrays ``[num_sequences, longest, ...]``."""
+    """Return all sequences of a key as one tree of BatchedNdArrays ``[num_sequences, longest, ...]``."""
     rows = batch_items(items)
     if num_items(rows) != sum(lengths):
         raise ValueError(
@@ -124,7 +124,7 @@ def _sequences(
 
 
 def split_and_zero_pad(rows: npt.NDArray[Any], lengths: Iterable[int], max_seq_len: int) -> npt.NDArray[Any]:
-    """Cuts the rows of several chunks into sequences of one length, padded with zeros.
+    """Cut the rows of several chunks into sequences of one length, padded with zeros.
 
     Args:
         rows: ``[sum(lengths), ...]``, chunk after chunk.
@@ -145,12 +145,12 @@ def split_and_zero_pad(rows: npt.NDArray[Any], lengths: Iterable[int], max_seq_l
 
 
 def num_sequences(length: int, max_seq_len: int) -> int:
-    """How many sequences a chunk of `length` steps is cut into."""
+    """Return how many sequences a chunk of `length` steps is cut into."""
     return -(-length // max_seq_len)
 
 
 def _sequence_lengths(lengths: Sequence[int], max_seq_len: int) -> npt.NDArray[np.int64]:
-    """How many steps each sequence holds, int64[num_sequences]."""
+    """Return how many steps each sequence holds, int64[num_sequences]."""
     return np.concatenate(
         [np.minimum(length - np.arange(0, length, max_seq_len), max_seq_len) for length in lengths]
     ).astype(np.int64)

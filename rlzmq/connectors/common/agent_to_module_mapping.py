@@ -23,7 +23,7 @@ _LEARNER_COLUMNS = (Columns.ACTIONS, Columns.REWARDS, Columns.LOSS_MASK, Columns
 class AgentToModuleMapping(ConnectorV2):
     """Regroups ``{column: {(episode, agent, module): [items]}}`` to ``{module: {column: [items]}}``.
 
-    In env runners the data of agents that are done ends here: they have no next action.
+    In env runners, data of done agents is dropped: they have no next action.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2; Dicts by agent id.
@@ -49,18 +49,18 @@ class AgentToModuleMapping(ConnectorV2):
         self._as_learner_connector = as_learner_connector
 
     def change_modules(self, rl_module_specs: Any, agent_to_module_mapping_fn: Callable[..., Any]) -> None:
-        """Modules came or went, or agents are mapped otherwise; arguments as of the class."""
+        """Update the modules and the agent mapping; arguments as of the class."""
         self._rl_module_specs = rl_module_specs
         self._mapping_fn = agent_to_module_mapping_fn
 
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """A Dict by module id."""
+        """Return a Dict by module id."""
         return self._space_by_module(input_observation_space, "observation_space")
 
     def recompute_output_action_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
-        """A Dict by module id."""
+        """Return a Dict by module id."""
         return self._space_by_module(input_action_space, "action_space")
 
     def _space_by_module(self, space: Any, which: str) -> Any:
@@ -87,10 +87,10 @@ class AgentToModuleMapping(ConnectorV2):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """See ConnectorV2. Columns that are under a module id already stay there.
+        """See ConnectorV2. Columns already under a module id stay there.
 
         Raises:
-            ValueError: A column is not keyed by (episode, agent, module).
+            ValueError: If a column is not keyed by (episode, agent, module).
         """
         keeps_done = self._as_learner_connector
         if keeps_done is None:
@@ -130,5 +130,5 @@ class AgentToModuleMapping(ConnectorV2):
 
 
 def _is_module_data(data: Any) -> bool:
-    """Whether this is ``{column: …}`` of a module rather than a column's items by key."""
+    """Return whether this is ``{column: …}`` of a module rather than a column's items by key."""
     return isinstance(data, dict) and bool(data) and not any(isinstance(key, tuple) for key in data)

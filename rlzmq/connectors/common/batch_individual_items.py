@@ -77,7 +77,7 @@ class BatchIndividualItems(ConnectorV2):
 
 
 def _batched(name: str, data: Any) -> Any:
-    """One column batched; data that is batched already stays as it is."""
+    """Return one column batched; data that is already batched is unchanged."""
     if isinstance(data, dict) and data and all(isinstance(key, tuple) for key in data):
         data = [item for items in data.values() for item in items]
     elif isinstance(data, dict) and not data:

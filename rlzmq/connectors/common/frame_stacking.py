@@ -57,18 +57,18 @@ class FrameStacking(ConnectorV2):
 
     @property
     def last_step_only(self) -> bool:
-        """Unless `as_learner_connector`."""
+        """Whether the piece handles the last step only: unless `as_learner_connector`."""
         return not self._as_learner_connector
 
     @property
     def required_lookback(self) -> int:
-        """num_frames - 1."""
+        """Number of earlier steps needed: num_frames - 1."""
         return self.num_frames - 1
 
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """The Box with its last axis `num_frames` times as long."""
+        """Return the Box with its last axis `num_frames` times as long."""
         if self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict):
             return gym.spaces.Dict(
                 {aid: self._stacked(s) for aid, s in input_observation_space.spaces.items()}
@@ -123,7 +123,7 @@ class FrameStacking(ConnectorV2):
         return batch
 
     def observations_of(self, episode: Any, start: int, stop: int) -> npt.NDArray[Any]:
-        """The stacked observations of time steps ``start … stop - 1`` of a chunk, ``[stop - start, ...]``."""
+        """Return the stacked observations of time steps ``start … stop - 1`` of a chunk, ``[stop - start, ...]``."""
         num_before = min(self.num_frames - 1, start + episode.observations.lookback)
         frames = episode.get_observations(slice(start - num_before, stop), neg_index_as_lookback=True)
         frames = np.stack(frames) if isinstance(frames, list) else frames
@@ -135,7 +135,7 @@ class FrameStacking(ConnectorV2):
         return _join_frames(np.moveaxis(windows, -1, 1))
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """The columnar twin; `observations` are in their slots already."""
+        """Columnar form of `__call__`; `observations` are already in their slots."""
         return _join_frames(rows.window(Columns.OBS, self.num_frames, current=True))
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class FrameStacking(ConnectorV2):
 
 
 def _join_frames(windows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """``[N, num_frames, ..., C]`` to ``[N, ..., num_frames * C]``."""
+    """Turn ``[N, num_frames, ..., C]`` into ``[N, ..., num_frames * C]``."""
     num_frames = windows.shape[1]
     joined = np.moveaxis(windows, 1, -2)
     return joined.reshape(*joined.shape[:-2], num_frames * joined.shape[-1])

@@ -54,7 +54,7 @@ class NumpyToTensor(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: A learner's batch has strings or Python objects in a column.
+            ValueError: If a learner's batch has strings or Python objects in a column.
         """
         return {name: self._convert(name, data) for name, data in batch.items()}
 
@@ -77,7 +77,7 @@ class NumpyToTensor(ConnectorV2):
 
 
 def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any:
-    """A tensor of an array (sharing memory where possible); anything else is returned as it is."""
+    """Convert an array to a tensor (sharing memory where possible); return anything else unchanged."""
     import torch
 
     if isinstance(leaf, (np.ndarray, np.generic)):

@@ -68,20 +68,20 @@ class FlattenObservations(ConnectorV2):
 
     @property
     def last_step_only(self) -> bool:
-        """Unless `as_learner_connector`."""
+        """Whether the piece handles the last step only: unless `as_learner_connector`."""
         return not self._as_learner_connector
 
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """A Box ``(flat_size,)``, multi-agent a Dict of them."""
+        """Return a Box ``(flat_size,)``, multi-agent a Dict of them."""
         return map_agent_spaces(input_observation_space, self._flat_space, self._multi_agent, self._agent_ids)
 
     def _flat_space(self, space: Any) -> gym.spaces.Box:
         return gym.spaces.Box(-np.inf, np.inf, (flat_size(self._kept(space)),), np.float32)
 
     def _kept(self, space: Any) -> Any:
-        """The space without the keys to remove."""
+        """Return the space without the keys to remove."""
         if not self._keys_to_remove:
             return space
         if not isinstance(space, gym.spaces.Dict):
@@ -111,7 +111,7 @@ class FlattenObservations(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: No input observation space is known, or a discrete value is not in its space.
+            ValueError: If no input observation space is known, or a discrete value is not in its space.
         """
         for episode in self.single_agent_episode_iterator(
             episodes, agents_that_stepped_only=not self._as_learner_connector
@@ -152,7 +152,7 @@ class FlattenObservations(ConnectorV2):
         return self._kept(agent_space(self.input_observation_space, agent_id))
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """The columnar twin."""
+        """Columnar form of `__call__`."""
         if not self._is_mine(rows.agent_id):
             return observations
         return flatten_values(self._input_space_of(rows.agent_id), observations, 1)

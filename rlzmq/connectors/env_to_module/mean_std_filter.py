@@ -117,11 +117,11 @@ class MeanStdFilter(ConnectorV2):
         return batch
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """The columnar twin; updates the statistics once with every row."""
+        """Columnar form of `__call__`; updates the statistics once with every row."""
         return self._filter(observations, rows.agent_id)
 
     def _filter(self, observations: Any, agent_id: Any) -> Any:
-        """Filters ``[N, ...]`` observations of one agent, learning from them if it should."""
+        """Filter ``[N, ...]`` observations of one agent, learning from them if it should."""
         leaves, spec = tree_flatten(observations)
         chosen = self._box_leaves(agent_id, len(leaves))
         samples = [np.asarray(leaves[i], np.float64) for i in chosen]
@@ -142,7 +142,7 @@ class MeanStdFilter(ConnectorV2):
     def _learned(
         self, stats: RunningStats, leaves: list[Any], chosen: list[int], samples: list[Any]
     ) -> RunningStats | None:
-        """The statistics with these samples, and the filtered samples in their `leaves`; None, and nothing done,
+        """Return the statistics with these samples, and the filtered samples in their `leaves`; None, without changes,
         where one of them is NaN, infinite or absurd: it would stay in the statistics for ever."""
         filtered = []
         num = stats.num + len(samples[0])
@@ -172,7 +172,7 @@ class MeanStdFilter(ConnectorV2):
         return values.astype(np.float32)  # type: ignore[no-any-return]
 
     def _box_leaves(self, agent_id: Any, num_leaves: int) -> list[int]:
-        """Indices of the leaves to filter: those of Box spaces, or all while no space is known."""
+        """Return the indices of the leaves to filter: those of Box spaces, or all while no space is known."""
         indices = self._box_indices.get(agent_id)
         if indices is None:
             space = agent_space(self.input_observation_space, agent_id)
@@ -184,7 +184,7 @@ class MeanStdFilter(ConnectorV2):
         return indices
 
     def freeze_statistics(self) -> None:
-        """Stops learning from observations."""
+        """Stop learning from observations."""
         self._update_stats = False
 
     # -- state ----------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class MeanStdFilter(ConnectorV2):
         not_components: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """``{agent_id: {"base": stats, "delta": stats, "total": stats}}``; single-agent: ``"default_agent"``.
+        """Return ``{agent_id: {"base": stats, "delta": stats, "total": stats}}``; single-agent: ``"default_agent"``.
 
         `base` is what was agreed on at the last synchronisation, `delta` what was seen since, `total`
         both; stats are ``{"num": int, "means": [arrays], "m2s": [arrays]}``, one array per Box part.
@@ -216,7 +216,7 @@ class MeanStdFilter(ConnectorV2):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores exactly what `get_state` gave."""
+        """Restore exactly what `get_state` gave."""
         self.reset_state()
         for key, of_agent in state.items():
             self._base[key] = RunningStats.from_state(of_agent["base"])
@@ -224,11 +224,11 @@ class MeanStdFilter(ConnectorV2):
             self._total[key] = RunningStats.from_state(of_agent["total"])
 
     def reset_state(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self._base, self._delta, self._total = {}, {}, {}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The latest common base with the deltas of all `states` folded in; its own delta is empty."""
+        """Merge the deltas of all `states` into their latest common base; the result's delta is empty."""
         merged = {}
         for key in dict.fromkeys([*self._base, *(key for state in states for key in state)]):
             of_agent = [state[key] for state in states if key in state]
@@ -245,14 +245,14 @@ class MeanStdFilter(ConnectorV2):
         return merged
 
     def get_delta(self) -> dict[str, Any]:
-        """``{agent_id: stats}`` of what was seen since the last call; it becomes part of the base."""
+        """Return ``{agent_id: stats}`` of samples since the last call, which become part of the base."""
         delta = {key: stats.get_state() for key, stats in self._delta.items() if stats.num}
         self._base = dict(self._total)
         self._delta = {}
         return delta
 
     def merge_deltas(self, deltas: Sequence[dict[str, Any]]) -> None:
-        """Folds other copies' deltas into the base, in the given order."""
+        """Fold other copies' deltas into the base, in the given order."""
         for delta in deltas:
             for key, stats in delta.items():
                 base = self._base.get(key, RunningStats())
@@ -260,7 +260,7 @@ class MeanStdFilter(ConnectorV2):
                 self._sum_up(key)
 
     def apply_merged_state(self, state: dict[str, Any]) -> None:
-        """Takes the merged statistics as base; what was seen since the last `get_delta` stays on top."""
+        """Take the merged statistics as base; what was seen since the last `get_delta` stays on top."""
         for key, of_agent in state.items():
             base = RunningStats.from_state(of_agent["base"])
             self._base[key] = base.merged(RunningStats.from_state(of_agent["delta"]))
@@ -273,7 +273,7 @@ class MeanStdFilter(ConnectorV2):
 
 
 def _leaf_spaces(space: Any) -> list[Any]:
-    """The leaves of a space in the order of `tree_flatten`: Dict keys sorted."""
+    """Return the leaves of a space in the order of `tree_flatten`: Dict keys sorted."""
     if isinstance(space, gym.spaces.Dict):
         return [leaf for key in sorted(space.spaces) for leaf in _leaf_spaces(space.spaces[key])]
     if isinstance(space, gym.spaces.Tuple):

@@ -27,7 +27,7 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
 
     @abc.abstractmethod
     def preprocess(self, observation: Any, episode: Any) -> Any:
-        """The processed observation.
+        """Return the processed observation.
 
         Args:
             observation: The episode's last observation.
@@ -36,7 +36,7 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
 
     @property
     def last_step_only(self) -> bool:
-        """Unless a subclass has a `__call__` of its own."""
+        """Whether the piece is columnar: unless a subclass overrides `__call__`."""
         return type(self).__call__ is SingleAgentObservationPreprocessor.__call__
 
     def __call__(
@@ -66,7 +66,7 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
 
     @abc.abstractmethod
     def preprocess(self, observations: dict[Any, Any], episode: Any) -> dict[Any, Any]:
-        """The processed observations.
+        """Return the processed observations.
 
         Args:
             observations: Agent id -> observation, of the agents that have one at the last env step.
@@ -78,7 +78,7 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
 
     @property
     def last_step_only(self) -> bool:
-        """Unless a subclass has a `__call__` of its own."""
+        """Whether the piece is columnar: unless a subclass overrides `__call__`."""
         return type(self).__call__ is MultiAgentObservationPreprocessor.__call__
 
     def __call__(

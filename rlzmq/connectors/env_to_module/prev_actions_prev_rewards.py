@@ -68,7 +68,7 @@ class PrevActionsPrevRewards(ConnectorV2):
     def recompute_output_observation_space(
         self, input_observation_space: Any, input_action_space: Any
     ) -> Any:
-        """The Dict space, multi-agent a Dict of them; None while the action space is unknown."""
+        """Return the Dict space, multi-agent a Dict of them; None while the action space is unknown."""
         if input_action_space is None:
             return None
         if self._multi_agent and isinstance(input_observation_space, gym.spaces.Dict):
@@ -107,7 +107,7 @@ class PrevActionsPrevRewards(ConnectorV2):
         """See ConnectorV2; the batch stays as it is.
 
         Raises:
-            ValueError: The action space is unknown.
+            ValueError: If the action space is unknown.
         """
         for episode in self.single_agent_episode_iterator(episodes):
             augmented = {self.ORIG_OBS_KEY: episode.get_observations(-1)}
@@ -144,7 +144,7 @@ class PrevActionsPrevRewards(ConnectorV2):
         return space
 
     def transform_observations(self, observations: Any, rows: RowsContext) -> Any:
-        """The columnar twin; the step that led to `observations` is in the columns already."""
+        """Columnar form of `__call__`; the step that led to `observations` is already in the columns."""
         augmented = {self.ORIG_OBS_KEY: observations}
         if self.n_prev_actions:
             num = self.n_prev_actions

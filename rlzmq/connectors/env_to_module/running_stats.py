@@ -35,11 +35,11 @@ class RunningStats:
 
     @classmethod
     def of_samples(cls, leaves: Sequence[Float64]) -> RunningStats:
-        """The statistics of samples ``[num, ...]`` per leaf."""
+        """Return the statistics of samples ``[num, ...]`` per leaf."""
         return cls().with_samples(leaves)
 
     def with_samples(self, leaves: Sequence[Float64]) -> RunningStats:
-        """The statistics with further samples ``[N, ...]`` per leaf."""
+        """Return the statistics with further samples ``[N, ...]`` per leaf."""
         num = self.num + len(leaves[0])
         means, m2s = [], []
         for leaf, samples in enumerate(leaves):
@@ -53,7 +53,7 @@ class RunningStats:
         return RunningStats(num, means, m2s)
 
     def merged(self, other: RunningStats) -> RunningStats:
-        """The statistics of both sets of samples together."""
+        """Return the statistics of both sets of samples together."""
         if other.num == 0:
             return self
         if self.num == 0:
@@ -67,13 +67,13 @@ class RunningStats:
         return RunningStats(num, means, m2s)
 
     def std(self, leaf: int) -> Float64:
-        """The sample standard deviation of one leaf; ones with fewer than two samples."""
+        """Return the sample standard deviation of one leaf; ones with fewer than two samples."""
         if self.num < 2:
             return np.ones_like(self.m2s[leaf]) if self.m2s else np.ones(())
         return np.sqrt(self.m2s[leaf] / (self.num - 1))
 
     def prefixes(self, leaf: int, samples: Float64) -> tuple[Float64, Float64]:
-        """Mean and M2 after each further sample, without a loop.
+        """Return the mean and M2 after each further sample, without a loop.
 
         Args:
             leaf: Which leaf.
@@ -96,12 +96,12 @@ class RunningStats:
         return means, m2s
 
     def get_state(self) -> dict[str, Any]:
-        """``{"num": int, "means": [float64 arrays], "m2s": [float64 arrays]}``."""
+        """Return ``{"num": int, "means": [float64 arrays], "m2s": [float64 arrays]}``."""
         return {"num": self.num, "means": list(self.means), "m2s": list(self.m2s)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> RunningStats:
-        """The inverse of `get_state`."""
+        """Restore the pieces' statistics from `get_state`'s result."""
         return cls(
             int(state["num"]),
             [np.array(mean, np.float64) for mean in state["means"]],

@@ -35,7 +35,7 @@ class WriteObservationsToEpisodes(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: The batch has no ``obs`` column, or no item for one of the episodes.
+            ValueError: If the batch has no ``obs`` column, or no item for one of the episodes.
         """
         if Columns.OBS not in batch:
             raise ValueError(

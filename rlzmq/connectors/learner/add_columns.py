@@ -34,7 +34,7 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: A reward is not one number.
+            ValueError: If a reward is not one number.
         """
         skipped = {*batch, Columns.STATE_IN, Columns.STATE_OUT}
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):

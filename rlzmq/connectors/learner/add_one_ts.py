@@ -19,7 +19,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
     ``loss_mask`` (False there), ``terminateds`` and ``truncateds`` (True at most at the last real step) are
     added; a chunk that is not done is marked as truncated. Chunks without steps are left alone.
 
-    The given episodes are extended in place (their ids stay); within a LearnerConnectorPipeline these are
+    The given episodes are extended in place (ids are kept); within a LearnerConnectorPipeline these are
     private copies, the caller's episodes stay as they are.
     """
 

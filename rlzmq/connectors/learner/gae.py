@@ -22,7 +22,7 @@ def compute_gae(
     gamma: float,
     lambda_: float,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Advantages and value targets of C chunks that lie one after the other in N rows.
+    """Compute advantages and value targets of C consecutive chunks in N rows.
 
     Computed in float64 without a Python loop over rows; a chunk's result does not depend, to the last bit, on
     the other chunks it is batched with.
@@ -40,7 +40,7 @@ def compute_gae(
         ``(advantages, value_targets)``, float32 [N] each; ``value_targets = advantages + values``.
 
     Raises:
-        ValueError: The shapes do not fit together.
+        ValueError: If the shapes do not fit together.
     """
     rewards = np.asarray(rewards_N, np.float64)
     values = np.asarray(values_N, np.float64)
@@ -67,7 +67,7 @@ def compute_gae(
 def discounted_suffix_sums(
     terms_N: NDArray[np.float64], ends: NDArray[Any], discount: float | NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """``y[t] = terms[t] + discount[t] * y[t + 1]`` within each chunk, for all chunks at once.
+    """Compute ``y[t] = terms[t] + discount[t] * y[t + 1]`` within each chunk, for all chunks at once.
 
     Pass k extends every row's sum from 2^k to 2^(k+1) terms, so the longest chunk's length L costs log2(L)
     vectorised passes instead of L Python steps.
@@ -90,14 +90,14 @@ def discounted_suffix_sums(
     while reach < longest and weights.any():
         sums[:-reach] += weights[:-reach] * sums[reach:]
         weights[:-reach] *= weights[reach:]
-        # rows this near to the batch's end are done: their chunk, the last one, ends within their reach
+        # rows this near to the batch's end are complete: their chunk ends within this distance
         weights[-reach:] = 0.0
         reach *= 2
     return sums
 
 
 def standardize(advantages_N: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The advantages of one module's real rows, shifted to mean 0 and scaled to deviation 1 (floor 1e-4)."""
+    """Return the advantages of one module's real rows, shifted to mean 0 and scaled to deviation 1 (floor 1e-4)."""
     if advantages_N.size == 0:
         return advantages_N
     wide = advantages_N.astype(np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,7 @@ import numpy.typing as npt
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.learner.gae import discounted_suffix_sums
 from rlzmq.episodes.columns import Columns
-
-if TYPE_CHECKING:
-    from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["ComputeReturnsToGo"]
 
@@ -70,7 +68,7 @@ class ComputeReturnsToGo(ConnectorV2):
         return batch
 
     def compute_columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
-        """The columnar twin."""
+        """Columnar form of `__call__`."""
         rewards = np.asarray(episodes.columns[Columns.REWARDS][episodes.step_slots()], np.float64)
         return {Columns.RETURNS_TO_GO: self._returns(rewards, episodes.length)}
 

@@ -32,7 +32,7 @@ def compute_vtrace(
     clip_c_threshold: float | None = 1.0,
     clip_pg_rho_threshold: float | None = 1.0,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """V-trace targets and advantages of C chunks that lie one after the other in N rows.
+    """Compute V-trace targets and advantages of C consecutive chunks in N rows.
 
     With the ratios ρ_t = π(a_t|x_t) / μ(a_t|x_t), each clipped from above::
 
@@ -59,7 +59,7 @@ def compute_vtrace(
         ``(advantages, value_targets)``, float32 [N] each.
 
     Raises:
-        ValueError: The shapes do not fit together.
+        ValueError: If the shapes do not fit together.
     """
     lengths = np.asarray(lengths_C, np.int64)
     arrays = {
@@ -102,7 +102,7 @@ def _clipped(ratios: NDArray[np.float64], threshold: float | None) -> NDArray[np
 def _shifted(
     values: NDArray[np.float64], ends: NDArray[np.int64], bootstrap: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The value after each row's."""
+    """Return the value that follows each row's."""
     following = np.empty_like(values)
     following[:-1] = values[1:]
     following[ends] = bootstrap

@@ -1,4 +1,4 @@
-"""WholeBatchEstimator: what learner pieces share that compute with the weights, on the whole batch at once."""
+"""WholeBatchEstimator: base of learner pieces that use the module's outputs on the whole batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChunkRows:
     """One module's rows, chunk after chunk, each chunk's extra row last; padding is gone.
 
     Attributes:
-        columns: ``rewards``, the estimator's `reads`, and what its `evaluate` gave: float64 arrays [N].
+        columns: ``rewards``, the estimator's `reads`, and the outputs of `evaluate`: float64 arrays [N].
         terminated_N, truncated_N: Whether the episode ended with this row's step.
         lengths_C: Rows of each chunk, the extra one included.
     """
@@ -50,7 +50,7 @@ class ChunkRows:
         return real
 
     def bootstrap_C(self, values_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The value after each chunk's last step: of its extra row, 0 where the episode terminated."""
+        """Return the value after each chunk's last step: of its extra row, 0 where the episode terminated."""
         bootstrap: npt.NDArray[np.float64] = np.where(
             self.terminated_N[self.extra_C - 1], 0.0, values_N[self.extra_C]
         )
@@ -70,12 +70,12 @@ class WholeBatchEstimator(ConnectorV2):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether `evaluate` and `estimate` are all there is: no subclass overrides the per-episode call."""
+        """Whether the piece consists of `evaluate` and `estimate`: no subclass overrides the per-episode call."""
         return type(self).__call__ is WholeBatchEstimator.__call__
 
     @abc.abstractmethod
     def evaluate(self, module: Any, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """What is needed of the module on every row; called without gradients.
+        """Return the module outputs needed on every row; called without gradients.
 
         Args:
             module: The RLModule.
@@ -87,7 +87,7 @@ class WholeBatchEstimator(ConnectorV2):
 
     @abc.abstractmethod
     def estimate(self, rows: ChunkRows) -> dict[str, npt.NDArray[np.float32]]:
-        """The columns to add: name -> float32 array [N], 0 in extra rows."""
+        """Return the columns to add: name -> float32 array [N], 0 in extra rows."""
 
     def __call__(
         self,
@@ -103,14 +103,14 @@ class WholeBatchEstimator(ConnectorV2):
         """See ConnectorV2; the batch is ``{module_id: {column: tensor}}`` (or one module's columns).
 
         Raises:
-            ValueError: The batch's rows are not the episodes' steps, or a chunk has no extra row.
+            ValueError: If the batch's rows are not the episodes' steps, or a chunk has no extra row.
         """
         import torch
 
         lengths: dict[Any, dict[Any, list[int]]] = {}
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             if len(episode):
-                # Rows lie in the order in which keys came first.
+                # Rows are in the order in which keys first appeared.
                 module_id = DEFAULT_MODULE_ID if episode.module_id is None else episode.module_id
                 lengths.setdefault(module_id, {}).setdefault(batch_key(episode), []).append(len(episode))
         modules = rl_module if is_multi_rl_module(rl_module) else {DEFAULT_MODULE_ID: rl_module}
@@ -133,11 +133,11 @@ class WholeBatchEstimator(ConnectorV2):
         lengths: npt.NDArray[np.int64],
         module_id: Any,
     ) -> None:
-        """Adds the columns to one module's batch; learners' fused path calls it with outputs of its own.
+        """Add the columns to one module's batch; learners' fused path calls it with its own outputs.
 
         Args:
             columns: The module's columns, ``[B, ...]`` or, with ``seq_lens``, ``[B, T, ...]``.
-            outputs: What `evaluate` gave, ``[B]`` or ``[B, T]`` each.
+            outputs: What `evaluate` returned, ``[B]`` or ``[B, T]`` each.
             lengths: int64[C], rows of each chunk in the order of the rows, extra ones included.
             module_id: For error texts.
 

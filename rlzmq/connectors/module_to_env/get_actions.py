@@ -39,7 +39,7 @@ class GetActions(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: A module returned neither ``actions`` nor ``action_dist_inputs``.
+            ValueError: If a module returned neither ``actions`` nor ``action_dist_inputs``.
         """
         generator = (shared_data or {}).get("generator")
         if is_multi_rl_module(rl_module):
@@ -76,7 +76,7 @@ def _add_actions(
 
 
 def given_actions_logp(distribution: Any, actions: Any) -> dict[str, Any]:
-    """The column ``action_logp`` of actions that a module chose itself.
+    """Return the column ``action_logp`` of actions that a module chose itself.
 
     Args:
         distribution: Of the ``action_dist_inputs`` that it returned beside them.
@@ -93,7 +93,7 @@ def given_actions_logp(distribution: Any, actions: Any) -> dict[str, Any]:
 def draw_actions(
     distribution: Any, explore: bool | None, generator: Any, *, wants_logp: bool = True
 ) -> tuple[Any, Any]:
-    """Actions of a distribution, and their log-probabilities under it.
+    """Return the actions of a distribution, and their log-probabilities under it.
 
     Args:
         distribution: The module's action distribution.

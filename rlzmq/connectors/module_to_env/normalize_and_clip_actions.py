@@ -46,7 +46,7 @@ class NormalizeAndClipActions(ConnectorV2):
         self._maps: dict[Any, Any] = {}
 
     def recompute_output_action_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
-        """Unchanged."""
+        """Return the action space unchanged."""
         self._maps = {}
         return input_action_space
 
@@ -69,7 +69,7 @@ class NormalizeAndClipActions(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ConfigurationError: The action space is unknown.
+            ConfigurationError: If the action space is unknown.
         """
         if not self.changes_actions:
             return batch
@@ -84,17 +84,17 @@ class NormalizeAndClipActions(ConnectorV2):
         return batch
 
     def apply_vectorized(self, actions: Any, agent_id: Any = None) -> Any:
-        """The env's actions for the module's, one or many at once.
+        """Return the env's actions for the module's, one or many at once.
 
         Args:
             actions: An action, or a tree of arrays ``[N, ...]`` of actions; not changed in place.
             agent_id: Whose action, where the action space is a Dict by agent id.
 
         Returns:
-            The same structure; the very same object where nothing is to be done.
+            The same structure; the same object if no change is needed.
 
         Raises:
-            ConfigurationError: The action space is unknown.
+            ConfigurationError: If the action space is unknown.
         """
         maps = self._maps.get(agent_id, self)
         if maps is self:
@@ -106,7 +106,7 @@ class NormalizeAndClipActions(ConnectorV2):
         return tree_map(lambda leaf_map, leaf: leaf if leaf_map is None else leaf_map(leaf), maps, actions)
 
     def _compiled(self, agent_id: Any) -> Any:
-        """A function per leaf of the action space (None: leave it), or None for a whole that stays."""
+        """Return a function per leaf of the action space (None: unchanged), or None if no leaf changes."""
         if self.input_action_space is None:
             raise ConfigurationError(
                 "NormalizeAndClipActions needs the action space: pass input_action_space to the "

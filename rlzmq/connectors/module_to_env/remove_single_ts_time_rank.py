@@ -35,7 +35,7 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
         """See ConnectorV2.
 
         Raises:
-            ValueError: An item's first axis is not of length 1.
+            ValueError: If an item's first axis is not of length 1.
         """
         if not shared_data or not shared_data.pop(SINGLE_TIME_RANK_FLAG, False):
             return batch

@@ -16,9 +16,9 @@ __all__ = ["UnBatchToIndividualItems"]
 
 
 class UnBatchToIndividualItems(ConnectorV2):
-    """Splits every column into items, under the keys that env-to-module found them under.
+    """Splits every column into items, under the keys that env-to-module used.
 
-    Without that memory in `shared_data`, columns become plain lists.
+    Without these keys in `shared_data`, columns become plain lists.
     """
 
     def __call__(
@@ -35,7 +35,7 @@ class UnBatchToIndividualItems(ConnectorV2):
         """See ConnectorV2. Multi-agent: ``{module_id: {column: {(episode, agent, module): [item]}}}``.
 
         Raises:
-            ValueError: A module's outputs have another number of rows than its inputs had.
+            ValueError: If a module's outputs have another number of rows than its inputs had.
         """
         structure = (shared_data or {}).get(MAP_STRUCTURE)
         if structure is None:

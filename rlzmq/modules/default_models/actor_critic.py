@@ -29,8 +29,8 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
                   │ vf_share_layers
         obs ─► vf_encoder (otherwise) ► vf ─► values
 
-    Acting computes the upper row only, except that with an LSTM of its own the value function's memory
-    is kept up, too: its state must be in the episodes to train from.
+    Acting computes the upper row only. With its own LSTM the value function is also run,
+    because training needs its state in the episodes.
     """
 
     def setup(self) -> None:
@@ -103,7 +103,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         return outputs
 
     def _explain(self, batch: dict[str, Any], error: Exception) -> None:
-        """Raises what is wrong with the batch, if that is why a forward pass failed."""
+        """Raise a better error if a forward pass failed because of the batch."""
         for column in (Columns.OBS, Columns.STATE_IN)[: 1 + self._recurrent]:
             if column not in batch:
                 raise ValueError(
@@ -117,7 +117,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
     def _act(
         self, batch: dict[str, Any], *, critic_features: bool, encoder: Any = None, pi: Any = None
     ) -> tuple[dict[str, Any], Any]:
-        """The outputs, and the features that the value head takes.
+        """Compute the outputs, and the value head's features.
 
         Args:
             batch: Column -> tensor or tree.
@@ -163,7 +163,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         return values
 
     def _split(self, obs: Any) -> tuple[Any, Any]:
-        """The observation without its action mask, and the mask."""
+        """Return the observation without its action mask, and the mask."""
         path = self._mask_path
         if path is None:
             return obs, None

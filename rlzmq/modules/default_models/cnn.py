@@ -22,14 +22,14 @@ _MAX_MAP_SIDE = 7
 
 
 def is_image(space: gym.spaces.Box) -> bool:
-    """Whether a Box is looked at with convolutions: 3-D ones, and 2-D ones of bytes that are large enough."""
+    """Return whether a Box gets convolutions: if it is 3-D, or 2-D, of bytes and large enough."""
     if len(space.shape) == 3:
         return True
     return len(space.shape) == 2 and space.dtype == np.uint8 and min(space.shape) >= _MIN_IMAGE_SIDE
 
 
 def image_layout(shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
-    """``(channels come first, height, width, channels)`` of an image's shape.
+    """Return ``(channels come first, height, width, channels)`` of an image's shape.
 
     Images are ``[height, width, channels]``, as Gymnasium's; ``[channels, height, width]`` is recognised
     when the first of the three is at most 16 and the others are larger (stacked grey frames).
@@ -41,7 +41,7 @@ def image_layout(shape: tuple[int, ...]) -> tuple[bool, int, int, int]:
 
 
 def default_conv_filters(height: int, width: int) -> list[list[Any]]:
-    """``[[channels, [height, width] of the kernel, stride], …]``, down to at most 7 pixels a side.
+    """Return ``[[channels, [height, width] of the kernel, stride], …]``, down to at most 7 pixels a side.
 
     Odd kernels on odd sizes, even ones on even sizes: the padding is then the same on both ends, and
     needs no copy of the image.
@@ -154,7 +154,7 @@ def _checked_filter(entry: Any, index: int) -> tuple[int, tuple[int, int], tuple
 def _same_padding(
     height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int]
 ) -> tuple[list[int], int, int]:
-    """``([left, right, top, bottom], new height, new width)`` for outputs of ceil(size / stride)."""
+    """Return ``([left, right, top, bottom], new height, new width)`` for outputs of ceil(size / stride)."""
     pads, sizes = [], []
     for size, k, s in ((width, kernel[1], stride[1]), (height, kernel[0], stride[0])):
         out = -(-size // s)

@@ -27,7 +27,7 @@ class PolicyHead(MLP):
     """Features ``[..., D]`` → action distribution inputs ``[..., K]``.
 
     Log standard deviations of Box actions are clamped to ±``log_std_clip_param``; with
-    ``free_log_std`` they are parameters of their own (zeros at first).
+    ``free_log_std`` they are separate parameters (initially zero).
 
     Raises:
         ConfigurationError: ``free_log_std`` for anything but a Box of floats.
@@ -106,7 +106,7 @@ def _log_std_bound(space: gym.Space[Any], clip: float) -> Tensor | None:
 def split_action_mask(
     observation_space: gym.Space[Any], action_space: gym.Space[Any], *, where: str = "module"
 ) -> tuple[gym.Space[Any], tuple[Any, ...] | None]:
-    """Finds an action mask in an observation space.
+    """Find an action mask in an observation space.
 
     A mask is the part ``"action_mask"`` of a Dict (or of its ``"_orig_obs"``, where previous actions were
     added), for Discrete and MultiDiscrete actions: one number per choice, 0 for those forbidden.
@@ -116,7 +116,7 @@ def split_action_mask(
         Dict with the mask, None if there is none.
 
     Raises:
-        ConfigurationError: The mask's size is not the number of choices.
+        ConfigurationError: If the mask's size is not the number of choices.
     """
     discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
     if not isinstance(observation_space, gym.spaces.Dict) or not isinstance(action_space, discrete):

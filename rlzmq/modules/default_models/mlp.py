@@ -14,7 +14,7 @@ from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["MLP", "activation_function", "initialize"]
 
-# In place where the derivative follows from the output: the layer's output is nobody else's.
+# In place where the derivative follows from the output: nothing else uses the layer's output.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "tanh": torch.tanh_,
     "relu": torch.relu_,
@@ -39,10 +39,10 @@ _Step = tuple[dict[str, Any] | None, Any, Callable[[Tensor], Tensor] | None]
 
 
 def activation_function(name: str | None, setting: str = "activation") -> Callable[[Tensor], Tensor] | None:
-    """The function of an activation's name, None for the linear one.
+    """Return the function of an activation's name, None for the linear one.
 
     Raises:
-        ConfigurationError: There is no such activation; names the setting and the closest one.
+        ConfigurationError: If there is no such activation; names the setting and the closest one.
     """
     if name is None:
         return None
@@ -54,10 +54,10 @@ def activation_function(name: str | None, setting: str = "activation") -> Callab
 
 
 def initialize(tensor: Tensor, initializer: Any, kwargs: dict[str, Any] | None, setting: str) -> None:
-    """Fills a parameter: by name in ``torch.nn.init``, by function, or (None) not at all.
+    """Fill a parameter: by name in ``torch.nn.init``, by function, or (None) not at all.
 
     Raises:
-        ConfigurationError: There is no such initialiser.
+        ConfigurationError: If there is no such initialiser.
     """
     if initializer is None:
         return
@@ -146,10 +146,10 @@ class MLP(nn.Module):
         return layer
 
     def steps(self) -> list[_Step]:
-        """What the forward pass runs through, made anew where a layer has been replaced.
+        """Return the steps of the forward pass, rebuilt if a layer was replaced.
 
         Raises:
-            RuntimeError: A layer was added or taken out.
+            RuntimeError: If a layer was added or taken out.
         """
         layers = [*self._modules["layers"]._modules.values()]  # type: ignore[union-attr]
         if layers != self._steps_of:

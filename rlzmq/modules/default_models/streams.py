@@ -21,7 +21,7 @@ Path = tuple[Any, ...]
 
 
 def build_encoder(space: gym.Space[Any], config: DefaultModelConfig, *, where: str = "module") -> nn.Module:
-    """The default encoder of an observation space; its ``output_dim`` is the number of features.
+    """Build the default encoder of an observation space; its ``output_dim`` is the number of features.
 
     ==============================  ============================================================
     Box, 1-D                        dense layers (``fcnet_*``)
@@ -36,7 +36,7 @@ def build_encoder(space: gym.Space[Any], config: DefaultModelConfig, *, where: s
     Args:
         space: The observation space.
         config: The model settings.
-        where: What the encoder is for, for error texts.
+        where: What the encoder is for, for error messages.
 
     Raises:
         UnsupportedSpaceError: A space (or a part of one) of another kind.
@@ -118,7 +118,7 @@ class MultiStreamEncoder(nn.Module):
 
 
 def mismatch(obs: Any, space: gym.Space[Any]) -> str | None:
-    """What of a batch of observations does not fit its space, in words; None if everything does.
+    """Describe what in a batch of observations does not fit its space; None if everything does.
 
     Args:
         obs: A tree like the space, each leaf ``[..., *leaf shape]``.

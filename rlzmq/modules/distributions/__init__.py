@@ -3,9 +3,12 @@
 from rlzmq.modules.distributions.base import Distribution, TorchDistribution, check_dist_inputs
 from rlzmq.modules.distributions.categorical import TorchCategorical, TorchMultiCategorical
 from rlzmq.modules.distributions.deterministic import TorchDeterministic
-from rlzmq.modules.distributions.for_space import action_dist_cls_for, num_dist_inputs
+from rlzmq.modules.distributions.for_space import (
+    TorchMultiDistribution,
+    action_dist_cls_for,
+    num_dist_inputs,
+)
 from rlzmq.modules.distributions.gaussian import TorchDiagGaussian, TorchSquashedGaussian
-from rlzmq.modules.distributions.nested import TorchMultiDistribution
 
 __all__ = [
     "Distribution",

@@ -1,4 +1,4 @@
-"""What an action distribution is: made from one tensor of model outputs, cheap enough to make per step."""
+"""Base class of action distributions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SampleShape = Sequence[int] | None
 
 
 def flat_actions(value: Tensor, action_shape: Sequence[int] | None, shape: torch.Size) -> Tensor:
-    """Actions ``[*sample_shape, ..., *action_shape]`` as ``[*sample_shape, ..., D]``.
+    """Reshape actions ``[*sample_shape, ..., *action_shape]`` to ``[*sample_shape, ..., D]``.
 
     Args:
         value: The actions.
@@ -33,8 +33,8 @@ def flat_actions(value: Tensor, action_shape: Sequence[int] | None, shape: torch
 class Distribution(ABC):
     """An action distribution over a batch, made by :meth:`from_logits` from a model's output tensor.
 
-    The classes are plain holders of tensors: no argument validation, nothing computed before it is
-    asked for, so that a runner can afford one per vector step. NaN inputs are the learner's to
+    The classes only hold tensors: no argument validation, lazy computation,
+    so that creating one per vector step is cheap. NaN inputs are the learner's to
     find (:func:`check_dist_inputs`).
 
     Leading dimensions of the inputs are the batch (``[B, ...]`` or ``[B, T, ...]``): ``logp``,
@@ -56,7 +56,7 @@ class Distribution(ABC):
     @classmethod
     @abstractmethod
     def from_logits(cls, logits: Tensor) -> Self:
-        """The distribution that a model's output describes.
+        """Return the distribution that a model's output describes.
 
         Args:
             logits: Float tensor ``[..., required_input_dim]``.
@@ -64,7 +64,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def sample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
-        """Actions drawn without gradient, ``[..., *action shape]`` (a tree of such for nested actions).
+        """Return the actions drawn without gradient, ``[..., *action shape]`` (a tree of such for nested actions).
 
         Args:
             sample_shape: Draw so many for every row, ``[*sample_shape, ..., *action shape]``.
@@ -72,38 +72,38 @@ class Distribution(ABC):
         """
 
     def rsample(self, *, sample_shape: SampleShape = None, generator: torch.Generator | None = None) -> Any:
-        """Actions drawn with the reparameterisation trick: gradients flow to the inputs. As :meth:`sample`.
+        """Return the actions drawn with the reparameterisation trick: gradients flow to the inputs. As :meth:`sample`.
 
         Raises:
-            NotImplementedError: The distribution has no such form (discrete ones).
+            NotImplementedError: If the distribution has no such form (discrete ones).
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be reparameterised: use sample()")
 
     @abstractmethod
     def logp(self, value: Any) -> Tensor:
-        """Log-probability (or log-density) of actions, float ``[...]``, of several draws ``[*sample_shape, ...]``."""
+        """Return log-probabilities (or densities) of actions, ``[...]``; several draws: ``[*sample_shape, ...]``."""
 
     def sample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Any, Tensor]:
-        """Actions and their log-probabilities, cheaper than ``sample`` followed by ``logp``."""
+        """Return the actions and their log-probabilities, cheaper than ``sample`` followed by ``logp``."""
         value = self.sample(generator=generator)
         return value, self.logp(value)
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """Entropy in nats, float ``[...]``."""
+        """Return the entropy in nats, float ``[...]``."""
 
     @abstractmethod
     def kl(self, other: Self) -> Tensor:
-        """Kullback-Leibler divergence KL(self || other) in nats, float ``[...]``."""
+        """Return the Kullback-Leibler divergence KL(self || other) in nats, float ``[...]``."""
 
     @abstractmethod
     def to_deterministic(self) -> Distribution:
-        """The distribution that always gives this one's most likely action."""
+        """Return a distribution that always returns this one's most likely action."""
 
     @staticmethod
     @abstractmethod
     def required_input_dim(space: gym.Space[Any], model_config: Any = None) -> int:
-        """How many inputs per batch row an action space needs.
+        """Return how many inputs per batch row an action space needs.
 
         Args:
             space: The action space.
@@ -112,13 +112,13 @@ class Distribution(ABC):
 
     @classmethod
     def get_partial_dist_cls(cls, **kwargs: Any) -> type[Self]:
-        """A subclass with class-level settings bound, e.g. ``low`` and ``high`` of a squashed Gaussian.
+        """Return a subclass with class-level settings bound, e.g. ``low`` and ``high`` of a squashed Gaussian.
 
         The arguments are the class's annotated settings; the subclass is used like any other class:
         ``Partial.from_logits(logits)``.
 
         Raises:
-            TypeError: A setting that the class does not have.
+            TypeError: If a setting that the class does not have.
         """
         for name in kwargs:
             if not hasattr(cls, name):
@@ -132,12 +132,12 @@ TorchDistribution = Distribution
 
 
 def check_dist_inputs(logits: Tensor, *, module_id: str, column: str = "action_dist_inputs") -> None:
-    """Raises if a model's distribution inputs hold NaN. For learners, off the per-step path.
+    """Raise if a model's distribution inputs hold NaN. For learners, off the per-step path.
 
     Args:
         logits: Float ``[..., K]``.
-        module_id: The module that made them, for the error text.
-        column: The column's name, for the error text.
+        module_id: The module that made them, for the error message.
+        column: The column's name, for the error message.
 
     Raises:
         ValueError: NaN found: names the module, the column and the first bad row.

@@ -22,7 +22,7 @@ _RACE_MAX_LOGITS = 96
 
 
 def sample_categorical(log_probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draws one index per row. Never one whose log-probability is -inf.
+    """Draw one index per row, never one with log-probability -inf.
 
     Args:
         log_probs: Normalised log-probabilities, float ``[..., K]``.
@@ -184,7 +184,7 @@ class TorchMultiCategorical(Distribution):
         self._categorical = TorchCategorical(grid)
 
     def _to_action(self, index: Tensor) -> Tensor:
-        """Indices ``[..., M]`` to actions ``[..., *action_shape]``."""
+        """Convert indices ``[..., M]`` to actions ``[..., *action_shape]``."""
         if self.start is not None:
             index = index + torch.tensor(self.start, device=index.device)
         if self.action_shape is not None:
@@ -222,7 +222,7 @@ class TorchMultiCategorical(Distribution):
 
 
 def _padding(lens: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each cell of the ``[M * max K]`` grid comes from, and which cells are padding."""
+    """Return where each cell of the ``[M * max K]`` grid comes from, and which cells are padding."""
     key = (lens, device)
     cached = _PADDING.get(key)
     if cached is None:

@@ -1,4 +1,4 @@
-"""A value that is certain: what a greedy policy draws from."""
+"""Deterministic distribution for greedy policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TorchDeterministic"]
 
 
 class TorchDeterministic(Distribution):
-    """Always the given action. Has samples, but no density, entropy or divergence."""
+    """A distribution of one action: has samples, but no density, entropy or divergence."""
 
     __slots__ = ("loc",)
 

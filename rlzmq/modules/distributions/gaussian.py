@@ -187,7 +187,7 @@ class TorchSquashedGaussian(Distribution):
         return self._squash(raw), self._logp_of_raw(raw, gaussian_logp)
 
     def rsample_and_logp(self, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Like ``sample_and_logp``, with gradients through both the actions and their log-densities."""
+        """As ``sample_and_logp``, with gradients through both the actions and their log-densities."""
         gaussian = self._gaussian
         noise = gaussian._noise(generator)
         raw = torch.addcmul(gaussian.loc, gaussian.std, noise)
@@ -207,7 +207,7 @@ class TorchSquashedGaussian(Distribution):
         )
 
     def kl(self, other: Self) -> Tensor:
-        """Exact: squashing both by the same bounds does not change the divergence."""
+        """Return the exact divergence, which squashing by the same bounds does not change."""
         return self._gaussian.kl(other._gaussian)
 
     def to_deterministic(self) -> TorchDeterministic:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_flatten, tree_map, value_kind
-from rlzmq.core.typed_values import freeze, thaw
+from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
 
@@ -122,20 +122,20 @@ class ModuleStore:
         observations, acts = range(self.num_observations), range(self.num_acts)
         return {
             "num_observations": len(observations),
-            "observations": freeze(self.observations(observations) if observations else None),
+            "observations": encode(self.observations(observations) if observations else None),
             "num_acts": len(acts),
-            "acts": freeze(self.acts(acts)),
-            "templates": freeze(self.templates),
+            "acts": encode(self.acts(acts)),
+            "templates": encode(self.templates),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Holds the rows that `get_state` gave, and no others."""
         self.clear()
-        self.templates = thaw(state["templates"])
+        self.templates = decode(state["templates"])
         if state["num_observations"]:
-            self.add_observations(thaw(state["observations"]), int(state["num_observations"]))
+            self.add_observations(decode(state["observations"]), int(state["num_observations"]))
         if state["num_acts"]:
-            self.add_acts(int(state["num_acts"]), thaw(state["acts"]))
+            self.add_acts(int(state["num_acts"]), decode(state["acts"]))
 
     def add_observations(self, block: Any, num_rows: int) -> None:
         """Appends a block of observations, leaves ``[num_rows, ...]``."""

@@ -83,7 +83,7 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
 
     def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
         e = value.episode
-        came = self.env.ways[value.env_index]
+        came = self.env.histories[value.env_index]
         goes_on = not (batch.terminated[e] or batch.truncated[e])
         if not goes_on or len(came.episode_actions) != batch.env_t[e]:
             return None  # of an episode that is over
@@ -107,7 +107,7 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
 
     def _recover_env(self, index: int, error: Exception) -> int | None:
         """The seed of the environment that replaces one that raised; raises if it is not to be replaced."""
-        came = self.env.ways[index]
+        came = self.env.histories[index]
         actions = came.episode_actions
         way = WayThere.of_agents(came.episode_seed, actions)
         self.count_env_failure(error, index, "step" if actions else "reset", way)

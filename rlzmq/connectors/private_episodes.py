@@ -1,4 +1,4 @@
-"""Copies of a learner's episodes that its connector pieces may change."""
+"""Copies of episodes for learner connector pieces to change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["private_copies"]
 
 
 def private_copies(episodes: Sequence[Any]) -> list[Any]:
-    """Episodes with the same data, which can be extended and rewritten without a trace in the given ones.
+    """Return copies of episodes that can be extended and changed without changing the originals.
 
-    Arrays are shared until they are written to. Further chunks of one episode get ids of their own (the
+    Arrays are shared until the first write. Further chunks of one episode get their own ids (the
     id with ``_1``, ``_2``, … behind it), so that their items in the batch are kept apart.
 
     Args:
@@ -38,7 +38,7 @@ def _flat(episodes: Sequence[Any]) -> Iterator[Any]:
 
 
 def single_agent_copy(episode: Any) -> Any:
-    """A SingleAgentEpisode that shares its arrays with the given one, until one of them writes."""
+    """Return a SingleAgentEpisode that shares its arrays with the given one, until one of them writes."""
     return episode.slice(slice(0, len(episode)))
 
 
