@@ -46,7 +46,7 @@ def build_env_to_module(
         device: Torch device of the module's inputs.
 
     Raises:
-        ConfigurationError: If the user's callable gave something that is not a piece or a list of pieces.
+        ConfigurationError: If the user's callable returned something that is not a piece or a list of pieces.
     """
     setting = "env_to_module_connector"
     observation_space, action_space = _single_spaces(env, spaces)

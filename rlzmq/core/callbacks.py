@@ -127,7 +127,7 @@ RUNNER_HOOKS: tuple[str, ...] = tuple(
 )
 """Those that env runners call, in their own processes; the others run in the driver's."""
 
-# Of RLlib's older callbacks: nobody would ever call them.
+# Hooks of RLlib's older callbacks, which would never be called.
 _FORMER_HOOKS = {
     "on_learn_on_batch": "Use a learner connector, or a Learner's before_gradient_based_update()",
     "on_postprocess_trajectory": "Use a learner connector",
@@ -228,5 +228,5 @@ def check_hook_names(item: Any) -> None:
             hint = f"{_FORMER_HOOKS[name]}."
         if hint:
             raise ConfigurationError(
-                f"callbacks({kind.__name__}): its method {name!r} is no hook and would never be called. {hint}"
+                f"callbacks({kind.__name__}): its method {name!r} is not a hook and would never be called. {hint}"
             )

@@ -79,7 +79,7 @@ def local_path(path: str | Path) -> Path:
     uri = urlsplit(text)
     if uri.netloc not in ("", "localhost"):
         raise CheckpointError(
-            f"{text!r} is no directory of this machine: a file:// URI has three slashes, file:///{uri.netloc}{uri.path}."
+            f"{text!r} is not a directory of this machine: a file:// URI has three slashes, file:///{uri.netloc}{uri.path}."
         )
     return Path(unquote(uri.path))
 
@@ -179,12 +179,12 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         digest = _digest_of(manifest) if isinstance(manifest, dict) else ""
     except FileNotFoundError:
         raise CheckpointError(
-            f"{folder} is no checkpoint: it holds no {_MANIFEST}. Expected a directory that save_to_path() wrote."
+            f"{folder} is not a checkpoint: it has no {_MANIFEST}. Expected a directory that save_to_path() wrote."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"The manifest of the checkpoint {folder} is torn: {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise CheckpointError(f"{folder / _MANIFEST} is no manifest of an rlzmq checkpoint.")
+        raise CheckpointError(f"{folder / _MANIFEST} is not the manifest of an rlzmq checkpoint.")
     if manifest.get("version") != FORMAT_VERSION:
         raise CheckpointError(
             f"The checkpoint {folder} is of format version {manifest.get('version')!r}; this release reads "
@@ -404,7 +404,7 @@ def _bytes_of(path: Path, max_bytes: int) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no plain file")
+            raise ValueError("it is not a regular file")
         if status.st_size > max_bytes:
             raise ValueError(f"it holds {status.st_size} bytes, at most {max_bytes} are expected")
         return file.read()

@@ -41,5 +41,5 @@ def class_from_name(name: str, base: type[Any]) -> type[Any]:
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"the class {name!r} cannot be found here ({error}). {advice}") from error
     if not isinstance(found, type) or not issubclass(found, base):
-        raise ConfigurationError(f"{name!r} is no subclass of {base.__name__}. {advice}")
+        raise ConfigurationError(f"{name!r} is not a subclass of {base.__name__}. {advice}")
     return found

@@ -51,7 +51,7 @@ class CloudPath:
             ) from None
         except ValueError as error:
             raise CheckpointError(
-                f"{str(self)!r} is no directory of this machine, and no store that fsspec knows ({error}). Give a "
+                f"{str(self)!r} is neither a directory of this machine nor a store that fsspec knows ({error}). Give a "
                 "local or mounted directory, s3://…, or gs://…."
             ) from None
         return filesystem, str(key)

@@ -15,7 +15,7 @@ class _Given(Protocol):
 def apply_log_level(config: _Given) -> None:
     """Set the ``rlzmq`` loggers to ``config.log_level``, where the user gave it.
 
-    A process whose logging nobody has set up gets a handler that writes to stderr.
+    A process without logging handlers gets a handler that writes to stderr.
     """
     given = config.given() if hasattr(config, "given") else {}
     if "log_level" not in given:

@@ -106,7 +106,7 @@ def check_stats_cls_lookup(lookup: Mapping[str, Any] | None) -> dict[str, type[S
     """Return the lookup as a dict.
 
     Raises:
-        TypeError: If a name is no str, or a value no subclass of StatsBase that can be made.
+        TypeError: If a name is not a str, or a value is not a usable subclass of StatsBase.
     """
     for name, cls in (lookup or {}).items():
         if not isinstance(name, str) or not (isinstance(cls, type) and issubclass(cls, StatsBase)):
@@ -414,7 +414,7 @@ class CustomStat:
         name = state["custom"]
         if name not in lookup:
             raise ValueError(
-                f"A metric was logged with reduce={name!r}, for which there is no class here."
+                f"A metric was logged with reduce={name!r}, for which no class is known."
                 f"{did_you_mean(name, list(lookup))} Give config.reporting(custom_stats_cls_lookup=…)."
             )
         return cls(name, lookup[name], state["options"])

@@ -270,7 +270,7 @@ def one_hot(space: gym.Space[Any], value: Any) -> Any:
         are returned as they are.
 
     Raises:
-        ValueError: If a value is no number, or lies outside of its Discrete or MultiDiscrete space.
+        ValueError: If a value is not a number, or lies outside of its Discrete or MultiDiscrete space.
     """
     if isinstance(space, gym.spaces.Dict):
         return {key: one_hot(sub_space, value[key]) for key, sub_space in space.spaces.items()}

@@ -372,7 +372,7 @@ def saved_state(env: Any) -> dict[str, Any] | None:
 def _set_saved_state(env: Any, saved: Mapping[str, Any]) -> None:
     found = _layer_with_state(env)
     if found is None or len(found[1]) != len(saved["elapsed"]):
-        raise ValueError("it has no get_state() and set_state(state) any more, or other wrappers")
+        raise ValueError("it no longer has get_state() and set_state(state), or has other wrappers")
     env.reset()
     layer, limits = found
     layer.set_state(from_plain(saved["state"]))

@@ -213,7 +213,7 @@ class SyncVectorMultiAgentEnv:
         for name, part in zip(names, row, strict=True):
             if not isinstance(part, Mapping):
                 raise MultiAgentEnvError(
-                    f"{where} {name} that are no dict by agent id, but {type(part).__name__} {part!r:.80}."
+                    f"{where} {name} that are not a dict by agent id, but {type(part).__name__} {part!r:.80}."
                 )
         return row
 

@@ -25,7 +25,7 @@ def check_space(space: object, name: str, *, where: str = "") -> None:
     Raises:
         ConfigurationError: If it is no Gymnasium space at all.
         UnsupportedSpaceError: If it is, or contains, a space of another kind than Box, Discrete,
-            MultiDiscrete, MultiBinary, Dict and Tuple. The text says what to do.
+            MultiDiscrete, MultiBinary, Dict and Tuple. The message suggests a solution.
     """
     place = f" of {where}" if where else ""
     if not isinstance(space, gym.Space):

@@ -138,7 +138,7 @@ def _make_in_worker(entry: EnvEntry, context: EnvContext) -> gym.Env[Any, Any]:
 
 
 class _ExitsAsErrors(gym.Wrapper[Any, Any, Any, Any]):
-    """Call an env in a subprocess, where its ``sys.exit`` would end the process without an explanation."""
+    """Wrapper that turns ``sys.exit`` in an env process into an error, which can be reported."""
 
     def reset(self, **kwargs: Any) -> Any:
         try:

@@ -319,8 +319,8 @@ class EpisodeBatch(BatchColumns):
             observation_space, action_space: Spaces of one item, which the receiver knows.
 
         Raises:
-            ProtocolError: If header and frames are not what `to_wire` makes: says what was expected where,
-                and what came.
+            ProtocolError: If header and frames are not valid; the message gives the place, the expected and
+                the actual value.
         """
         return episode_wire.from_wire(
             cls, header, frames, observation_space=observation_space, action_space=action_space

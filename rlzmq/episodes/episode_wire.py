@@ -267,9 +267,7 @@ def _decode_text(data: memoryview, num_chunks: int, num_slots: int) -> dict[str,
     try:
         text = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ProtocolError(
-            f"text: expected msgpack, got {len(data)} bytes that are none: {error!r}."
-        ) from None
+        raise ProtocolError(f"text: expected msgpack, got {len(data)} other bytes: {error!r}.") from None
     text = checked_fields(text, _TEXT_FIELDS, "text")
     ids: dict[str, Any] = {}
     for name in ("episode_ids", "agent_ids", "module_ids", "multi_agent_episode_ids"):

@@ -211,7 +211,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
         parts = [group.between(first_t, last_t, is_whole, new_index) for group in self.rows]
         part = self._like([rows for rows, _ in parts if len(rows.batch)], kept)
         for e, left in list(part.leftovers.items()):
-            if "departed" in left:  # not those who came and left behind the part's end
+            if "departed" in left:  # without agents that joined and left after the part's end
                 end_t = last_t[kept[e]]
                 known = {agent_id: gone for agent_id, gone in left["departed"].items() if gone[2] <= end_t}
                 part.leftovers[e] = {**left, "departed": known}
@@ -273,7 +273,7 @@ class MultiAgentEpisodeBatch(MultiAgentBatchColumns):
             observation_space, action_space: Dicts of spaces by agent id, which the receiver knows.
 
         Raises:
-            ProtocolError: Header and frames are not what `to_wire` makes: says what was expected where.
+            ProtocolError: If header and frames are not valid; the message gives the place and the expected value.
         """
         return multi_agent_wire.from_wire(
             cls, header, frames, observation_space=observation_space, action_space=action_space

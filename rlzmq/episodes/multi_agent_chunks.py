@@ -117,7 +117,7 @@ class MultiAgentChunks:
             wanted = max(wanted, self._env_steps_to_first_own())
         new = Timeline(old.env_t_started + start, min(wanted, start + old.lookback))
         new.env_t = old.env_t_started + stop
-        # Who came, and left, behind the slice's end may still join it.
+        # Agents that joined and left after the slice's end may still join it.
         new.departed = {agent_id: gone for agent_id, gone in old.departed.items() if gone[2] <= new.env_t}
         if new.env_t == old.env_t:
             new.is_terminated, new.is_truncated = old.is_terminated, old.is_truncated

@@ -316,7 +316,7 @@ class SingleAgentEpisode(EpisodeChunks):
         try:
             total = f"{self.get_return():g}"
         except ValueError:
-            total = "none, rewards are no numbers"
+            total = "none, rewards are not numbers"
         return (
             f"SingleAgentEpisode(id_={self.id_!r}, len={len(self)}, t={self.t}, done={self.is_done}, "
             f"return={total})"

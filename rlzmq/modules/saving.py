@@ -67,7 +67,7 @@ def module_from_components(
     """
     about = components.get(root)
     if not isinstance(about, Mapping) or about.get("kind") not in ("single", "multi"):
-        raise CheckpointError(f"the checkpoint {where} holds no module under {root!r}")
+        raise CheckpointError(f"the checkpoint {where} has no module under {root!r}")
     specs = about["spec"]["rl_module_specs"].values() if about["kind"] == "multi" else [about["spec"]]
     if None in specs:
         raise CheckpointError(
@@ -127,7 +127,7 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
     is_multi = components[_ROOT].get("kind") == "multi"
     if module_id is None:
         if not is_multi:
-            raise CheckpointError(f"{path} holds a single module: say which module is to get its weights")
+            raise CheckpointError(f"{path} holds a single module: specify which module gets its weights")
         return states
     if not is_multi:
         return states
@@ -173,7 +173,7 @@ def restore_module(module: RLModule, path: str | Path, *, module_ids: Collection
             state = state[module.module_id]
         else:
             raise CheckpointError(
-                f"the checkpoint {path} has modules {sorted(state)}; which one is meant cannot be told"
+                f"the checkpoint {path} has modules {sorted(state)}; the one to load is ambiguous"
             )
     set_whole_state(module, state, strict=True)
 
@@ -226,7 +226,7 @@ def _only(components: Mapping[str, Any], module_id: str, *, where: str | Path) -
 def _about(components: Mapping[str, Any], where: str | Path) -> Mapping[str, Any]:
     about = components.get(_ROOT)
     if not isinstance(about, Mapping):
-        raise CheckpointError(f"the checkpoint {where} holds no module under {_ROOT!r}")
+        raise CheckpointError(f"the checkpoint {where} has no module under {_ROOT!r}")
     return about
 
 

@@ -99,7 +99,7 @@ def test_a_method_that_was_meant_as_a_hook_is_refused(name: str, hint: str) -> N
         with pytest.raises(ConfigurationError) as caught:
             PPOConfig().callbacks(given)
         assert str(caught.value) == (
-            f"callbacks(Odd): its method {name!r} is no hook and would never be called. {hint}"
+            f"callbacks(Odd): its method {name!r} is not a hook and would never be called. {hint}"
         )
 
 

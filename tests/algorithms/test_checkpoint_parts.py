@@ -304,7 +304,7 @@ def test_a_place_that_cannot_be_reached_is_refused(
         for place in ("s3://bucket/x", Path("s3://bucket/x")):
             with pytest.raises(CheckpointError, match=away):
                 algo.save_to_path(place)
-        with pytest.raises(CheckpointError, match=r"no directory of this machine: .* file:///elsewhere/x"):
+        with pytest.raises(CheckpointError, match=r"not a directory of this machine: .* file:///elsewhere/x"):
             algo.save_to_path("file://elsewhere/x")
         with pytest.raises(CheckpointError, match=away):
             algo.keep_checkpoints("s3://bucket/x")

@@ -286,7 +286,7 @@ def test_mistakes_with_custom_stats_are_named() -> None:
     with pytest.raises(TypeError, match=r"Histogram\(ema_coeff=0.1\)"):
         logger.log_value("x", 1, reduce="histogram", ema_coeff=0.1)
     logger.log_value("x", 1, reduce="histogram")
-    with pytest.raises(ValueError, match=r"no class here.*custom_stats_cls_lookup"):
+    with pytest.raises(ValueError, match=r"no class is known.*custom_stats_cls_lookup"):
         MetricsLogger().set_state(logger.get_state())
     other = with_histogram()
     other.log_value("x", 1.0)

@@ -171,7 +171,7 @@ def test_rewards_that_are_no_numbers_are_kept_and_refused_where_numbers_are_need
     for each in (episode, twin, changed):
         assert each.get_rewards(0) == 1.0
         assert each.get_rewards(-1) is bad
-        assert "rewards are no numbers" in repr(each)
+        assert "rewards are not numbers" in repr(each)
         for number_is_needed in (each.get_return, lambda each=each: EpisodeBatch.from_episodes([each])):
             with pytest.raises(ValueError, match=refused + type(bad).__name__):
                 number_is_needed()

@@ -177,8 +177,8 @@ def test_a_named_class_must_exist_and_be_a_module() -> None:
     local = spec(module_class=Local).to_dict()
     for name, text in [
         (local["module_class"], "defined inside a function"),
-        ("json:JSONDecoder", "no subclass of RLModule"),
-        ("json:dumps", "no subclass of RLModule"),
+        ("json:JSONDecoder", "not a subclass of RLModule"),
+        ("json:dumps", "not a subclass of RLModule"),
         ("json:Nothing", "cannot be found"),
         ("no_such_package_at_all:X", "cannot be found"),
         ("nonsense", "expected a class as"),

@@ -234,7 +234,7 @@ async def test_a_shard_is_refused_whatever_its_bytes_make_the_decoder_or_the_che
     link._check.check = overlooks  # type: ignore[method-assign]
     link.act(shard_of(header, arrays))
     assert [type(event) for event in events] == [ShardFailed, ShardFailed]
-    assert events[0].detail.startswith("text: expected msgpack, got 0 bytes that are none: ")
+    assert events[0].detail.startswith("text: expected msgpack, got 0 other bytes: ")
     assert events[1].detail == "IndexError: a case that nobody thought of"
     assert "fragment uuid/1/5 made its check fail" in caplog.text
 

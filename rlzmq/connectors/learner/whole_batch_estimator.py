@@ -61,7 +61,7 @@ class WholeBatchEstimator(ConnectorV2):
     """The last piece of a learner pipeline, which adds columns that follow from the current weights.
 
     The pipeline begins with AddOneTsToEpisodesAndTruncate: every chunk's extra row holds the observation to
-    bootstrap from. One batched forward pass per module gives what `evaluate` asks of the module, on all rows,
+    bootstrap from. One batched forward pass per module computes `evaluate` on all rows,
     without gradients; `estimate` turns it into columns. Modules without `compute_values` are skipped.
     Subclasses give both, and list in `reads` which further float columns of the batch they need.
     """

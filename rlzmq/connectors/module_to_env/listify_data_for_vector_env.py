@@ -52,6 +52,6 @@ class ListifyDataForVectorEnv(ConnectorV2):
         by_env: list[Any] = [{} for _ in episodes]
         for (episode_id, agent_id, _), items in column.items():
             if episode_id not in index_of:
-                raise ValueError(f"column {name!r}: episode {episode_id!r} is none of the given episodes.")
+                raise ValueError(f"column {name!r}: episode {episode_id!r} is not one of the given episodes.")
             by_env[index_of[episode_id]][agent_id] = items[0]
         return by_env
