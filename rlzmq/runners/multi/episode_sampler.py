@@ -20,7 +20,7 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_map
-from rlzmq.core.typed_values import freeze, thaw
+from rlzmq.core.typed_values import decode, encode
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.agent_timelines import Pending
 from rlzmq.episodes.columns import Columns
@@ -125,8 +125,8 @@ class MultiAgentSampler:
             "prev_chunks": [[plain_state(chunk) for chunk in chunks] for chunks in self._prev_chunks],
             "totals": [totals.get_state() for totals in self._totals],
             "starting": sorted(self._starting),
-            "templates": freeze(self._templates, "model outputs"),
-            "to_module": freeze(self._to_module, "the modules' batch"),
+            "templates": encode(self._templates, "model outputs"),
+            "to_module": encode(self._to_module, "the modules' batch"),
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
@@ -151,8 +151,8 @@ class MultiAgentSampler:
         ]
         self._totals = [EpisodeTotals.from_state(totals) for totals in state["totals"]]
         self._starting = set(state["starting"])
-        self._templates = thaw(state["templates"])
-        self._to_module = thaw(state["to_module"])
+        self._templates = decode(state["templates"])
+        self._to_module = decode(state["to_module"])
         for index in lost:
             self._begin_episode(index)
         self.has_episodes = True

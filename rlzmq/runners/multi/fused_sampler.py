@@ -17,7 +17,7 @@ import numpy as np
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER, ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
-from rlzmq.core.typed_values import freeze, thaw
+from rlzmq.core.typed_values import decode, encode
 from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
@@ -129,7 +129,7 @@ class FusedMultiAgentSampler:
             "acting": [
                 [
                     store.module_id,
-                    freeze(block, "observations"),
+                    encode(block, "observations"),
                     [[index, to_plain(record.agent_id)] for index, record in rows],
                 ]
                 for store, block, rows in self._acting
@@ -157,7 +157,7 @@ class FusedMultiAgentSampler:
         self._acting = [
             (
                 stores[module_id],
-                thaw(block),
+                decode(block),
                 [(index, live_episodes[index].records[from_plain(agent_id)]) for index, agent_id in rows],
             )
             for module_id, block, rows in state["acting"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.tree import tree_map
-from rlzmq.core.typed_values import freeze, thaw
+from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.agent_timelines import LAST_OBSERVATION, AgentEvent, AgentTrack, SavedTimeline, Timeline
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
@@ -347,9 +347,9 @@ def set_live_state(
         record.rewards = from_plain(own["rewards"])
         record.infos = {position: from_plain(info) for position, info in own["infos"]}
         record.lookback, record.t_started = int(own["lookback"]), int(own["t_started"])
-        record.initial_state = thaw(own["initial_state"])
+        record.initial_state = decode(own["initial_state"])
         if own["state"] is not None:
-            record.state = (thaw(own["state"]), 0, 1)
+            record.state = (decode(own["state"]), 0, 1)
     return live
 
 
@@ -357,7 +357,7 @@ def _record_state(record: AgentRecord) -> dict[str, Any]:
     state = record.state
     if state is not None:
         block, row, _ = state
-        state = freeze(tree_map(lambda leaf: leaf[row : row + 1], block), "the module's state")
+        state = encode(tree_map(lambda leaf: leaf[row : row + 1], block), "the module's state")
     return {
         "agent_id": to_plain(record.agent_id),
         "observation_rows": list(record.observation_rows),
@@ -366,6 +366,6 @@ def _record_state(record: AgentRecord) -> dict[str, Any]:
         "infos": [[position, plain_infos(info)[0]] for position, info in record.infos.items()],
         "lookback": record.lookback,
         "t_started": record.t_started,
-        "initial_state": freeze(record.initial_state, "the module's state"),
+        "initial_state": encode(record.initial_state, "the module's state"),
         "state": state,
     }

@@ -28,7 +28,7 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
-from rlzmq.core.typed_values import freeze, thaw
+from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_state import plain_state
@@ -146,15 +146,15 @@ class EpisodeSampler:
                 for episode, is_same in zip(self._acting, same, strict=True)
             ],
             "prev_chunks": [[plain_state(chunk) for chunk in chunks] for chunks in self._prev_chunks],
-            "chunk_states": freeze(self._chunk_states, "the modules' states"),
+            "chunk_states": encode(self._chunk_states, "the modules' states"),
             "returns": list(self._returns),
             "ages_s": [now - start for start in self._started_s],
             "needs_reset": self._needs_reset.copy(),
             "starting": sorted(self._starting),
             "extra_names": list(self._extra_names),
-            "last_extras": freeze(self._last_extras, "model outputs"),
-            "to_module": freeze(self._to_module, "the module's batch"),
-            "module_observations": freeze(self._module_observations, "observations"),
+            "last_extras": encode(self._last_extras, "model outputs"),
+            "to_module": encode(self._to_module, "the module's batch"),
+            "module_observations": encode(self._module_observations, "observations"),
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
@@ -177,15 +177,15 @@ class EpisodeSampler:
         self._prev_chunks = [
             [SingleAgentEpisode.from_state(chunk) for chunk in chunks] for chunks in state["prev_chunks"]
         ]
-        self._chunk_states = thaw(state["chunk_states"])
+        self._chunk_states = decode(state["chunk_states"])
         self._returns = [float(value) for value in state["returns"]]
         self._started_s = [now - age for age in state["ages_s"]]
         self._needs_reset = np.array(state["needs_reset"], np.bool_)
         self._starting = set(state["starting"])
         self._extra_names = tuple(state["extra_names"])
-        self._last_extras = thaw(state["last_extras"])
-        self._to_module = thaw(state["to_module"])
-        self._module_observations = thaw(state["module_observations"])
+        self._last_extras = decode(state["last_extras"])
+        self._to_module = decode(state["to_module"])
+        self._module_observations = decode(state["module_observations"])
         for index in lost:
             self._needs_reset[index] = True
             self._begin_anew(index)

@@ -23,7 +23,7 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_leaves, tree_map
-from rlzmq.core.typed_values import freeze, thaw
+from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_state import plain_infos
@@ -110,10 +110,10 @@ class FusedSampler:
             "ongoing": self._ongoing.get_state(),
             "needs_reset": self._needs_reset.copy(),
             "num_previous": self._num_previous.copy(),
-            "module_state": freeze(self._state, "the module's state"),
+            "module_state": encode(self._state, "the module's state"),
             "infos": [[*place, plain_infos(info)[0]] for place, info in self._carried_infos.items()],
-            "columns": freeze(self._carried, "columns"),
-            "module_observations": freeze(self._module_observations, "observations"),
+            "columns": encode(self._carried, "columns"),
+            "module_observations": encode(self._module_observations, "observations"),
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
@@ -130,12 +130,12 @@ class FusedSampler:
         self._ongoing = OngoingEpisodes.from_state(state["ongoing"], self.runner.new_episode_id)
         self._needs_reset = np.array(state["needs_reset"], np.bool_)
         self._num_previous = np.array(state["num_previous"], np.int64)
-        self._state = thaw(state["module_state"])
+        self._state = decode(state["module_state"])
         self._carried_infos = {
             (index, slot): from_plain(info) for index, slot, info in state["infos"] if index not in lost
         }
-        self._carried = thaw(state["columns"])
-        self._module_observations = thaw(state["module_observations"])
+        self._carried = decode(state["columns"])
+        self._module_observations = decode(state["module_observations"])
         self._rows = VectorStepRows({}, self.num_envs)
         for index in lost:
             self._needs_reset[index] = True
