@@ -47,11 +47,8 @@ NOT_IN_PROTOCOL = (
 
 # Modules that need each other today, through imports in functions or for type checkers. Entries only leave this list.
 KNOWN_CIRCLES: tuple[str, ...] = (
-    "connectors.explain connectors.pipelines",
-    "envs.agent_groups envs.multi_agent_env",
     "modules.default_models modules.default_models.actor_critic modules.multi_rl_module modules.rl_module "
     "modules.saving modules.spec",
-    "modules.distributions.for_space modules.distributions.nested",
 )
 
 # Why a file (or a folder) imports rlzmq modules inside functions. Entries only leave these lists.
