@@ -83,12 +83,9 @@ LAZY_IMPORTS = {
         "runners/multi/multi_agent_env_runner.py",
         "wire/values.py",
     ),
-    "only the text of an error needs it": ("core/import_errors.py",),
     "the two modules of a circle (see KNOWN_CIRCLES), or a package and its own pieces": (
         "connectors/pipelines.py",
         "connectors/plans.py",
-        "envs/multi_agent_env.py",
-        "modules/distributions/nested.py",
         "modules/multi_rl_module.py",
         "modules/rl_module.py",
     ),
