@@ -1,7 +1,8 @@
-"""ActorCriticLearner: what learners of a policy with an entropy bonus and a value function share."""
+"""Base classes of actor-critic learners: scheduled entropy bonus, adaptive KL penalty."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -10,20 +11,28 @@ from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.schedule import Schedule
 from rlzmq.modules.apis import ValueFunctionAPI
 
-__all__ = ["ActorCriticLearner"]
+__all__ = ["ActorCriticLearner", "AdaptiveKLLearner", "adapted_kl_coeff"]
 
 
 class _ActorCriticSettings(Protocol):
-    """What is read of an algorithm's config."""
+    """The config settings that ActorCriticLearner reads."""
 
     entropy_coeff: float | Sequence[Sequence[float]]
 
 
+class _KLSettings(Protocol):
+    """The config settings that AdaptiveKLLearner reads."""
+
+    use_kl_loss: bool
+    kl_coeff: float
+    kl_target: float
+
+
 class ActorCriticLearner(TorchLearner):
-    """Keeps each module's entropy coefficient on its schedule, ``config.entropy_coeff``; subclasses give the loss.
+    """Base of learners with an entropy bonus, whose coefficient follows the schedule ``config.entropy_coeff``.
 
     Attributes:
-        entropy_coeff_schedulers_per_module: Module id → its schedule; `current` is what the loss multiplies with.
+        entropy_coeff_schedulers_per_module: Module id → its schedule; `current` is the coefficient that the loss uses.
     """
 
     @classmethod
@@ -60,3 +69,59 @@ class ActorCriticLearner(TorchLearner):
         for module_id, coefficient in state["entropy_coeffs"].items():
             if module_id in self.entropy_coeff_schedulers_per_module:
                 self.entropy_coeff_schedulers_per_module[module_id].current = float(coefficient)
+
+
+class AdaptiveKLLearner(ActorCriticLearner):
+    """Base of learners with a KL penalty, whose coefficient adapts to the measured divergence.
+
+    After every update each trained module's coefficient is multiplied by 1.5 if the mean of its logged
+    ``mean_kl_loss`` over the last epoch and all ranks exceeds twice ``config.kl_target``, and by 0.5 if it is below
+    half of it. Needs ``config.use_kl_loss``.
+
+    Attributes:
+        curr_kl_coeffs_per_module: Module id → its KL coefficient.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.curr_kl_coeffs_per_module: dict[str, float] = {}
+
+    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
+        super().configure_optimizers_for_module(module_id, config)
+        self.curr_kl_coeffs_per_module[module_id] = float(cast(_KLSettings, config).kl_coeff)
+
+    def remove_module(self, module_id: str, **kwargs: Any) -> None:
+        super().remove_module(module_id, **kwargs)
+        self.curr_kl_coeffs_per_module.pop(module_id, None)
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        coefficients = self.curr_kl_coeffs_per_module
+        for module_id, measured in self.mean_stats_over_ranks("mean_kl_loss").items():
+            settings = cast(_KLSettings, self.config_for_module(module_id))
+            if settings.use_kl_loss:
+                coefficients[module_id] = adapted_kl_coeff(
+                    coefficients[module_id], measured, settings.kl_target
+                )
+                self.log_stats(module_id, {"curr_kl_coeff": coefficients[module_id]})
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {**super().get_extra_state(), "kl_coeffs": dict(self.curr_kl_coeffs_per_module)}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        for module_id, coefficient in state["kl_coeffs"].items():
+            if module_id in self.curr_kl_coeffs_per_module:
+                self.curr_kl_coeffs_per_module[module_id] = float(coefficient)
+
+
+def adapted_kl_coeff(coefficient: float, measured: float, target: float) -> float:
+    """Return the next update's KL coefficient: ×1.5 above twice the target, ×0.5 below half of it.
+
+    A NaN or infinite divergence leaves the coefficient unchanged.
+    """
+    if not math.isfinite(measured):
+        return coefficient
+    if measured > 2.0 * target:
+        return coefficient * 1.5
+    return coefficient * 0.5 if measured < 0.5 * target else coefficient

@@ -9,7 +9,7 @@ import torch
 
 from rlzmq.algorithms.appo.appo_loss import appo_policy_terms
 from rlzmq.algorithms.impala.impala_loss import impala_loss_terms
-from rlzmq.algorithms.ppo.ppo_loss import adapted_kl_coeff
+from rlzmq.learners.actor_critic import adapted_kl_coeff
 
 
 def test_impala_terms() -> None:

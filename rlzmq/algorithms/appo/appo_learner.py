@@ -10,10 +10,10 @@ from torch import Tensor
 from rlzmq.algorithms.appo.appo_config import APPOConfig, APPOTrainingSettings
 from rlzmq.algorithms.appo.appo_loss import appo_policy_terms
 from rlzmq.algorithms.impala.impala_learner import IMPALALearner
-from rlzmq.algorithms.ppo.ppo_loss import adapted_kl_coeff
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.learner import VTrace
 from rlzmq.episodes.columns import Columns
+from rlzmq.learners.actor_critic import AdaptiveKLLearner
 from rlzmq.learners.masked import masked_mean
 from rlzmq.learners.sources import BatchSource, CircularBuffer, FreshBatch
 from rlzmq.learners.target_networks import update_target_networks
@@ -22,7 +22,7 @@ from rlzmq.modules.apis import TargetNetworkAPI, ValueFunctionAPI
 __all__ = ["APPOLearner"]
 
 
-class APPOLearner(IMPALALearner):
+class APPOLearner(AdaptiveKLLearner, IMPALALearner):
     """Trains actor-critic modules with APPO (arXiv:1912.00167).
 
     Needs the columns of IMPALALearner; V-trace evaluates the target network's policy.
@@ -36,7 +36,6 @@ class APPOLearner(IMPALALearner):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.curr_kl_coeffs_per_module: dict[str, float] = {}
         self.num_target_updates = 0
         self.last_target_update_ts = 0
 
@@ -51,14 +50,6 @@ class APPOLearner(IMPALALearner):
         vtrace = super().make_vtrace()
         vtrace.use_target_network = True
         return vtrace
-
-    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
-        super().configure_optimizers_for_module(module_id, config)
-        self.curr_kl_coeffs_per_module[module_id] = float(cast(APPOTrainingSettings, config).kl_coeff)
-
-    def remove_module(self, module_id: str, **kwargs: Any) -> None:
-        super().remove_module(module_id, **kwargs)
-        self.curr_kl_coeffs_per_module.pop(module_id, None)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
@@ -103,7 +94,6 @@ class APPOLearner(IMPALALearner):
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
-        self._adapt_kl_coefficients()
         if self.num_env_steps_trained_lifetime - self.last_target_update_ts >= self._target_update_steps():
             for module_id in self.module:
                 module = self.module[module_id].unwrapped()
@@ -125,19 +115,9 @@ class APPOLearner(IMPALALearner):
             uses = config.circular_buffer_num_batches * config.circular_buffer_iterations_per_batch
         return int(config.target_network_update_freq * uses * config.train_batch_size_per_learner)
 
-    def _adapt_kl_coefficients(self) -> None:
-        for module_id, measured in self.mean_stats_over_ranks("mean_kl_loss").items():
-            config = cast(APPOTrainingSettings, self.config_for_module(module_id))
-            if config.use_kl_loss:
-                coefficient = self.curr_kl_coeffs_per_module[module_id]
-                coefficient = adapted_kl_coeff(coefficient, measured, config.kl_target)
-                self.curr_kl_coeffs_per_module[module_id] = coefficient
-                self.log_stats(module_id, {"curr_kl_coeff": coefficient})
-
     def get_extra_state(self) -> dict[str, Any]:
         return {
             **super().get_extra_state(),
-            "kl_coeffs": dict(self.curr_kl_coeffs_per_module),
             "num_target_updates": self.num_target_updates,
             "last_target_update_ts": self.last_target_update_ts,
         }
@@ -146,6 +126,3 @@ class APPOLearner(IMPALALearner):
         super().set_extra_state(state)
         self.num_target_updates = int(state["num_target_updates"])
         self.last_target_update_ts = int(state["last_target_update_ts"])
-        for module_id, coefficient in state["kl_coeffs"].items():
-            if module_id in self.curr_kl_coeffs_per_module:
-                self.curr_kl_coeffs_per_module[module_id] = float(coefficient)

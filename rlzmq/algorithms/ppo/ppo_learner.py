@@ -1,4 +1,4 @@
-"""PPOLearner: the clipped surrogate loss, and the coefficients that adapt between updates."""
+"""PPOLearner: the clipped surrogate loss and its statistics."""
 
 from __future__ import annotations
 
@@ -10,33 +10,27 @@ import torch
 from torch import Tensor
 
 from rlzmq.algorithms.ppo.ppo_config import PPOConfig, PPOTrainingSettings
-from rlzmq.algorithms.ppo.ppo_loss import adapted_kl_coeff, ppo_policy_terms, ppo_value_loss
+from rlzmq.algorithms.ppo.ppo_loss import ppo_policy_terms, ppo_value_loss
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.connectors.defaults import add_estimator
 from rlzmq.connectors.learner import GeneralAdvantageEstimation
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.actor_critic import ActorCriticLearner
+from rlzmq.learners.actor_critic import AdaptiveKLLearner
 
 __all__ = ["PPOLearner", "PPOTorchLearner"]
 
 
-class PPOLearner(ActorCriticLearner):
+class PPOLearner(AdaptiveKLLearner):
     """Trains actor-critic modules with PPO (arXiv:1707.06347).
 
     Needs the columns ``actions``, ``action_logp``, ``action_dist_inputs``, ``advantages`` and
     ``value_targets``; the last two come from the learner connector's GeneralAdvantageEstimation.
-
-    The KL coefficient of each module adapts after every update: ×1.5 when the mean divergence over the last
-    epoch exceeded twice ``config.kl_target``, ×0.5 when it stayed below half of it. Of several ranks, all use
-    the mean over all of them.
     """
 
     config: PPOConfig
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.curr_kl_coeffs_per_module: dict[str, float] = {}
-        self._settings: dict[str, PPOTrainingSettings] = {}
         # Value predictions and targets of the last epoch, for statistics that need all of it at once.
         self._values: dict[str, deque[tuple[Tensor, Tensor, Tensor | None]]] = {}
 
@@ -54,16 +48,6 @@ class PPOLearner(ActorCriticLearner):
             add_estimator(pipeline, estimator)
         return pipeline
 
-    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
-        super().configure_optimizers_for_module(module_id, config)
-        settings = self._settings[module_id] = cast(PPOTrainingSettings, config)
-        self.curr_kl_coeffs_per_module[module_id] = float(settings.kl_coeff)
-
-    def remove_module(self, module_id: str, **kwargs: Any) -> None:
-        super().remove_module(module_id, **kwargs)
-        self._settings.pop(module_id, None)
-        self.curr_kl_coeffs_per_module.pop(module_id, None)
-
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().before_gradient_based_update(timesteps=timesteps)
         self._values.clear()
@@ -73,7 +57,7 @@ class PPOLearner(ActorCriticLearner):
     ) -> Tensor:
         """Policy loss + value loss − entropy bonus + KL penalty; see `rlzmq.algorithms.ppo.ppo_loss`."""
         module = self.module[module_id].unwrapped()
-        settings = self._settings[module_id]
+        settings = cast(PPOTrainingSettings, config)
         mask = batch.get(Columns.LOSS_MASK)
         dist_cls = module.get_train_action_dist_cls()
         dist = dist_cls.from_logits(module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS))
@@ -120,7 +104,6 @@ class PPOLearner(ActorCriticLearner):
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
         self._log_value_stats()
-        self._adapt_kl_coefficients()
 
     def _log_value_stats(self) -> None:
         for module_id, parts in self._values.items():
@@ -138,24 +121,6 @@ class PPOLearner(ActorCriticLearner):
                     "vf_explained_var": explained.clamp(min=-1.0),
                 },
             )
-
-    def _adapt_kl_coefficients(self) -> None:
-        for module_id, measured in self.mean_stats_over_ranks("mean_kl_loss").items():
-            settings = self._settings[module_id]
-            if settings.use_kl_loss:
-                coefficient = self.curr_kl_coeffs_per_module[module_id]
-                coefficient = adapted_kl_coeff(coefficient, measured, settings.kl_target)
-                self.curr_kl_coeffs_per_module[module_id] = coefficient
-                self.log_stats(module_id, {"curr_kl_coeff": coefficient})
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return {**super().get_extra_state(), "kl_coeffs": dict(self.curr_kl_coeffs_per_module)}
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        super().set_extra_state(state)
-        for module_id, coefficient in state["kl_coeffs"].items():
-            if module_id in self.curr_kl_coeffs_per_module:
-                self.curr_kl_coeffs_per_module[module_id] = float(coefficient)
 
 
 class PPOTorchLearner(PPOLearner):

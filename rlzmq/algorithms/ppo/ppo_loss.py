@@ -6,7 +6,6 @@ ones.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from rlzmq.learners.masked import masked_mean
 
-__all__ = ["PPOLossTerms", "adapted_kl_coeff", "ppo_policy_terms", "ppo_value_loss"]
+__all__ = ["PPOLossTerms", "ppo_policy_terms", "ppo_value_loss"]
 
 
 class PPOLossTerms(NamedTuple):
@@ -64,15 +63,3 @@ def ppo_value_loss(
     if vf_clip_param is not None:
         error_B = error_B.clamp(max=vf_clip_param)
     return masked_mean(error_B, mask_B)
-
-
-def adapted_kl_coeff(coefficient: float, measured: float, target: float) -> float:
-    """The next update's coefficient: ×1.5 above twice the target, ×0.5 below half of it.
-
-    A divergence that is NaN or infinite says nothing, and changes nothing.
-    """
-    if not math.isfinite(measured):
-        return coefficient
-    if measured > 2.0 * target:
-        return coefficient * 1.5
-    return coefficient * 0.5 if measured < 0.5 * target else coefficient
