@@ -1,1 +1,1 @@
-"""The settings of a run as typed data: declared, checked, copied, written and read. Needs no torch."""
+"""The settings of a run as typed data: declaration, checks, copies, and plain-data forms. Does not import torch."""

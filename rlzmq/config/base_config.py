@@ -1,4 +1,4 @@
-"""BaseConfig: every setting of a run, and what all who are given a config may ask of it."""
+"""BaseConfig: every setting of a run with its setter, as the layers below the algorithms see it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Self, Unpack
 
 from rlzmq.config.checks import check
 from rlzmq.config.derived import DerivedValues
-from rlzmq.config.kept_for_rllib import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
 from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
+from rlzmq.config.rllib_compat import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
 from rlzmq.config.running import (
     CheckpointingSettings,
     DebuggingSettings,
@@ -35,9 +35,9 @@ __all__ = ["BaseConfig", "single_spaces_of"]
 
 
 class BaseConfig(DerivedValues):
-    """The settings with their setters: what lies below the algorithms knows a config as this.
+    """All settings with their setters; the config type that the layers below the algorithms use.
 
-    `AlgorithmConfig` has the implementations of what a config builds.
+    `AlgorithmConfig` implements the `build_…` methods.
     """
 
     @takes(EnvironmentSettings)
@@ -47,17 +47,17 @@ class BaseConfig(DerivedValues):
 
     @takes(EnvRunnersSettings)
     def env_runners(self) -> Self:
-        """Set who samples: see `EnvRunnersSettings`."""
+        """Set up sampling: see `EnvRunnersSettings`."""
         return self
 
     @takes(LearnersSettings)
     def learners(self) -> Self:
-        """Set who learns: see `LearnersSettings`."""
+        """Set up the learner processes: see `LearnersSettings`."""
         return self
 
     @takes(TrainingSettings)
     def training(self) -> Self:
-        """Set how to learn; each algorithm adds its own settings: see `TrainingSettings`."""
+        """Set the training hyperparameters; each algorithm adds its own: see `TrainingSettings`."""
         return self
 
     @takes(EvaluationSettings)
@@ -67,7 +67,7 @@ class BaseConfig(DerivedValues):
 
     @takes(ReportingSettings)
     def reporting(self) -> Self:
-        """Set what an iteration and its result are: see `ReportingSettings`."""
+        """Set the length of an iteration and what its result contains: see `ReportingSettings`."""
         return self
 
     @takes(MultiAgentSettings)
@@ -82,12 +82,12 @@ class BaseConfig(DerivedValues):
 
     @takes(FaultToleranceSettings)
     def fault_tolerance(self) -> Self:
-        """Set what happens when something dies or hangs: see `FaultToleranceSettings`."""
+        """Set how failures are handled: see `FaultToleranceSettings`."""
         return self
 
     @takes(NetworkingSettings)
     def networking(self) -> Self:
-        """Set how roles on other machines take part: see `NetworkingSettings`."""
+        """Set how processes on other machines join: see `NetworkingSettings`."""
         return self
 
     @takes(CheckpointingSettings)
@@ -102,7 +102,7 @@ class BaseConfig(DerivedValues):
 
     @takes(FrameworkSettings)
     def framework(self) -> Self:  # type: ignore[override]
-        """Set torch's options: see `FrameworkSettings`."""
+        """Set the torch options: see `FrameworkSettings`."""
         return self
 
     @takes(ResourcesSettings)
@@ -117,11 +117,11 @@ class BaseConfig(DerivedValues):
 
     @takes(ExperimentalSettings)
     def experimental(self) -> Self:
-        """Set what RLlib has not settled: see `ExperimentalSettings`."""
+        """Set RLlib's experimental options: see `ExperimentalSettings`."""
         return self
 
     def callbacks(self, callbacks_class: Any = NotProvided, **hooks: Unpack[Hooks]) -> Self:
-        """Your code at the run's events.
+        """Set the user code that is called at the events of the run.
 
         Args:
             callbacks_class: A `Callback` subclass, or a list of them; called before the functions.
@@ -143,16 +143,16 @@ class BaseConfig(DerivedValues):
     def api_stack(
         self, enable_rl_module_and_learner: bool = True, enable_env_runner_and_connector_v2: bool = True
     ) -> Self:
-        """Kept for RLlib's sake: there is one API stack, the new one."""
+        """Accept RLlib's arguments; only the new API stack exists."""
         if not (enable_rl_module_and_learner and enable_env_runner_and_connector_v2):
             raise ConfigurationError("api_stack(): only the new API stack exists here; leave both True.")
         return self
 
     def validate(self) -> None:
-        """Check what single settings cannot show: how they fit together.
+        """Check that the settings are consistent with each other.
 
         Raises:
-            ConfigurationError: Names the settings, what was expected and what came.
+            ConfigurationError: They are not; the text names the settings, the expected and the actual values.
         """
         if self._validate_config:
             check(self)
@@ -160,7 +160,7 @@ class BaseConfig(DerivedValues):
     # -- environments and spaces ----------------------------------------------------------------
 
     def single_spaces(self, env: Any = None, spaces: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-        """(observation space, action space) of one env: given, the env's, or by making one env."""
+        """Return (observation space, action space) of one env: as given, else as the env has them."""
         if spaces and "__env_single__" in spaces:
             observation_space, action_space = spaces["__env_single__"]
             return observation_space, action_space
@@ -177,13 +177,13 @@ class BaseConfig(DerivedValues):
         return self.observation_space or observation_space, self.action_space or action_space
 
     def _check_agents(self, env: Any) -> None:
-        """Refuse an env of several agents without, and one of a single agent with, `multi_agent` settings."""
+        """Raise if a multi-agent env has no `multi_agent` settings, or a single-agent env has some."""
         name = type(env).__name__
         agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or ())
         if isinstance(env, MultiAgentEnv) and not self.is_multi_agent:
             raise ConfigurationError(
                 f"config.env: {name} has several agents ({', '.join(map(repr, agents[:8]))}), but the config is for a "
-                "single one. Say which module acts for which agent: .multi_agent(policies={'shared'}, "
+                "single one. Set which module acts for which agent: .multi_agent(policies={'shared'}, "
                 "policy_mapping_fn=lambda agent_id, episode: 'shared')."
             )
         if not isinstance(env, MultiAgentEnv) and (agents or self.is_multi_agent):
@@ -199,7 +199,7 @@ class BaseConfig(DerivedValues):
     # -- what a config builds: implemented by AlgorithmConfig -----------------------------------
 
     def _default_algo_class(self) -> Any:
-        """Return the Algorithm class that this config class is of, or None."""
+        """Return the Algorithm class of this config class, or None."""
         raise NotImplementedError
 
     def build_env_to_module_connector(
@@ -243,7 +243,7 @@ class BaseConfig(DerivedValues):
 
 
 def single_spaces_of(env: Any) -> tuple[Any, Any]:
-    """(observation space, action space) of one of a vector env's envs, or of a plain env."""
+    """Return (observation space, action space) of a plain env, or of one env of a vector env."""
     if hasattr(env, "single_observation_spaces"):
         return env.single_observation_spaces, env.single_action_spaces
     if isinstance(env, MultiAgentEnv):

@@ -1,4 +1,4 @@
-"""Whether the settings of a config fit together."""
+"""Checks that the settings of a config are consistent with each other."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["check"]
 
 
 def check(config: DerivedValues) -> None:
-    """Check how the settings fit together, which single settings cannot show.
+    """Check that the settings are consistent with each other.
 
     Raises:
-        ConfigurationError: Names the settings, what was expected and what came.
+        ConfigurationError: They are not; the text names the settings, the expected and the actual values.
     """
     if config.env is None and config.observation_space is None:
         raise ConfigurationError(
-            "config.env is None: say what to learn in, e.g. .environment('CartPole-v1'), or give both "
+            "config.env is None: set the environment, e.g. .environment('CartPole-v1'), or give both "
             "observation_space and action_space."
         )
     learners = max(config.num_learners, 1)
     if not config._values["train_batch_size_per_learner"] and config.train_batch_size % learners:
         near = max(config.train_batch_size // learners, 1) * learners
         raise ConfigurationError(
-            f"config.train_batch_size={config.train_batch_size} cannot be shared equally by "
-            f"num_learners={config.num_learners}. Nearest that can: {near} or {near + learners}; or set "
+            f"config.train_batch_size={config.train_batch_size} cannot be divided equally among "
+            f"num_learners={config.num_learners}. Nearest valid: {near} or {near + learners}; or set "
             "train_batch_size_per_learner."
         )
     per_learner, minibatch = config.train_batch_size_per_learner, config.minibatch_size
@@ -111,7 +111,7 @@ def _check_journal(config: DerivedValues) -> None:
             )
         if config.broker is not None or not (config.num_env_runners or config.num_learners or config.listen):
             raise ConfigurationError(
-                "config.durability='journal' is kept by the run's own broker: set num_env_runners or "
+                "config.durability='journal' needs a broker that this run starts: set num_env_runners or "
                 "num_learners, and leave config.broker at None."
             )
 
@@ -122,12 +122,12 @@ def _check_record(config: DerivedValues) -> None:
     if config.num_learners > 1 or config.num_remote_learners:
         raise ConfigurationError(
             f"config.record_dir={config.record_dir!r} with num_learners={config.num_learners} and num_remote_learners="
-            f"{config.num_remote_learners}: what one learner of this machine trains can be replayed; set num_learners "
+            f"{config.num_remote_learners}: only a single learner on this machine can be recorded; set num_learners "
             "to 0 or 1 and num_remote_learners to 0."
         )
     if not (config.num_env_runners or config.num_learners or config.listen or config.broker):
         raise ConfigurationError(
-            f"config.record_dir={config.record_dir!r}: a run in one process follows from its seed, and is not "
+            f"config.record_dir={config.record_dir!r}: a run in one process is reproducible from its seed and is not "
             "recorded. Set num_env_runners or num_learners, or leave record_dir at None."
         )
 
@@ -140,7 +140,7 @@ def _check_networking(config: DerivedValues) -> None:
         if config.get(name) is not None and config.listen is None:
             raise ConfigurationError(f"config.{name} needs config.listen, e.g. 'tcp://10.0.0.5:5555'.")
     if config.broker is not None and config.listen is not None:
-        raise ConfigurationError("config.broker listens by itself: leave config.listen at None.")
+        raise ConfigurationError("config.broker has its own address: leave config.listen at None.")
     remote, total = config.num_remote_learners, config.num_learners
     if remote and (remote != total or config.listen is None):
         raise ConfigurationError(
@@ -156,7 +156,7 @@ def _check_overrides(config: DerivedValues) -> None:
         if module_id not in valid:
             raise ConfigurationError(
                 f"config.algorithm_config_overrides_per_module names {module_id!r}, which is no module id."
-                f"{did_you_mean(module_id, valid)} (Of a module that is added later they are given to "
+                f"{did_you_mean(module_id, valid)} (For a module that is added later, pass the overrides to "
                 "add_module(config_overrides=…).)"
             )
         config.get_config_for_module(module_id)

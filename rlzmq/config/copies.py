@@ -1,4 +1,4 @@
-"""What a copy of a config shares with it, and what it does not."""
+"""Copies of setting values: containers are copied, their contents are shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["copy_value"]
 
 
 def copy_value(value: Any) -> Any:
-    """Containers, module specs and configs are copied; what they hold (spaces, classes, functions) is shared."""
+    """Return a copy of containers, module specs and configs; spaces, classes and functions in them are shared."""
     if value is None or isinstance(value, str | int | float | type):
         return value
     if isinstance(value, dict):

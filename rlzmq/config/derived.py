@@ -1,4 +1,4 @@
-"""What follows from the settings: batch sizes, modules, and the configs of modules and of evaluation."""
+"""Values derived from the settings: batch sizes, modules, and the configs of modules and of evaluation."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["DerivedValues"]
 
 _Config = TypeVar("_Config", bound=ConfigValues)
 
-# The modules are the run's, also where an evaluation config of its own says nothing of them or other things.
+# Evaluation always uses the modules of the run: an evaluation config's values of these settings are ignored.
 _MODULES = ("policies", "rl_module_spec", "model_config", "algorithm_config_overrides_per_module")
 
 
 class DerivedValues(ConfigValues):
-    """The settings, and what follows from them."""
+    """The settings and the values derived from them."""
 
     @property
     def train_batch_size_per_learner(self) -> int:  # type: ignore[override]
-        """Env steps of one update of each learner."""
+        """Env steps per update and learner."""
         size = self._values["train_batch_size_per_learner"]
         return int(size) if size else int(self.train_batch_size) // max(self.num_learners, 1)
 
     @property
     def total_train_batch_size(self) -> int:
-        """Env steps of one update over all learners."""
+        """Env steps per update over all learners."""
         return int(self.train_batch_size_per_learner * max(self.num_learners, 1))
 
     @property
@@ -39,7 +39,7 @@ class DerivedValues(ConfigValues):
 
     @property
     def is_online(self) -> bool:
-        """Whether runners sample what is trained; True, since there are no offline algorithms."""
+        """Whether the training data is sampled by env runners; True, as there are no offline algorithms."""
         return True
 
     @property
@@ -49,7 +49,7 @@ class DerivedValues(ConfigValues):
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether there is more than the one default policy, learner-only modules beside it not counted."""
+        """Whether there are modules besides "default_policy"; learner-only ones do not count."""
         ids = self.module_ids
         if self.policies is None and self.policy_mapping_fn is None and "default_policy" in ids:
             specs = getattr(self.rl_module_spec, "rl_module_specs", None) or {}
@@ -60,7 +60,7 @@ class DerivedValues(ConfigValues):
 
     @property
     def module_ids(self) -> list[str]:
-        """The ids of all modules, in the order given (of a set: sorted)."""
+        """The ids of all modules, in the order given (a set is sorted)."""
         policies = self.policies
         if policies is None:
             spec = self.rl_module_spec
@@ -70,7 +70,7 @@ class DerivedValues(ConfigValues):
         return [str(module_id) for module_id in ordered]
 
     def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
-        """Vector steps of a full lease of one runner.
+        """Return the number of vector steps in a full lease of one runner.
 
         Args:
             worker_index: 1-based index of the runner (0: the local one); with "auto" the first
@@ -84,7 +84,7 @@ class DerivedValues(ConfigValues):
         return int(per_runner) + (1 if max(worker_index, 1) - 1 < extra else 0)
 
     def update_plan(self) -> UpdatePlan:
-        """What each update trains on. Algorithms override this where they train otherwise."""
+        """Return the plan of what each update trains on. Algorithms override this if their plan differs."""
         staleness = self.staleness
         return UpdatePlan(
             env_steps_per_rank=self.train_batch_size_per_learner,
@@ -96,7 +96,7 @@ class DerivedValues(ConfigValues):
         )
 
     def should_update(self, module_id: str, batch: Any = None) -> bool:
-        """Whether the module is one of `policies_to_train`; a function there is asked, with `batch`."""
+        """Return whether the module is one of `policies_to_train`; if that is a function, call it with `batch`."""
         trained = self.policies_to_train
         if trained is None:
             return True
@@ -105,27 +105,27 @@ class DerivedValues(ConfigValues):
     # -- modules and learners -------------------------------------------------------------------
 
     def get_default_rl_module_spec(self) -> Any:
-        """Return the algorithm's own RLModuleSpec (without spaces)."""
+        """Return the algorithm's default RLModuleSpec (without spaces)."""
         raise NotImplementedError
 
     @property
     def rl_module_spec(self) -> Any:
-        """The spec that was set, or the algorithm's own."""
+        """The spec that was set, or the algorithm's default."""
         given = self._values["rl_module_spec"]
         return self.get_default_rl_module_spec() if given is None else given
 
     @rl_module_spec.setter
     def rl_module_spec(self, value: Any) -> None:
-        """For type checkers: assignments are taken by `__setattr__`."""
+        """For type checkers only: `__setattr__` handles assignments."""
 
     @property
     def _default_model_config(self) -> dict[str, Any]:
-        """The algorithm's own model settings, under the user's. Algorithms override this."""
+        """The algorithm's default model settings. Algorithms override this."""
         return {}
 
     @property
     def model_config(self) -> dict[str, Any]:
-        """The model settings: the algorithm's own with the user's over them."""
+        """The model settings: the algorithm's defaults, overridden by the user's."""
         return {**self._default_model_config, **_as_dict(self._values["model_config"])}
 
     def get_default_learner_class(self) -> Any:
@@ -134,14 +134,14 @@ class DerivedValues(ConfigValues):
 
     @property
     def learner_class(self) -> Any:  # type: ignore[override]
-        """The Learner class: the one that was set, or the algorithm's own."""
+        """The Learner class that was set, or the algorithm's default."""
         return self._values["learner_class"] or self.get_default_learner_class()
 
     # -- configs made of this one ---------------------------------------------------------------
 
     @classmethod
     def overrides(cls, **kwargs: Any) -> dict[str, Any]:
-        """A checked dict of overrides, for evaluation_config and per-module overrides.
+        """Return a checked dict of overrides, for evaluation_config and per-module overrides.
 
         Raises:
             KeyError: A name is no setting of this class.
@@ -153,7 +153,7 @@ class DerivedValues(ConfigValues):
         return kwargs
 
     def get_config_for_module(self, module_id: str) -> Self:
-        """This config with the module's overrides applied (itself where there are none)."""
+        """Return this config with the module's overrides applied (itself if there are none)."""
         overrides = self.algorithm_config_overrides_per_module.get(module_id)
         if not overrides:
             return self
@@ -166,13 +166,15 @@ class DerivedValues(ConfigValues):
         return cached[module_id]
 
     def get_evaluation_config_object(self) -> Self:
-        """The config of the evaluation runners: this one with `evaluation_config`'s settings, or the config that
-        `evaluation_config` is.
+        """Return the config of the evaluation runners.
 
-        Their number is `evaluation_num_env_runners` in any case; a config's own modules are the run's.
+        If `evaluation_config` is a config, it is a copy of that; else a copy of this one, updated with the settings in
+        `evaluation_config`. The number of runners is `evaluation_num_env_runners` and the modules are those of this
+        config in both cases.
 
         Raises:
-            ConfigurationError: `evaluation_config` is neither, or a setting in it is unknown or wrong.
+            ConfigurationError: `evaluation_config` is neither a dict nor a config, or a setting in it is unknown or
+                wrong.
         """
         given = self.evaluation_config
         if isinstance(given, ConfigValues):
@@ -192,7 +194,7 @@ class DerivedValues(ConfigValues):
 
 
 def _with(config: _Config, overrides: Any, where: str) -> _Config:
-    """`config` with the overrides set; an error says where they stand."""
+    """Return `config` with the overrides set; errors name their place, `where`."""
     if not isinstance(overrides, Mapping):
         raise ConfigurationError(
             f"config.{where}: expected a dict of settings, got {overrides!r} ({type(overrides).__name__})."

@@ -1,4 +1,4 @@
-"""Setting values as JSON data, for logs and databases: what has no JSON form is told by its name, source or repr."""
+"""Setting values as JSON data, for logs and databases; other objects become their name, source or repr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["to_json"]
 
 
 def to_json(value: Any) -> Any:
-    """A value as None, bool, number, text, list or dict, nested; never refused, not to be read back."""
+    """Return a value as nested None, bool, number, text, list or dict. Never fails; cannot be read back."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic | np.ndarray):

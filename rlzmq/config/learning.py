@@ -21,11 +21,12 @@ __all__ = ["FrameworkSettings", "LearnersSettings", "TrainingSettings"]
 
 @settings
 class _LearnerCodeSettings:
-    """Code of the user's that learners run.
+    """User code that learners run.
 
     Args:
-        learner_class: The Learner class (None: the algorithm's own).
-        learner_connector: Callable ``(observation_space, action_space)`` giving one piece or a list.
+        learner_class: The Learner class (None: the algorithm's default).
+        learner_connector: Callable ``(observation_space, action_space)`` that returns a connector piece or a list of
+            them.
     """
 
     learner_class: type | None = None
@@ -34,18 +35,19 @@ class _LearnerCodeSettings:
 
 @settings
 class LearnersSettings(_LearnerCodeSettings):
-    """Who learns.
+    """Learner processes.
 
     Args:
-        num_learners: Learner processes (DDP ranks); 0 learns in the driver's own process.
-        num_gpus_per_learner: GPUs of each learner; more than 0 means CUDA and NCCL.
-        num_cpus_per_learner: Only "auto", 0 or 1, all the same; see torch_num_threads.
-        num_aggregator_actors_per_learner: Only 0: each learner runs its own pipeline.
-        max_requests_in_flight_per_learner: Only 3, without a meaning here: updates follow each other.
-        local_gpu_idx: Which GPU a learner in the driver's process takes.
-        add_default_connectors_to_learner_pipeline: Whether the default pieces follow.
-        learner_config_dict: Free-form settings for custom learners: ``self.config.learner_config_dict``.
-        torch_num_threads: Torch threads of each runner and learner process.
+        num_learners: Number of learner processes (DDP ranks); 0: the driver's process trains.
+        num_gpus_per_learner: GPUs per learner; more than 0 selects CUDA and NCCL.
+        num_cpus_per_learner: Only "auto", 0 or 1, which are equivalent; see torch_num_threads.
+        num_aggregator_actors_per_learner: Only 0: each learner runs its own connector pipeline.
+        max_requests_in_flight_per_learner: Only 3; has no effect, as updates run one after the other.
+        local_gpu_idx: Index of the GPU that a learner in the driver's process uses.
+        add_default_connectors_to_learner_pipeline: Whether the default connector pieces follow those of
+            `learner_connector`.
+        learner_config_dict: Free-form settings for custom learners, read as ``self.config.learner_config_dict``.
+        torch_num_threads: Number of torch threads in each runner and learner process.
     """
 
     num_learners: NonNegativeInt = 0
@@ -54,10 +56,10 @@ class LearnersSettings(_LearnerCodeSettings):
         default="auto", others=(0, 1), instead="set learners(torch_num_threads=…)."
     )
     num_aggregator_actors_per_learner: NonNegativeInt = fixed(
-        default=0, instead="each learner runs its own pipeline."
+        default=0, instead="each learner runs its own connector pipeline."
     )
     max_requests_in_flight_per_learner: PositiveInt = fixed(
-        default=3, instead="an update begins when the one before is committed."
+        default=3, instead="an update begins when the previous one is committed."
     )
     local_gpu_idx: NonNegativeInt = 0
     add_default_connectors_to_learner_pipeline: bool = True
@@ -67,20 +69,21 @@ class LearnersSettings(_LearnerCodeSettings):
 
 @settings
 class TrainingSettings(_LearnerCodeSettings):
-    """How to learn (each algorithm adds its own settings here).
+    """Training hyperparameters; each algorithm adds its own.
 
     Args:
         gamma: Discount factor in [0, 1].
-        lr: Learning rate, or ``[(0, v0), (t1, v1), …]`` over lifetime env steps.
-        grad_clip: Gradient clipping threshold; None: no clipping.
-        grad_clip_by: What the threshold bounds: each value, each tensor's norm, the global norm.
-        train_batch_size: Env steps of one update over all learners.
-        train_batch_size_per_learner: Env steps of one update of each learner (wins over the other).
-        num_epochs: Passes over each train batch.
-        minibatch_size: Rows of one gradient step; None: the whole batch.
-        shuffle_batch_per_epoch: Whether rows are shuffled anew for each epoch.
-        staleness: How many updates ahead runners sample. 0: an update trains exactly on what was sampled with the
-            weights it starts from; else no trained step is more than this many versions old.
+        lr: Learning rate, or a schedule ``[(0, v0), (t1, v1), …]`` over lifetime env steps.
+        grad_clip: Gradient clipping threshold (None: no clipping).
+        grad_clip_by: What `grad_clip` bounds: each value, the norm of each tensor, or the global norm.
+        train_batch_size: Env steps per update over all learners.
+        train_batch_size_per_learner: Env steps per update and learner; takes precedence over `train_batch_size`.
+        num_epochs: Number of passes over each train batch.
+        minibatch_size: Rows per gradient step (None: the whole batch).
+        shuffle_batch_per_epoch: Whether the rows are reshuffled before each epoch.
+        staleness: How many updates ahead of training the env runners may sample. With 0 each update trains only on
+            data sampled with the weights it starts from; otherwise no trained step is more than this many weights
+            versions old.
     """
 
     gamma: Fraction = 0.99
@@ -97,21 +100,22 @@ class TrainingSettings(_LearnerCodeSettings):
 
 @settings
 class FrameworkSettings:
-    """Torch's settings.
+    """Torch options.
 
     Args:
-        framework: "torch", the only one.
-        torch_skip_nan_gradients: Kept for RLlib's sake: steps with non-finite gradients are
-            always skipped and counted.
-        torch_ddp_kwargs: Further arguments of DistributedDataParallel.
-        torch_compile_learner: Compile parts of the learner with ``torch.compile``: the first updates take
+        framework: "torch", the only choice.
+        torch_skip_nan_gradients: Has no effect; accepted for compatibility with RLlib. Steps with non-finite
+            gradients are always skipped and counted.
+        torch_ddp_kwargs: Additional arguments for DistributedDataParallel.
+        torch_compile_learner: Compile parts of the learner with ``torch.compile``; the first updates then take
             seconds to minutes longer.
-        torch_compile_learner_what_to_compile: The modules' training forward passes, or the whole step on a
-            minibatch (forward pass, losses, gradients, optimizers; one learner only).
+        torch_compile_learner_what_to_compile: "forward_train": the training forward pass of each module;
+            "complete_update": the whole step on a minibatch (forward pass, losses, gradients, optimizers), with a
+            single learner only.
         torch_compile_learner_dynamo_backend: "inductor" (needs a C++ compiler on the CPU, Triton on a
             GPU), "aot_eager", "eager", …
-        torch_compile_learner_dynamo_mode: Inductor's mode, e.g. "reduce-overhead"; None: its default.
-        torch_compile_worker: Only False: runners act through a fused path without a compiler.
+        torch_compile_learner_dynamo_mode: Mode of the backend, e.g. "reduce-overhead" (None: its default).
+        torch_compile_worker: Only False: env runners use a fused inference path that needs no compiler.
     """
 
     framework: Literal["torch"] = setting(default="torch", kw_only=False)
@@ -122,5 +126,5 @@ class FrameworkSettings:
     torch_compile_learner_dynamo_backend: str = "inductor"
     torch_compile_learner_dynamo_mode: str | None = None
     torch_compile_worker: bool = fixed(
-        default=False, instead="runners act through a fused path that needs no compiler."
+        default=False, instead="env runners use a fused inference path that needs no compiler."
     )

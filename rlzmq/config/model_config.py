@@ -1,4 +1,4 @@
-"""The settings of the default models, every name checked."""
+"""The settings of the default models, with checks of names and values."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ Initializer = str | Callable[..., Any] | None
 
 @dataclasses.dataclass
 class DefaultModelConfig:
-    """What the default models look like.
+    """Architecture of the default models.
 
-    Vector observations go through ``fcnet``, images through ``conv``, several of either are joined by
-    ``fusionnet``, then an LSTM if asked for, then one ``head`` per output. Sizes count units, filters
-    are channels/pixels.
+    Vector observations go through ``fcnet``, images through ``conv``; several of them are joined by
+    ``fusionnet``. An optional LSTM follows, then one ``head`` per output. Layer sizes are in units, filters in
+    channels and pixels.
 
     Attributes:
         fcnet_hiddens: Widths of the layers on vector observations.
         fcnet_activation: "tanh", "relu", "swish"/"silu", "gelu", "elu", "leaky_relu", "sigmoid" or
-            "linear"/None, likewise below.
-        fcnet_kernel_initializer: A name in ``torch.nn.init`` or a function; None for torch's own default.
-        fcnet_kernel_initializer_kwargs: Further arguments for it.
-        fcnet_bias_initializer: Likewise for biases.
-        fcnet_bias_initializer_kwargs: Further arguments for it.
-        fcnet_use_layernorm: Normalise each layer's outputs before its activation.
+            "linear"/None; the other activations take the same values.
+        fcnet_kernel_initializer: A name in ``torch.nn.init`` or a function; None: torch's default.
+        fcnet_kernel_initializer_kwargs: Additional arguments for it.
+        fcnet_bias_initializer: The same for biases.
+        fcnet_bias_initializer_kwargs: Additional arguments for it.
+        fcnet_use_layernorm: Whether to normalise each layer's outputs before its activation.
         conv_filters: ``[[channels, kernel, stride], …]`` with "same" padding, kernel and stride as an int
-            or [height, width]; None to have them chosen for the image's size, with one dense
-            layer of ``fcnet_hiddens[-1]`` units after them.
+            or [height, width]. None: chosen by the size of the image and followed by one dense
+            layer of ``fcnet_hiddens[-1]`` units.
         conv_activation: Activation after each filter.
         conv_kernel_initializer: As for fcnet, likewise the next three.
         conv_kernel_initializer_kwargs: …
         conv_bias_initializer: …
         conv_bias_initializer_kwargs: …
-        head_fcnet_hiddens: Widths of the layers of each head, between encoder and output.
+        head_fcnet_hiddens: Widths of the layers between encoder and output in each head.
         head_fcnet_activation: Their activation.
         head_fcnet_kernel_initializer: As for fcnet, likewise the next three.
         head_fcnet_kernel_initializer_kwargs: …
         head_fcnet_bias_initializer: …
         head_fcnet_bias_initializer_kwargs: …
-        head_fcnet_use_layernorm: Normalise each head layer's outputs before its activation.
-        free_log_std: Log standard deviations of Box actions are parameters instead of network outputs.
-        log_std_clip_param: Log standard deviations are clamped to ± this; inf for no clamp.
-        vf_share_layers: Policy and value function share the encoder.
-        use_lstm: An LSTM after the encoder.
-        max_seq_len: Length of training sequences of stateful modules, in steps; "auto" is 20.
-        lstm_cell_size: Units of the LSTM.
-        lstm_use_prev_action: Feed the previous action, too. A config's env-to-module pipeline then has a
-            PrevActionsPrevRewards piece after the user's pieces.
-        lstm_use_prev_reward: Feed the previous reward, too.
+        head_fcnet_use_layernorm: Whether to normalise each head layer's outputs before its activation.
+        free_log_std: Whether log standard deviations of Box actions are parameters instead of network outputs.
+        log_std_clip_param: Bound of the absolute value of log standard deviations (inf: no bound).
+        vf_share_layers: Whether policy and value function share the encoder.
+        use_lstm: Whether an LSTM follows the encoder.
+        max_seq_len: Length of the training sequences of stateful modules, in steps ("auto": 20).
+        lstm_cell_size: Number of units in the LSTM.
+        lstm_use_prev_action: Whether the LSTM also gets the previous action. A config's env-to-module pipeline then
+            has a PrevActionsPrevRewards piece after the user's pieces.
+        lstm_use_prev_reward: Whether the LSTM also gets the previous reward.
         lstm_kernel_initializer: As for fcnet, likewise the next three.
         lstm_kernel_initializer_kwargs: …
         lstm_bias_initializer: …
         lstm_bias_initializer_kwargs: …
-        fusionnet_hiddens: Widths of the layers that join several streams.
+        fusionnet_hiddens: Widths of the layers that join several encoders.
         fusionnet_activation: Their activation.
         fusionnet_kernel_initializer: As for fcnet, likewise the next three.
         fusionnet_kernel_initializer_kwargs: …
@@ -141,10 +141,10 @@ class DefaultModelConfig:
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as a plain dict, initialisers by name.
+        """Return all settings as a plain dict, with initialisers by name.
 
         Raises:
-            ConfigurationError: An initialiser is a function that ``torch.nn.init`` does not hold.
+            ConfigurationError: An initialiser is a function that is not in ``torch.nn.init``.
         """
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in plain.items():
@@ -156,11 +156,11 @@ class DefaultModelConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any], *, where: str = "model_config") -> Self:
-        """The config with these settings, all others at their defaults.
+        """Return a config with these settings and defaults for all others.
 
         Args:
             settings: Setting -> value.
-            where: What the settings are called in an error text.
+            where: Name of the settings in error texts.
 
         Raises:
             ConfigurationError: An unknown name (with the closest known one), or a wrong value.
@@ -171,16 +171,16 @@ class DefaultModelConfig:
             raise ConfigurationError(
                 f"{where}: the default models have no setting {unknown[0]!r}."
                 + did_you_mean(unknown[0], known)
-                + " (Settings of your own belong to a class of your own: RLModuleSpec(module_class=…).)"
+                + " (For settings of your own, write your own module class: RLModuleSpec(module_class=…).)"
             )
         return cls(**settings)
 
 
 def model_config_to_dict(model_config: Any) -> dict[str, Any]:
-    """``model_config`` as modules see it: the dict itself, or a DefaultModelConfig as a dict; {} for None.
+    """Return ``model_config`` as modules see it: a dict as it is, a DefaultModelConfig as a dict, {} for None.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is none of these.
     """
     if model_config is None:
         return {}

@@ -1,15 +1,15 @@
-"""Setting values as plain data and back: what states, checkpoints and TOML files hold of a config.
+"""Setting values as plain data and back, for states, checkpoints and TOML files.
 
-Inside of dicts (env_config, say), whose values the user's code sees as they are, types are kept:
+Inside dicts such as env_config, which are passed to user code unchanged, types are preserved:
 
     tuple, set, frozenset       {"__tuple__": […]}, {"__set__": […]}, {"__frozenset__": […]}
     dict with other keys        {"__dict__": [[key, value], …]}
     bytes, complex, numpy       {"__plain__": …}, see rlzmq.core.plain
-    function, class, enum       "@package.module:name", the mark that says: reading this runs code
-    text that begins with "@"   with one more "@" before it
-    space, spec, config         {"__space__": …}, {"__rl_module_spec__": …}, …; a class of the user's in it has the mark
+    function, class, enum       "@package.module:name"; the mark means that reading it imports code
+    text that begins with "@"   with a second "@" in front
+    space, spec, config         {"__space__": …}, {"__rl_module_spec__": …}, …; user classes in it have the mark
 
-Outside of dicts a tuple or set becomes a list, which the setters take as well.
+Outside dicts tuples and sets become lists, which the setters accept as well.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = [
 
 CODE_MARK = "@"
 
-# What an object with a plain form has as its class's `plain_tag`.
+# Values of the class attribute `plain_tag`, which marks objects with a plain form.
 CONFIG_TAG, SPEC_TAG, MULTI_SPEC_TAG = (
     "__algorithm_config__",
     "__rl_module_spec__",
     "__multi_rl_module_spec__",
 )
-# Specs lie above this package, and bring torch: their classes are imported when one is read.
+# The spec classes are in a higher layer and import torch, so they are imported only when a spec is read.
 _SPEC_CLASSES = {
     SPEC_TAG: "rlzmq.modules.spec:RLModuleSpec",
     MULTI_SPEC_TAG: "rlzmq.modules.multi_rl_module:MultiRLModuleSpec",
@@ -59,14 +59,14 @@ _OWN = "rlzmq."
 
 
 def plain_setting(name: str, value: Any) -> Any:
-    """The plain form of a setting's value.
+    """Return the plain form of a setting's value.
 
     Args:
-        name: The setting's, for error texts.
+        name: Name of the setting, for error texts.
         value: Its value.
 
     Raises:
-        ConfigurationError: It holds something that is neither plain nor importable, e.g. a lambda.
+        ConfigurationError: It contains something that is neither plain nor importable, e.g. a lambda.
     """
     if isinstance(value, list | tuple | set | frozenset):
         return [plain_setting(name, item) for item in _in_order(value)]
@@ -74,7 +74,7 @@ def plain_setting(name: str, value: Any) -> Any:
 
 
 def plain_dict(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
-    """The plain form of a dict whose types are to be kept; raises as `plain_setting`."""
+    """Return the plain form of a dict, preserving types; raises like `plain_setting`."""
     if all(type(key) is str for key in value) and not _is_tagged(value):
         return {key: _encode(f"{name}.{key}", item) for key, item in value.items()}
     pairs = [[_encode(name, key), _encode(f"{name}.{key}", item)] for key, item in value.items()]
@@ -82,10 +82,10 @@ def plain_dict(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def revive_setting(value: Any) -> Any:
-    """The value that `plain_setting` wrote. Imports the code that it names.
+    """Return the value that `plain_setting` converted. Imports the code that it names.
 
     Raises:
-        ConfigurationError: The code is not here, or something is malformed.
+        ConfigurationError: The code cannot be imported, or the data is malformed.
     """
     if isinstance(value, str) and value.startswith(CODE_MARK):
         rest = value[len(CODE_MARK) :]
@@ -105,7 +105,7 @@ def revive_setting(value: Any) -> Any:
         raise ConfigurationError(f"config: malformed {tag!r}: {error}.") from None
 
 
-# What holds code is named "package.module:name" in files and on command lines that people write, as envs are.
+# Settings that hold code: files and command lines name it as "package.module:name", without a mark.
 _HOLDS_CODE = frozenset(
     {
         "callbacks_class",
@@ -121,15 +121,15 @@ _HOLDS_CODE = frozenset(
 
 
 def setting_from_text(name: str, value: Any) -> Any:
-    """The value that a person wrote in a TOML file; imports the code that it names.
+    """Return the value of a setting in a hand-written TOML file. Imports the code that it names.
 
     Args:
-        name: The setting's. Of one that holds code, ``"package.module:name"`` is what that names, with ``@`` before it
-            or not.
-        value: As parsed.
+        name: Name of the setting. If it holds code, ``"package.module:name"`` is imported, with or without ``@`` in
+            front.
+        value: The parsed value.
 
     Raises:
-        ConfigurationError: The code is not here, or something is malformed.
+        ConfigurationError: The code cannot be imported, or the data is malformed.
     """
     if name in _HOLDS_CODE and isinstance(value, str) and not value.startswith(CODE_MARK):
         return load_named(value)
@@ -137,7 +137,7 @@ def setting_from_text(name: str, value: Any) -> Any:
 
 
 def names_code(plain: Any) -> bool:
-    """Whether reviving this would import code."""
+    """Return whether reviving this value would import code."""
     if isinstance(plain, str):
         return plain.startswith(CODE_MARK) and not plain.startswith(2 * CODE_MARK)
     if isinstance(plain, dict):
@@ -146,10 +146,10 @@ def names_code(plain: Any) -> bool:
 
 
 def load_named(name: str) -> Any:
-    """The object that ``"package.module:qualname"`` names.
+    """Return the object named ``"package.module:qualname"``.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: It cannot be imported.
     """
     module_name, _, qualname = name.partition(":")
     try:
@@ -196,12 +196,12 @@ def _encode(name: str, value: Any) -> Any:
         raise ConfigurationError(f"config.{name}: {error}") from None
     raise ConfigurationError(
         f"config.{name}={value!r} cannot be written as plain data. Move it into an importable module as a "
-        "named function or class, then it is stored as 'package.module:name'."
+        "named function or class; it is then stored as 'package.module:name'."
     )
 
 
 def _name_of_code(value: Any) -> str | None:
-    """``"package.module:name"`` of a function, class or enum member that can be imported; else None."""
+    """Return ``"package.module:name"`` of an importable function, class or enum member; else None."""
     if isinstance(value, enum.Enum):
         outer = _name_of_code(type(value))
         return f"{outer}.{value.name}" if outer and value.name in type(value).__members__ else None
@@ -212,18 +212,18 @@ def _name_of_code(value: Any) -> str | None:
         found = load_named(f"{module}:{qualname}")
     except ConfigurationError:
         return None
-    return f"{module}:{qualname}" if found == value else None  # a bound method's name is that of the function
+    return f"{module}:{qualname}" if found == value else None  # a bound method has the name of its function
 
 
 def _in_order(items: Any) -> list[Any]:
-    """The items; those of a set in an order that is the same in every process."""
+    """Return the items as a list; those of a set in an order that is the same in every process."""
     if not isinstance(items, set | frozenset):
         return list(items)
     return sorted(items) if all(isinstance(item, str) for item in items) else sorted(items, key=repr)
 
 
 def _is_tagged(value: Mapping[Any, Any]) -> bool:
-    """Whether a dict is the plain form of something that is no dict with texts for keys (or looks like one)."""
+    """Return whether a dict looks like the tagged form of another object."""
     return len(value) == 1 and next(iter(value)) in _READERS
 
 
@@ -234,7 +234,7 @@ def _revived(items: Any) -> list[Any]:
 
 
 def _marked(name: str, plain: dict[str, Any]) -> dict[str, Any]:
-    """Classes that are not rlzmq's own get the mark, and a spec's model settings their plain form."""
+    """Mark classes from outside rlzmq, and convert the model settings of specs to plain data."""
     for key in _CLASSES:
         named = plain.get(key)
         if named is not None and not named.startswith(_OWN):
@@ -258,7 +258,7 @@ def _class_of(plain: dict[str, Any], key: str) -> Any:
     if named.startswith(CODE_MARK):
         return load_named(named[len(CODE_MARK) :])
     if not named.startswith(_OWN):
-        raise ConfigurationError(f"{key}: expected a class of rlzmq's or one marked with '@', got {named!r}.")
+        raise ConfigurationError(f"{key}: expected a class of rlzmq or one marked with '@', got {named!r}.")
     return load_named(named)
 
 

@@ -1,4 +1,4 @@
-"""Settings of a run as a whole: results, callbacks, failures, other machines, checkpoints, logging."""
+"""Settings of a run as a whole: results, callbacks, fault tolerance, networking, checkpoints, logging."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = [
 
 @settings
 class ReportingSettings:
-    """What an iteration is and what its result says.
+    """Length of an iteration and contents of its result.
 
     Args:
-        metrics_num_episodes_for_smoothing: Episodes in the windows of return and length.
-        min_time_s_per_iteration: `train()` repeats updates until this many seconds have passed.
-        min_sample_timesteps_per_iteration: … until so many env steps were sampled.
-        min_train_timesteps_per_iteration: … until so many env steps were trained.
-        keep_per_episode_custom_metrics: Only False: log with ``reduce="item_series"`` for lists.
-        log_gradients: Report the global norm of gradients.
-        connector_timers: Time every connector piece (costs sampling speed).
-        custom_stats_cls_lookup: Names with subclasses of `StatsBase`, for
+        metrics_num_episodes_for_smoothing: Number of episodes over which returns and lengths are averaged.
+        min_time_s_per_iteration: Least duration of an iteration in seconds; `train()` repeats updates until then.
+        min_sample_timesteps_per_iteration: Least number of env steps to sample in an iteration.
+        min_train_timesteps_per_iteration: Least number of env steps to train on in an iteration.
+        keep_per_episode_custom_metrics: Only False: log with ``reduce="item_series"`` to get lists.
+        log_gradients: Whether to report the global norm of the gradients.
+        connector_timers: Whether to time each connector piece (slows sampling down).
+        custom_stats_cls_lookup: Dict from name to subclass of `StatsBase`, for
             ``metrics_logger.log_value(key, value, reduce="name")`` in every process.
     """
 
@@ -46,11 +46,11 @@ class ReportingSettings:
 
 @settings
 class CallbacksSettings:
-    """Your code at the run's events.
+    """User code that is called at the events of the run.
 
     Args:
         callbacks_class: A `Callback` subclass, or a list of them; called before the functions.
-        callbacks_hooks: Hook -> functions.
+        callbacks_hooks: Dict from hook name to functions.
     """
 
     callbacks_class: Any = None
@@ -59,40 +59,44 @@ class CallbacksSettings:
 
 @settings
 class FaultToleranceSettings:
-    """What happens when something dies or hangs.
+    """Handling of processes and environments that die or hang.
 
     Args:
-        restart_failed_env_runners: Replace a runner process that died.
-        ignore_env_runner_failures: Go on without it instead.
-        max_num_env_runner_restarts: Restarts over the run, all runners together.
-        delay_between_env_runner_restarts_s: Seconds before the first restart; doubles up to 30.
-        restart_failed_sub_environments: Recreate one env that raised, and go on.
-        num_consecutive_env_runner_failures_tolerance: Failures in a row before the run stops.
-        env_failures_per_minute_tolerance: How many of a runner's envs may raise within 60 s; one more stops
-            the run, with seed and actions to reproduce it. None: any number.
-        env_runner_health_probe_timeout_s: Only 30, without a meaning here: heartbeats find dead runners,
-            env_step_timeout_s hung ones.
-        env_runner_restore_timeout_s: Seconds that a restarted runner has to be ready.
-        restart_failed_learners: Replace a learner rank that died.
-        min_learners: Ranks below which the run stops instead of going on with the survivors.
-        restart_failed_broker: Replace a broker that died.
-        env_step_timeout_s: Seconds that a vector step may take; a runner whose step takes longer hangs and is
-            replaced (None: max(30 s, 20 × its slowest usual step), and `env_reset_timeout_s` for the first).
-        env_reset_timeout_s: The same for making and resetting a runner's environments.
-        quarantine_dir: Where fragments go that poison or kill (None: in the run directory).
-        durability: Where accepted fragments live until trained: "memory": in two processes' memory;
-            "journal": in a journal on disk too, for a run that is resumed after all of it was killed.
-        journal_dir: Where that journal is (`rlzmq train`: in the run directory).
-        env_runner_memory_limit_bytes: Private memory beyond which a runner process (an env that leaks, say)
-            ends and is replaced; None: no limit.
-        learner_memory_limit_bytes: The same for a learner process.
-        process_start_timeout_s: Seconds that a process of the run may take to start: to be made, to import, to
-            build its learner or its connectors and module. An env runner has env_reset_timeout_s beside it, for
-            its environments. 0: no limit.
-        learner_timeout_s: Seconds after which a silent collective of the learners fails.
-        learner_snapshot_every_s: Seconds between copies of the learners' state in the driver's memory,
-            to go back to should all learners die at once; each costs the transfer of weights and
-            optimizer state from rank 0, between two iterations. None: only what checkpoints leave.
+        restart_failed_env_runners: Whether to replace an env runner process that died.
+        ignore_env_runner_failures: Whether to continue without env runners that died instead of replacing them.
+        max_num_env_runner_restarts: Maximum number of restarts of all env runners over the run.
+        delay_between_env_runner_restarts_s: Seconds before the first restart; doubles with each further one, up to
+            30.
+        restart_failed_sub_environments: Whether to recreate a single environment that raised and continue.
+        num_consecutive_env_runner_failures_tolerance: Number of consecutive failures after which the run stops.
+        env_failures_per_minute_tolerance: How many environments of one env runner may raise within 60 s; one more
+            stops the run with an error that has the seed and actions to reproduce it. None: any number.
+        env_runner_health_probe_timeout_s: Only 30; has no effect. Heartbeats detect dead env runners,
+            env_step_timeout_s detects hung ones.
+        env_runner_restore_timeout_s: Seconds within which a restarted env runner must be ready.
+        restart_failed_learners: Whether to replace a learner rank that died.
+        min_learners: Least number of learner ranks; with fewer survivors the run stops.
+        restart_failed_broker: Whether to replace a broker that died.
+        env_step_timeout_s: Seconds that a vector step may take; an env runner that takes longer is considered hung
+            and is replaced. None: max(30 s, 20 × its slowest usual step), and `env_reset_timeout_s` for the first
+            step.
+        env_reset_timeout_s: Seconds that making and resetting the environments of an env runner may take.
+        quarantine_dir: Directory for fragments that are unusable for training or crash learners (None: in the run
+            directory).
+        durability: Where accepted fragments are kept until they are trained. "memory": in the memory of two
+            processes. "journal": also in a journal on disk, so that a run can be resumed without losing them after
+            all its processes were killed.
+        journal_dir: Directory of the journal (`rlzmq train`: in the run directory).
+        env_runner_memory_limit_bytes: Limit of the private memory of an env runner process; a process that exceeds
+            it, e.g. because its env leaks memory, ends and is replaced. None: no limit.
+        learner_memory_limit_bytes: The same for learner processes.
+        process_start_timeout_s: Seconds that a process may take to start, import its code, and build its learner or
+            its connectors and module; env runners have another env_reset_timeout_s for their environments. 0: no
+            limit.
+        learner_timeout_s: Seconds without progress after which a collective operation of the learners fails.
+        learner_snapshot_every_s: Seconds between copies of the learner state to the driver's memory, from which the
+            run continues if all learners die at once. Each copy transfers the weights and optimizer state of rank 0
+            between two iterations. None: no copies; the run goes back to the last checkpoint.
     """
 
     restart_failed_env_runners: bool = True
@@ -104,7 +108,7 @@ class FaultToleranceSettings:
     env_failures_per_minute_tolerance: NonNegativeInt | None = 4
     env_runner_health_probe_timeout_s: NonNegative = fixed(
         default=30,
-        instead="heartbeats find dead runners; fault_tolerance(env_step_timeout_s=…) says when one hangs.",
+        instead="heartbeats detect dead env runners; fault_tolerance(env_step_timeout_s=…) detects hung ones.",
     )
     env_runner_restore_timeout_s: NonNegative = 1800.0
     restart_failed_learners: bool = True
@@ -124,19 +128,19 @@ class FaultToleranceSettings:
 
 @settings
 class NetworkingSettings:
-    """Lets roles on other machines (or in other terminals) take part, encrypted and by key.
+    """Encrypted, authenticated connections from processes on other machines or in other terminals.
 
     Args:
-        listen: ``"tcp://HOST:PORT"``: the broker also listens there with CURVE keys made for this run,
-            for data on PORT and for weights on PORT + 1 (0: any free ports). HOST is one interface's
-            address, never a wildcard. ``rlzmq runner --join FILE`` then adds runners at any time; with
-            num_env_runners=0 they are the only ones. None: no network at all.
-        advertise: The host name or address that other machines reach HOST by, where that differs.
-        join_file: Where the file that lets runners in is written (mode 0600; removed at the end); its
-            neighbour ``*.learner.toml`` lets learners in. None: into the run's private directory.
-        broker: The ``*.driver.toml`` of a broker that ``rlzmq broker`` runs; None: the run has its own.
-        num_remote_learners: How many of num_learners are not started here but come by
-            ``rlzmq learner --join FILE``; all of them, or 0.
+        listen: ``"tcp://HOST:PORT"``, where the broker also listens, with CURVE keys made for this run: for data on
+            PORT, for weights on PORT + 1 (0: any free ports). HOST is the address of one interface, never a
+            wildcard. ``rlzmq runner --join FILE`` then adds env runners at any time; with num_env_runners=0 there
+            are no others. None: no network access.
+        advertise: Host name or address at which other machines reach HOST, if it differs.
+        join_file: Path of the file with which env runners join (mode 0600; removed at the end of the run); learners
+            join with ``*.learner.toml`` next to it. None: in the run's private directory.
+        broker: The ``*.driver.toml`` of a broker started with ``rlzmq broker``; None: the run starts its own broker.
+        num_remote_learners: How many of the num_learners learners join with ``rlzmq learner --join FILE`` instead of
+            being started here; all of them, or 0.
     """
 
     listen: str | None = None
@@ -148,13 +152,14 @@ class NetworkingSettings:
 
 @settings
 class CheckpointingSettings:
-    """When checkpoints are written by themselves and how many are kept.
+    """Automatic checkpoints: how often they are written and how many are kept.
 
     Args:
-        export_native_model_files: Kept for RLlib's sake: modules are always plain safetensors files.
+        export_native_model_files: Has no effect; accepted for compatibility with RLlib. Modules are always stored as
+            safetensors files.
         checkpoint_every_s: Seconds between checkpoints of `rlzmq train` and `Algorithm.keep_checkpoints`;
             None: only at the end.
-        checkpoint_keep: How many of the newest are kept; the best by mean return is kept beside them.
+        checkpoint_keep: Number of newest checkpoints to keep; the one with the best mean return is kept as well.
     """
 
     export_native_model_files: bool = False
@@ -167,15 +172,15 @@ class DebuggingSettings:
     """Seed, logging, and the record of what was trained.
 
     Args:
-        seed: The run's one seed, from which every random stream derives; None: drawn at build.
-        log_level: Of the ``rlzmq`` loggers in driver, runners and learners, once it is given.
+        seed: Seed from which all random streams of the run are derived; None: drawn when the algorithm is built.
+        log_level: Level of the ``rlzmq`` loggers in driver, runners and learners, if it is set.
         log_sys_usage: Only False.
-        record_dir: Where the learner writes what each update was trained on, and a digest of the weights that it
-            made, for `rlzmq replay` (``rlzmq train --record``: in the run directory). One learner, at least one
-            process beside the driver's. None: nothing is recorded.
+        record_dir: Directory in which the learner records the training data of each update and a digest of the
+            resulting weights, for `rlzmq replay` (``rlzmq train --record``: in the run directory). Needs a single
+            learner and at least one process besides the driver's. None: nothing is recorded.
     """
 
     seed: NonNegativeInt | None = None
     log_level: Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR"] = "WARNING"
-    log_sys_usage: bool = fixed(default=False, instead="use the system's own tools.")
+    log_sys_usage: bool = fixed(default=False, instead="use the tools of the operating system.")
     record_dir: str | None = None

@@ -27,21 +27,21 @@ __all__ = [
 
 @settings
 class EnvironmentSettings:
-    """What to learn in.
+    """The environment.
 
     Args:
-        env: A Gymnasium id, a name given to `register_env`, an Env class or callable taking the
+        env: A Gymnasium id, a name registered with `register_env`, an Env class or a callable that takes the
             env config, or ``"package.module:Class"``.
         env_config: Passed to the env's constructor (as an `EnvContext`).
-        observation_space: Overrides the env's own single-env space.
-        action_space: Overrides the env's own single-env space.
+        observation_space: Overrides the observation space of a single env.
+        action_space: Overrides the action space of a single env.
         clip_rewards: Only None or False: wrap the env instead (``gymnasium.wrappers.ClipReward``).
-        normalize_actions: Modules act in [-1, 1]; bounded Box actions are scaled for the env.
-        clip_actions: Clip Box actions to the space's bounds (when not normalised).
-        disable_env_checking: Skip the check of the env's spaces and types when it is made.
+        normalize_actions: Whether modules act in [-1, 1] and bounded Box actions are rescaled for the env.
+        clip_actions: Whether to clip Box actions to the bounds of the space (if not normalised).
+        disable_env_checking: Whether to skip the check of the env's spaces and types when it is made.
         is_atari: Only None: wrap the env instead (``gymnasium.wrappers.AtariPreprocessing``).
         render_env: Only False: give ``env_config={"render_mode": "human"}`` instead.
-        action_mask_key: Only "action_mask", the key of the mask in Dict observations.
+        action_mask_key: Only "action_mask": the key of the mask in Dict observations.
     """
 
     env: Any = setting(default=None, kw_only=False)
@@ -67,43 +67,47 @@ class EnvironmentSettings:
 
 @settings
 class EnvRunnersSettings:
-    """Who samples, how many envs each, and what lies between env and module.
+    """Env runners: their number, their environments, and the connectors between env and module.
 
     Args:
-        env_runner_cls: The EnvRunner class (None: single- or multi-agent, by the config).
-        num_env_runners: Sampling processes; 0 samples in the driver's own process.
-        create_local_env_runner: Kept for RLlib's sake: the driver has a runner only if there are no others.
-        create_env_on_local_worker: Only False, likewise.
-        num_envs_per_env_runner: Vectorised envs in each runner.
-        gym_env_vectorize_mode: How they are vectorised: in turn, a process each, or the env's own
-            native vector form.
+        env_runner_cls: The EnvRunner class (None: the single- or multi-agent one, as the config needs).
+        num_env_runners: Number of sampling processes; 0: the driver's process samples.
+        create_local_env_runner: Has no effect; accepted for compatibility with RLlib. The driver has an env runner
+            only if there are no others.
+        create_env_on_local_worker: Only False; see `create_local_env_runner`.
+        num_envs_per_env_runner: Number of vectorised envs in each env runner.
+        gym_env_vectorize_mode: How envs are vectorised: "sync": stepped in turn; "async": one process per env;
+            "vector_entry_point": the native vector version of the env.
         num_cpus_per_env_runner: Only 1: processes are not bound to CPUs.
         num_gpus_per_env_runner: Only 0: runners act on the CPU.
-        custom_resources_per_env_runner: Only {}: a cluster file says which machine has which runners.
-        validate_env_runners_after_construction: Only True: a runner that cannot be made fails at once.
-        sample_timeout_s: After so many seconds without progress another runner, if one is free, samples what
-            this one should have; a warning names it. No data is lost by it.
-        max_requests_in_flight_per_env_runner: Only 1: leases keep runners busy.
-        env_to_module_connector: Callable ``(env, spaces, device)`` giving one piece or a list.
-        module_to_env_connector: Callable ``(env, spaces)`` giving one piece or a list.
-        add_default_connectors_to_env_to_module_pipeline: Whether the default pieces follow.
-        add_default_connectors_to_module_to_env_pipeline: Whether the default pieces surround.
-        episode_lookback_horizon: Steps of the past that each episode chunk carries along.
-        merge_env_runner_states: Merge the connector states of all runners.
-        broadcast_env_runner_states: Only True: merged connector states go back to all runners.
-        compress_observations: Only False: observations travel uncompressed.
-        rollout_fragment_length: Vector steps of one lease; "auto" sizes leases to the batch.
-        batch_mode: Whether fragments may end inside an episode.
-        explore: Whether sampling draws from the action distribution (else its mode).
-        episodes_to_numpy: Only True: sampled episodes are always on numpy columns.
-        max_policy_lag: Drop data that is more weights versions old than this; None: `staleness`.
+        custom_resources_per_env_runner: Only {}: a cluster file sets which machine has which env runners.
+        validate_env_runners_after_construction: Only True: an env runner that cannot be constructed fails at once.
+        sample_timeout_s: Seconds without progress after which the work of an env runner is given to another one, if
+            one is free, with a warning. No data is lost.
+        max_requests_in_flight_per_env_runner: Only 1: the broker assigns the whole batch in advance, so env runners
+            are always busy.
+        env_to_module_connector: Callable ``(env, spaces, device)`` that returns a connector piece or a list of them.
+        module_to_env_connector: Callable ``(env, spaces)`` that returns a connector piece or a list of them.
+        add_default_connectors_to_env_to_module_pipeline: Whether the default connector pieces follow those of
+            `env_to_module_connector`.
+        add_default_connectors_to_module_to_env_pipeline: Whether the default connector pieces surround those of
+            `module_to_env_connector`.
+        episode_lookback_horizon: Number of past steps that each episode chunk keeps.
+        merge_env_runner_states: Whether to merge the connector states of all env runners.
+        broadcast_env_runner_states: Only True: merged connector states are sent back to all env runners.
+        compress_observations: Only False: observations are sent uncompressed.
+        rollout_fragment_length: Vector steps per fragment; "auto": derived from the batch size.
+        batch_mode: "truncate_episodes": fragments may end within an episode; "complete_episodes": they may not.
+        explore: Whether actions are sampled from the action distribution (otherwise its mode is used).
+        episodes_to_numpy: Only True: sampled episodes always consist of numpy arrays.
+        max_policy_lag: Data that is more weights versions old than this is dropped; None: `staleness`.
     """
 
     env_runner_cls: type | None = None
     num_env_runners: NonNegativeInt = 0
     create_local_env_runner: bool = fixed(default=True, others=(False,))
     create_env_on_local_worker: bool = fixed(
-        default=False, instead="with runner processes the driver has no runner of its own."
+        default=False, instead="the driver has an env runner only if there are no others."
     )
     num_envs_per_env_runner: PositiveInt = 1
     gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] = "sync"
@@ -112,14 +116,15 @@ class EnvRunnersSettings:
     )
     num_gpus_per_env_runner: NonNegative = fixed(default=0, instead="env runners act on the CPU.")
     custom_resources_per_env_runner: dict[str, float] = fixed(
-        default={}, instead="name each runner's machine in the cluster file instead."
+        default={}, instead="name each runner's machine in the cluster file."
     )
     validate_env_runners_after_construction: bool = fixed(
-        default=True, instead="a runner that cannot be made always fails at once."
+        default=True, instead="an env runner that cannot be constructed always fails at once."
     )
     sample_timeout_s: NonNegative | None = 60.0
     max_requests_in_flight_per_env_runner: PositiveInt = fixed(
-        default=1, instead="the broker leases out the whole batch, so no runner waits for a request."
+        default=1,
+        instead="the broker assigns the whole batch in advance, so no env runner waits for a request.",
     )
     env_to_module_connector: Connector = None
     module_to_env_connector: Connector = None
@@ -131,20 +136,18 @@ class EnvRunnersSettings:
         default=True, instead="set env_runners(merge_env_runner_states=False) to keep them apart."
     )
     compress_observations: bool = fixed(
-        default=False, instead="observations travel as they are, without a copy."
+        default=False, instead="observations are sent uncompressed and without a copy."
     )
     rollout_fragment_length: PositiveInt | Literal["auto"] = "auto"
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     explore: bool = True
-    episodes_to_numpy: bool = fixed(
-        default=True, instead="sampled episodes are numpy columns from the start."
-    )
+    episodes_to_numpy: bool = fixed(default=True, instead="sampled episodes always consist of numpy arrays.")
     max_policy_lag: NonNegativeInt | None = None
 
 
 @settings
 class _PerModuleSettings:
-    """What is set otherwise for single modules.
+    """Settings that differ between modules.
 
     Args:
         algorithm_config_overrides_per_module: ``{module id: {setting: value}}``.
@@ -159,9 +162,9 @@ class MultiAgentSettings(_PerModuleSettings):
 
     Args:
         policies: Module ids: a set, list or tuple, or a dict from id to RLModuleSpec (or None).
-        policy_mapping_fn: ``(agent_id, episode) -> module id``, asked once per agent and episode.
-        policies_to_train: Module ids that are updated (None: all), or ``fn(module_id, batch) -> bool``.
-        count_steps_by: What batch sizes count.
+        policy_mapping_fn: ``(agent_id, episode) -> module id``, called once per agent and episode.
+        policies_to_train: Ids of the modules to train (None: all), or ``fn(module_id, batch) -> bool``.
+        count_steps_by: Unit of the batch sizes.
     """
 
     policies: Any = None
@@ -175,8 +178,8 @@ class RLModuleSettings(_PerModuleSettings):
     """The neural networks.
 
     Args:
-        model_config: A dict or `DefaultModelConfig`, over the algorithm's own defaults.
-        rl_module_spec: An RLModuleSpec or MultiRLModuleSpec with what differs from the default.
+        model_config: A dict or `DefaultModelConfig` that overrides the algorithm's defaults.
+        rl_module_spec: An RLModuleSpec or MultiRLModuleSpec; fields left None are those of the default.
     """
 
     model_config: Any = setting(default={})
@@ -185,24 +188,25 @@ class RLModuleSettings(_PerModuleSettings):
 
 @settings
 class EvaluationSettings:
-    """When, how long and with what settings the current weights are evaluated.
+    """Evaluation of the current weights: when, for how long, and with which settings.
 
     Args:
-        evaluation_interval: Evaluate after every so many iterations; None: never by itself.
-        evaluation_duration: Episodes or timesteps of one round over all evaluation runners; "auto": as long
-            as the training steps beside it take, which needs `evaluation_parallel_to_training`.
+        evaluation_interval: Number of iterations between evaluations; None: no automatic evaluation.
+        evaluation_duration: Episodes or timesteps per evaluation round over all evaluation runners. "auto": as long
+            as the parallel training steps take, which needs `evaluation_parallel_to_training`.
         evaluation_duration_unit: The unit of `evaluation_duration`, unless that is "auto".
-        evaluation_parallel_to_training: Evaluate the weights from before an iteration while that trains,
-            not those from after it between two iterations; needs `evaluation_num_env_runners`.
-        evaluation_num_env_runners: Processes for evaluation; 0 evaluates in the driver.
+        evaluation_parallel_to_training: Whether to evaluate during an iteration, with the weights from its beginning,
+            instead of after it; needs `evaluation_num_env_runners`.
+        evaluation_num_env_runners: Number of evaluation processes; 0: the driver's process evaluates.
         evaluation_config: Settings that differ in evaluation, e.g. ``{"explore": False}``, or a whole config.
-        evaluation_sample_timeout_s: A round that took longer than these seconds is warned of; None: never.
-        evaluation_auto_duration_min_env_steps_per_sample: With "auto": a runner's one sample call takes so
-            many env steps at least, …
-        evaluation_auto_duration_max_env_steps_per_sample: … and so many at most.
-        evaluation_force_reset_envs_before_iteration: Begin each round with fresh episodes.
+        evaluation_sample_timeout_s: Seconds after which a warning is logged that a round takes long; None: no warning.
+        evaluation_auto_duration_min_env_steps_per_sample: With duration "auto", the least number of env steps in one
+            sample call of an evaluation runner.
+        evaluation_auto_duration_max_env_steps_per_sample: With duration "auto", the largest number of env steps in
+            one sample call of an evaluation runner.
+        evaluation_force_reset_envs_before_iteration: Whether each round begins with new episodes.
         custom_evaluation_function: ``(algorithm, eval_env_runner_group) -> (results, env_steps,
-            agent_steps)`` in place of the built-in round.
+            agent_steps)``, called instead of the built-in round.
     """
 
     evaluation_interval: PositiveInt | None = None
@@ -220,7 +224,7 @@ class EvaluationSettings:
 
 @settings
 class StateSettings:
-    """What the library sets itself.
+    """Settings that the library sets itself.
 
     Args:
         in_evaluation: Whether this is the config of evaluation runners.

@@ -1,8 +1,8 @@
-"""Checked settings: groups of typed fields, and the setters of a config that take them.
+"""Checked settings: groups of typed fields, and the config setters that take them.
 
-A group is a class with one annotated attribute per setting: its name, type and default. The class's docstring explains
-them. A config class inherits the groups, so readers and type checkers know the settings as its attributes.
-:class:`takes` makes a method whose arguments are a group's settings; one that is not given stays as it is.
+A group is a class with one annotated attribute per setting, for its name, type and default; the class's docstring
+explains them. A config class inherits the groups, so that its settings are attributes for readers and type checkers.
+:class:`takes` turns a method into a setter whose arguments are the settings of a group; those not given are unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class _NotProvided:
-    """The default of every setter argument, so that None is a value like any other."""
+    """The default of every setter argument, so that None is an ordinary value."""
 
     def __repr__(self) -> str:
         return "NotProvided"
@@ -62,7 +62,7 @@ Schedule = float | list[tuple[float, float]]
 """A number, or ``[(0, v0), (t1, v1), …]``: piecewise linear over lifetime env steps."""
 
 Connector = Callable[[Any, Any, Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any] | None
-"""What makes connector pieces. The forms with their arguments counted tell type checkers what a lambda is given."""
+"""A callable that makes connector pieces. The explicit signatures let type checkers infer a lambda's arguments."""
 
 _Group = TypeVar("_Group", bound=type)
 _Config = TypeVar("_Config")
@@ -73,11 +73,11 @@ class Setting:
     """One setting of a group; as an attribute of a config, its value.
 
     Attributes:
-        name: The setting's.
-        group: The name of the setter that takes it; "" where there is none.
-        annotation: What its values must be.
-        doc: Its line in the group's docstring.
-        only: The values that say what is done anyway; others are refused. None: all.
+        name: Name of the setting.
+        group: Name of the setter that takes it; "" if there is none.
+        annotation: Type of its values.
+        doc: Its entry in the group's docstring.
+        only: The only accepted values, which describe what happens anyway; None: all values of the type.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Setting:
 
     @property
     def default(self) -> Any:
-        """A fresh copy of the default value."""
+        """A new copy of the default value."""
         return copy.deepcopy(self._default)
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The argument of the setter."""
+        """The setter's parameter for this setting."""
         kind = inspect.Parameter.KEYWORD_ONLY if self._kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
         return inspect.Parameter(self.name, kind, default=NotProvided, annotation=self.annotation)
 
@@ -106,18 +106,17 @@ class Setting:
         return self if instance is None else instance._values[self.name]
 
     def check(self, value: Any) -> Any:
-        """The value, coerced where that loses nothing (an int for a float).
+        """Return the value, converted if that is lossless (an int for a float).
 
         Raises:
-            ConfigurationError: Names the setting, what was expected and what came.
+            ConfigurationError: The value is invalid; the text names the setting, the expected and the actual value.
         """
         if self.annotation is not Any:
             value = self._checked(value)
         if self.only is not None and value not in self.only:
             values = " or ".join(map(repr, self.only))
             raise ConfigurationError(
-                f"config.{self.name}={value!r} is not supported: only {values}, which is how it is here. Instead: "
-                f"{self._instead}"
+                f"config.{self.name}={value!r} is not supported, only {values}. Instead: {self._instead}"
             )
         return value
 
@@ -142,7 +141,7 @@ class Setting:
 
     @property
     def expected(self) -> str:
-        """The annotation as a reader would say it."""
+        """The annotation as readable text."""
         return _spell(self.annotation)
 
 
@@ -150,30 +149,30 @@ def setting(*, default: Any, kw_only: bool = True) -> Any:
     """Declare a setting with a default that each config copies.
 
     Args:
-        default: The value where none is given.
-        kw_only: False: the setter takes it by position, too.
+        default: The default value.
+        kw_only: If False, the setter also takes it by position.
     """
     return Setting(default, kw_only=kw_only)
 
 
 def fixed(*, default: Any, others: tuple[Any, ...] = (), instead: str = "") -> Any:
-    """Declare a setting that is there for RLlib's sake: other values are refused, never ignored.
+    """Declare a setting that exists for compatibility with RLlib: other values are refused, never ignored.
 
     Args:
-        default: The value that says what is done anyway.
-        others: Values that mean the same.
-        instead: What to do instead of giving another value.
+        default: The value that describes what happens anyway.
+        others: Equivalent values.
+        instead: What to do instead of setting another value.
     """
     return Setting(default, only=(default, *others), instead=instead)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting, fixed))
 def settings(group: _Group) -> _Group:
-    """Make a class a group of settings: each annotated attribute of its is one."""
+    """Make a class a group of settings: each of its annotated attributes is one."""
     docs = _docs(group)
     for name, annotation in typing.get_type_hints(group, include_extras=True).items():
         if name not in vars(group):
-            continue  # a base's
+            continue  # inherited
         value = vars(group)[name]
         declared = value if isinstance(value, Setting) else setting(default=value)
         declared.name, declared.annotation, declared.doc = name, annotation, docs.get(name, "")
@@ -182,7 +181,7 @@ def settings(group: _Group) -> _Group:
 
 
 def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings of a group or config class by name, in the order of its bases."""
+    """Return the settings of a group or config class by name, in the order of its bases."""
     found: dict[str, Setting] = {}
     for klass in cls.__mro__:
         for name, value in vars(klass).items():
@@ -192,9 +191,9 @@ def settings_of(cls: type) -> dict[str, Setting]:
 
 
 class takes(Generic[_Arguments]):
-    """Make a method of a config class the checked setter of a group: its arguments are the group's settings.
+    """Decorator that makes a config method the checked setter of a group: its arguments are the group's settings.
 
-    The method says nothing but its name and summary; it gets the group's signature and docstring.
+    The decorated method only has a name and a summary; its signature and docstring are those of the group.
     """
 
     def __init__(self, group: Callable[_Arguments, object]) -> None:
@@ -243,7 +242,7 @@ def _other_group(cls: Any, name: str, group: str) -> str:
 
 
 def _docs(group: type) -> dict[str, str]:
-    """Setting -> its entry under "Args:" in the group's docstring, on one line."""
+    """Return each setting's entry under "Args:" in the group's docstring, on one line."""
     entries = inspect.cleandoc(group.__doc__ or "").partition("Args:")[2]
     matches = re.finditer(r"^    (\w+(?:, \w+)*): (.+(?:\n {8,}.+)*)", entries, re.MULTILINE)
     return {name: " ".join(m[2].split()) for m in matches for name in m[1].split(", ")}

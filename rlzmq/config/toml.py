@@ -16,12 +16,12 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = ["read_toml", "settings_in", "toml_of"]
 
 _UNSET = "unset"  # TOML has no None: a table's ``unset = ["name"]`` lists the settings that are None
-_CALLBACKS = "callbacks"  # the table of what has no group
-MAX_TOML_BYTES = 1 << 20  # a config is a page of text; more is a mistake or an attack
+_CALLBACKS = "callbacks"  # the table of settings without a group
+MAX_TOML_BYTES = 1 << 20  # a config is a page of text; a larger file is a mistake or an attack
 
 
 def toml_of(values: Mapping[str, Any], defaults: Mapping[str, Any], fields: Mapping[str, Setting]) -> str:
-    """The values that differ from the defaults, one table per setter."""
+    """Return the values that differ from the defaults as TOML, one table per setter."""
     tables: dict[str, list[str]] = {}
     unset: dict[str, list[str]] = {}
     for name, value in values.items():
@@ -39,10 +39,10 @@ def toml_of(values: Mapping[str, Any], defaults: Mapping[str, Any], fields: Mapp
 
 
 def read_toml(source: str | Path) -> dict[str, Any]:
-    """The tables of TOML text or of a TOML file.
+    """Return the tables of TOML text or of a TOML file.
 
     Raises:
-        ConfigurationError: The file is missing or too large, or it is no TOML.
+        ConfigurationError: The file is missing or too large, or it is not valid TOML.
     """
     text = source
     if isinstance(source, Path) or ("\n" not in source and "=" not in source):
@@ -58,21 +58,21 @@ def read_toml(source: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(str(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"The config is no valid TOML: {error}.") from None
+        raise ConfigurationError(f"The config is not valid TOML: {error}.") from None
 
 
 def settings_in(
     tables: Mapping[str, Any], values: Mapping[str, Any], fields: Mapping[str, Setting]
 ) -> dict[str, Any]:
-    """The settings in parsed TOML: flat, or in tables named as the setters.
+    """Return the settings in parsed TOML, flat or in tables named after the setters.
 
     Args:
-        tables: As parsed.
-        values: The settings that the config has.
+        tables: The parsed TOML.
+        values: The settings of the config.
         fields: Its declared settings.
 
     Raises:
-        ConfigurationError: A table or setting is unknown, or code that is named is not here.
+        ConfigurationError: A table or setting is unknown, or named code cannot be imported.
     """
     groups = {_table_of(name, fields) for name in values} | {_CALLBACKS}
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The settings of a config as they are stored: read, set, copied, frozen, as plain data and TOML."""
+"""ConfigValues: stores the settings of a config, and converts them to plain data and TOML."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlzmq.config.copies import copy_value
 from rlzmq.config.json_data import to_json
-from rlzmq.config.kept_for_rllib import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
 from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
 from rlzmq.config.plain import CONFIG_TAG, plain_setting, revive_setting
+from rlzmq.config.rllib_compat import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
 from rlzmq.config.running import (
     CallbacksSettings,
     CheckpointingSettings,
@@ -38,9 +38,9 @@ __all__ = ["ConfigValues"]
 
 
 class _DeclaresSettings(type):
-    """What a subclass's ``__init__`` assigns are its settings and their defaults, as in RLlib.
+    """Metaclass that makes attributes assigned in a subclass's ``__init__`` settings with defaults, as in RLlib.
 
-    Once it has run, the names are fixed.
+    After ``__init__`` no further names can be added.
     """
 
     if not TYPE_CHECKING:  # to a type checker, calling a class gives an instance of that class
@@ -74,8 +74,8 @@ class ConfigValues(
 ):
     """All settings of a run, each checked when it is set.
 
-    A subclass adds settings by groups among its bases, or by assigning them in its ``__init__``. Its `_defaults` are
-    what it sets otherwise than its bases.
+    A subclass adds settings by inheriting groups or by assigning them in its ``__init__``. `_defaults` holds the
+    defaults that differ from those of its bases.
     """
 
     plain_tag: ClassVar[str] = CONFIG_TAG
@@ -139,28 +139,28 @@ class ConfigValues(
         return name in self._values
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The setting's value, or `default` where there is no such setting."""
+        """Return the value of a setting, or `default` if there is no such setting."""
         return getattr(self, name) if name in self else default
 
     def keys(self) -> list[str]:
-        """The names of all settings."""
+        """Return the names of all settings."""
         return list(self._values)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """(name, value) of all settings."""
+        """Return an iterator over (name, value) of all settings."""
         return ((name, getattr(self, name)) for name in self._values)
 
     def diff(self) -> dict[str, Any]:
-        """The settings that differ from this class's defaults."""
+        """Return the settings that differ from this class's defaults."""
         defaults = type(self)()._values
         return {name: value for name, value in self._values.items() if not _same(value, defaults.get(name))}
 
     def given(self) -> dict[str, Any]:
-        """The settings that were set explicitly, also those set to their default."""
+        """Return the settings that were set explicitly, including those set to their default."""
         return {name: self._values[name] for name in self._given}
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
-        """A deep copy; frozen as the original is, unless `copy_frozen` says otherwise."""
+        """Return a deep copy; frozen if `copy_frozen` is True, or if it is None and this config is frozen."""
         new = type(self)()
         object.__setattr__(new, "_values", copy_value(self._values))
         object.__setattr__(new, "_given", set(self._given))
@@ -172,7 +172,7 @@ class ConfigValues(
         return new
 
     def freeze(self) -> None:
-        """From now on every assignment raises AttributeError; also to a config in `evaluation_config`."""
+        """Make every later assignment raise AttributeError, also to a config in `evaluation_config`."""
         object.__setattr__(self, "_frozen", True)
         if isinstance(self.evaluation_config, ConfigValues):
             self.evaluation_config.freeze()
@@ -191,30 +191,32 @@ class ConfigValues(
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        adopt_registration(state.pop("_registration", None))  # a copy in another process knows the env too
+        adopt_registration(
+            state.pop("_registration", None)
+        )  # so that a copy in another process knows the env
         for name, value in state.items():
             object.__setattr__(self, name, value)
 
     # -- plain data -----------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings by name, with the values as they are (functions and spaces included)."""
+        """Return all settings by name, with unconverted values (including functions and spaces)."""
         return dict(self._values)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A config of this class from `to_dict()`'s output, or any part of it.
+        """Return a config of this class from the output of `to_dict()`, or any part of it.
 
         Raises:
-            ConfigurationError: A key is unknown (the text names the closest), or a value is wrong.
+            ConfigurationError: A key is unknown (the text names the closest), or a value is invalid.
         """
         return cls().update_from_dict(values)
 
     def update_from_dict(self, values: Mapping[str, Any]) -> Self:
-        """Set several settings at once, to the values as they are; unknown keys are errors.
+        """Set several settings at once, to unconverted values; unknown keys are errors.
 
         Raises:
-            ConfigurationError: As `from_dict`.
+            ConfigurationError: As for `from_dict`.
         """
         for name, value in values.items():
             if name not in self._values:
@@ -225,7 +227,7 @@ class ConfigValues(
         return self
 
     def get_state(self) -> dict[str, Any]:
-        """The settings as plain msgpack-able data; importable functions and classes by their names.
+        """Return the settings as plain data for msgpack; importable functions and classes by name.
 
         Raises:
             ConfigurationError: A value is neither plain nor importable, e.g. a lambda.
@@ -234,22 +236,22 @@ class ConfigValues(
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The config that `get_state` describes. Imports the code that it names.
+        """Return the config that `get_state` described. Imports the code that it names.
 
         Raises:
-            ConfigurationError: As `from_dict`, or the code is not here.
+            ConfigurationError: As for `from_dict`, or the code cannot be imported.
         """
         return cls.from_dict({name: revive_setting(value) for name, value in state.items()})
 
     def to_stored(self, *, without: Collection[str] = ()) -> dict[str, Any]:
-        """What files keep of a config: its class, the settings that differ from the defaults, what cannot be kept.
+        """Return what is stored of a config: its class, the non-default settings, and the names of omitted ones.
 
         Args:
             without: Settings to leave out.
 
         Returns:
-            ``{"config": the nearest class of this library, "config_class": its own class, "values": {name: plain
-            data}, "left_out": [name]}``.
+            ``{"config": its nearest base class in this library, "config_class": its class, "values": {name: plain
+            data}, "left_out": [name]}``, with the settings that cannot be stored as "left_out".
         """
         values, left_out = {}, []
         for name, value in self.diff().items():
@@ -269,20 +271,20 @@ class ConfigValues(
         }
 
     def serialize(self) -> dict[str, Any]:
-        """The settings as JSON data to log or to look at: functions without a name as their source.
+        """Return the settings as JSON data, for logs and display; unnamed functions as their source.
 
-        Nothing reads this back; `get_state`, `to_toml` and checkpoints are for that.
+        This cannot be read back; use `get_state`, `to_toml` or checkpoints for that.
         """
         return {name: to_json(value) for name, value in self._values.items()}
 
     def to_toml(self, path: str | Path | None = None) -> str:
-        """The settings that differ from the defaults as TOML, one table per setter.
+        """Return the settings that differ from the defaults as TOML, one table per setter.
 
-        TOML has no None; settings that are None are listed as ``unset = ["name"]`` in their table, and keys of
-        dicts that are None are left out.
+        TOML has no None: settings that are None are listed as ``unset = ["name"]`` in their table, and dict entries
+        that are None are left out.
 
         Args:
-            path: Also write it there.
+            path: File to which the TOML is also written.
         """
         text = toml_of(self._values, type(self)()._values, self._fields)
         if path is not None:
@@ -291,18 +293,18 @@ class ConfigValues(
 
     @classmethod
     def from_toml(cls, source: str | Path) -> Self:
-        """A config from TOML text or a file: keys flat, or in tables named as the setters.
+        """Return a config from TOML text or a TOML file, with keys flat or in tables named after the setters.
 
         Raises:
-            ConfigurationError: The file is missing, no TOML, or holds an unknown key.
+            ConfigurationError: The file is missing, is not valid TOML, or has an unknown key.
         """
         return cls().update_from_tables(read_toml(source))
 
     def update_from_tables(self, data: Mapping[str, Any]) -> Self:
-        """Set what is in parsed TOML: settings flat, or in tables named as the setters.
+        """Set the settings in parsed TOML, flat or in tables named after the setters.
 
         Raises:
-            ConfigurationError: A table or setting is unknown, or a value is wrong.
+            ConfigurationError: A table or setting is unknown, or a value is invalid.
         """
         return self.update_from_dict(settings_in(data, self._values, self._fields))
 

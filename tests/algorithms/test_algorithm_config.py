@@ -68,7 +68,7 @@ def test_unknown_keys_name_the_closest(call: Any, text: str) -> None:
         (lambda c: c.update_from_dict({"lrr": 1}), "Did you mean 'lr'"),
         (lambda c: c.from_toml("[training]\nlrr = 1\n"), "Did you mean 'lr'"),
         (lambda c: c.from_toml("[trainin]\nlr = 1\n"), "Did you mean 'training'"),
-        (lambda c: c.from_toml("lr = = 1\n"), "no valid TOML"),
+        (lambda c: c.from_toml("lr = = 1\n"), "not valid TOML"),
     ],
 )
 def test_wrong_values_say_expected_and_actual(call: Any, text: str) -> None:
@@ -215,7 +215,7 @@ def test_functions_travel_by_name_and_lambdas_are_refused_by_setting() -> None:
     ("config", "text"),
     [
         (lambda: PPOConfig(), "env is None"),
-        (lambda: cartpole().learners(num_learners=3), "Nearest that can: 3999 or 4002"),
+        (lambda: cartpole().learners(num_learners=3), "Nearest valid: 3999 or 4002"),
         (lambda: cartpole().training(train_batch_size_per_learner=100), "Largest valid: 100"),
         (lambda: cartpole().env_runners(rollout_fragment_length=5000), "Largest that fits: 2000, or 'auto'"),
         (lambda: cartpole().training(lr=[(5, 0.1), (9, 0.0)]), "begins at 0"),

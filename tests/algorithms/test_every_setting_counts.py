@@ -22,7 +22,7 @@ _ALWAYS_SO = {"framework", "torch_skip_nan_gradients", "export_native_model_file
 def test_each_setting_is_read_or_fixed() -> None:
     package = Path(rlzmq.__file__).parent
     sources = {path: path.read_text() for path in package.rglob("*.py")}
-    for declaring in ("sampling", "learning", "running", "kept_for_rllib"):
+    for declaring in ("sampling", "learning", "running", "rllib_compat"):
         sources.pop(package / "config" / f"{declaring}.py")
     text = "\n".join(sources.values())
     unread = [name for name, _ in PPOConfig().items() if not re.search(rf"(?:\.|[\"']){name}\b", text)]

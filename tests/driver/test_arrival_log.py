@@ -405,7 +405,7 @@ def test_two_runs_do_not_share_a_log(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_recorded_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"num_learners=2.*set num_learners to 0 or 1"):
         small(PPOConfig, tmp_path, **PPO).learners(num_learners=2).validate()
-    with pytest.raises(ConfigurationError, match="follows from its seed"):
+    with pytest.raises(ConfigurationError, match="reproducible from its seed"):
         small(PPOConfig, tmp_path, **PPO).learners(num_learners=0).env_runners(num_env_runners=0).validate()
 
 

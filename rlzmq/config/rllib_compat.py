@@ -1,4 +1,4 @@
-"""Settings that RLlib has for Ray's sake or for what is in the making there; nearly all have one possible value."""
+"""Settings that exist for compatibility with RLlib; most accept only their default."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["ExperimentalSettings", "PythonEnvironmentSettings", "ResourcesSettin
 
 @settings
 class ResourcesSettings:
-    """Kept for RLlib's sake: what learners and runners take is set in `learners()` and `env_runners()`.
+    """Ray's resources, accepted for compatibility with RLlib; see `learners()` and `env_runners()`.
 
     Args:
         num_cpus_for_main_process: Only 0 or 1: processes are not bound to CPUs.
         num_gpus: Only 0: see num_gpus_per_learner.
-        placement_strategy: Only "PACK": a cluster file says what runs on which machine.
+        placement_strategy: Only "PACK": a cluster file sets which process runs on which machine.
     """
 
     num_cpus_for_main_process: NonNegative = fixed(
@@ -24,13 +24,13 @@ class ResourcesSettings:
     )
     num_gpus: NonNegative = fixed(default=0, instead="set learners(num_gpus_per_learner=…).")
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = fixed(
-        default="PACK", instead="a cluster file says what runs on which machine."
+        default="PACK", instead="set in a cluster file which process runs on which machine."
     )
 
 
 @settings
 class PythonEnvironmentSettings:
-    """Kept for RLlib's sake: every process has the environment variables that the driver was started with.
+    """Environment variables, accepted for compatibility with RLlib; every process inherits the driver's.
 
     Args:
         extra_python_environs_for_driver: Only {}: set them before Python starts.
@@ -48,22 +48,22 @@ class PythonEnvironmentSettings:
 
 @settings
 class ExperimentalSettings:
-    """What RLlib has not settled.
+    """RLlib's experimental settings.
 
     Args:
-        _validate_config: Whether `validate` checks how settings fit together, e.g. when an Algorithm is built.
+        _validate_config: Whether `validate` checks that settings are consistent, e.g. when an Algorithm is built.
         _use_msgpack_checkpoints: Only False: checkpoints are JSON and safetensors.
         _torch_grad_scaler_class: Only None: learners compute in float32.
-        _torch_lr_scheduler_classes: Only None: lr takes a schedule.
+        _torch_lr_scheduler_classes: Only None: set lr to a schedule instead.
     """
 
     _validate_config: bool = True
     _use_msgpack_checkpoints: bool = fixed(default=False, instead="checkpoints are JSON and safetensors.")
     _torch_grad_scaler_class: Any = fixed(
-        default=None, instead="scale losses in compute_gradients of a Learner class of your own."
+        default=None, instead="scale losses in compute_gradients of your own Learner class."
     )
     _torch_lr_scheduler_classes: Any = fixed(
         default=None,
-        instead="give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of a "
-        "Learner class of your own.",
+        instead="give training(lr=[(0, v0), (t1, v1), …]), or step a scheduler in after_gradient_based_update of "
+        "your own Learner class.",
     )
