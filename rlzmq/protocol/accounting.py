@@ -1,4 +1,4 @@
-"""The identity that holds at every moment: sampled = trained + sum(dropped by reason) + pending."""
+"""Accounting of env steps. Invariant: sampled = trained + sum(dropped by reason) + pending."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Literal, get_args
 
 __all__ = ["DROP_REASONS", "DropReason", "StepAccount"]
 
-# surplus: beyond an exact batch; stale: sampled under weights that are too old; fenced: of a
+# surplus: beyond an exact batch; stale: sampled under weights that are too old; fenced: from a
 # superseded incarnation; rejected: malformed, wrong shape or not finite; quarantined: learners died
-# with it; rolled_back: of a lineage that was abandoned for a checkpoint; skipped: it made the loss not
-# finite and was left out of its update, or all ranks skipped all steps of the update.
+# while training it; rolled_back: from a lineage that was abandoned for a checkpoint; skipped: left out
+# because it made the loss non-finite, or all ranks skipped the update.
 DropReason = Literal["surplus", "stale", "fenced", "rejected", "quarantined", "rolled_back", "skipped"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
 
 class StepAccount:
-    """Counts env steps. Each method moves steps from one place to another and checks the identity."""
+    """Counters of env steps. Each method moves steps between counters and checks the invariant."""
 
     def __init__(self) -> None:
         self.sampled = 0
@@ -26,9 +26,9 @@ class StepAccount:
         self.num_duplicates = 0
 
     def add_base(self, trained: int, dropped: Mapping[str, int]) -> None:
-        """What was counted before this ledger began, e.g. under a broker that died.
+        """Add the counts of an earlier ledger, e.g. of a broker that died.
 
-        What was pending then is sampled anew when its runners send it again.
+        Steps that were pending there are counted when their runners send them again.
         """
         self.trained += trained
         for reason, count in dropped.items():
@@ -37,40 +37,39 @@ class StepAccount:
         self.check()
 
     def accept(self, num_steps: int) -> None:
-        """Steps arrived and are pending."""
+        """Count steps that arrived as pending."""
         self.sampled += num_steps
         self.pending += num_steps
         self.check()
 
     def train(self, num_steps: int) -> None:
-        """Pending steps were trained and committed."""
+        """Count pending steps as trained."""
         self.pending -= num_steps
         self.trained += num_steps
         self.check()
 
     def drop(self, num_steps: int, reason: DropReason) -> None:
-        """Pending steps will not be trained."""
+        """Count pending steps as dropped."""
         if num_steps:
             self.pending -= num_steps
             self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
             self.check()
 
     def refuse(self, num_steps: int, reason: DropReason) -> None:
-        """Steps arrived and were dropped at the door."""
+        """Count steps that were dropped on arrival."""
         if num_steps:
             self.sampled += num_steps
             self.dropped[reason] = self.dropped.get(reason, 0) + num_steps
             self.check()
 
     def recover(self, num_steps: int) -> None:
-        """Steps that never were pending here turn out to be trained: by an update that began under
-        a broker before this one."""
+        """Count steps that were never pending here as trained: their update began under an earlier broker."""
         self.sampled += num_steps
         self.trained += num_steps
         self.check()
 
     def retract(self, num_steps: int, reason: DropReason) -> None:
-        """Steps that counted as trained turn out to have lain in a learner's buffer, and are dropped from it."""
+        """Count trained steps as dropped: a learner removed them from its replay buffer."""
         num_steps = min(num_steps, self.trained)
         if num_steps:
             self.trained -= num_steps
@@ -78,18 +77,18 @@ class StepAccount:
             self.check()
 
     def disown(self, num_steps: int) -> None:
-        """Pending steps were counted elsewhere already: they were sent a second time."""
+        """Remove pending steps that were already counted elsewhere: they were sent twice."""
         self.sampled -= num_steps
         self.pending -= num_steps
         self.check()
 
     def check(self) -> None:
-        """Asserts the identity, and that nothing is negative."""
+        """Assert the invariant, and that no count is negative."""
         total = self.trained + sum(self.dropped.values()) + self.pending
         assert self.sampled == total, f"sampled {self.sampled} != trained + dropped + pending = {total}"
         least = min(self.sampled, self.trained, self.pending, *self.dropped.values())
         assert least >= 0, f"a count is negative: {self.counts()}, dropped {self.dropped}"
 
     def counts(self) -> dict[str, int]:
-        """``{"sampled", "trained", "pending"}``; ``dropped`` is apart, by reason."""
+        """Return ``{"sampled", "trained", "pending"}``, without ``dropped``."""
         return {"sampled": self.sampled, "trained": self.trained, "pending": self.pending}

@@ -1,8 +1,7 @@
-"""The driver's side: updates opened in order, each reported exactly once.
+"""The driver's side of the protocol: updates opened in order, each reported exactly once.
 
 Guarantees: every opened update is reported once and in order, whatever is lost or restarted in
-between; open updates and the newest connector state are sent again to a restarted broker, which is told
-whom to expect, too.
+between; a restarted broker gets the open updates, the newest connector state and the expected peers again.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ __all__ = ["DriverCore", "parse_report"]
 
 
 class DriverCore(PeerCore):
-    """See the module's head.
+    """The driver's state machine; its guarantees are in the module docstring.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
-        incarnation: Above that of any driver before it, e.g. milliseconds of wall time; 0: the broker decides.
-        next_update: First update of this run: 0, or what the checkpoint says.
-        trained, dropped: Env steps accounted for before (of the checkpoint).
-        config_digest, spaces_digest, package_version: What every other peer must have too.
+        incarnation: Higher than that of any earlier driver, e.g. milliseconds of wall time; 0: the broker decides.
+        next_update: First update of this run: 0, or the one after the checkpoint.
+        trained, dropped: Env steps that the checkpoint has accounted for.
+        config_digest, spaces_digest, package_version: Every other peer must have the same.
         config: One opaque frame for runners that join by themselves; b"" for none.
 
     Attributes:
-        expected: (role, name) of runners and learners that live and should be registered: brokers come and go,
-            and whoever is missing there is told as a Notice ("silent", later "hung").
+        expected: (role, name) of the live runners and learners. The broker reports those that have not
+            registered with it as a Notice ("silent", later "hung").
     """
 
     def __init__(
@@ -86,10 +85,10 @@ class DriverCore(PeerCore):
     # ------------------------------------------------------------------ calls
 
     def open_update(self, update: OpenUpdate) -> list[Instruction]:
-        """Opens the next update; several may be open, they are trained in order.
+        """Open the next update. Several may be open; they are trained in order.
 
         Raises:
-            ValueError: Not the next update id.
+            ValueError: The id is not `next_update`.
         """
         if update.update_id != self.next_update:
             raise ValueError(
@@ -101,10 +100,10 @@ class DriverCore(PeerCore):
         return [Send(b"", update)] if self.is_welcome else []
 
     def set_connector_state(self, version: int, blob: Buffer) -> list[Instruction]:
-        """Gives all runners a merged connector state, before leases that ask for it.
+        """Send a merged connector state to all runners, before any lease that requires it.
 
         Args:
-            version: Rises with every state of the run, also across a reset.
+            version: Increases with every state of the run, also across a reset.
             blob: One `values.pack_blob` frame.
         """
         self.connector_version = version
@@ -112,17 +111,17 @@ class DriverCore(PeerCore):
         return [Send(b"", self._connector_state, (blob,))] if self.is_welcome else []
 
     def pause(self) -> list[Instruction]:
-        """No more leases until `resume`."""
+        """Stop granting leases until `resume`."""
         self._is_paused = True
         return [Send(b"", Pause())] if self.is_welcome else []
 
     def resume(self) -> list[Instruction]:
-        """Leases again."""
+        """Grant leases again."""
         self._is_paused = False
         return [Send(b"", Resume())] if self.is_welcome else []
 
     def reset(self, generation: int, next_update: int) -> list[Instruction]:
-        """The learners went back to a checkpoint: forget open updates, go on from `next_update`."""
+        """Continue from `next_update` after the learners restored a checkpoint; open updates are discarded."""
         self._open.clear()
         self._early.clear()
         self.next_report = self.next_update = next_update
@@ -132,7 +131,7 @@ class DriverCore(PeerCore):
     # ------------------------------------------------------------------ events
 
     def handle(self, event: Received | Leave | Tick, now: float) -> list[Instruction]:
-        """One event in, what to do about it out."""
+        """Process one event and return the resulting instructions."""
         if self.is_stopped:
             return []
         if isinstance(event, Leave):
@@ -153,9 +152,9 @@ class DriverCore(PeerCore):
 
     def _on_report(self, message: UpdateReport, payload: tuple[Buffer, ...]) -> list[Instruction]:
         if message.min_generation != self.min_generation:
-            return []  # of the lineage that was given up, or of a broker that does not know so yet
+            return []  # from an abandoned lineage, or a broker that has not received the RESET yet
         if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
-            # HELLO told a broker from where on reports lack here: it will see to them.
+            # Our HELLO named the first missing report: the new broker will send it.
             return []
         if message.update_id in self._open and message.update_id not in self._early:
             self._early[message.update_id] = parse_report(message, payload)
@@ -173,7 +172,7 @@ class DriverCore(PeerCore):
         return [*instructions, Send(b"", self._state())]
 
     def _catch_up(self, progress: Progress) -> list[Instruction]:
-        """Sends again what the broker has not got."""
+        """Send again what the broker lacks according to its PROGRESS."""
         if progress.min_generation < self.min_generation:
             return [Send(b"", Reset(self.min_generation, self.next_report))]
         instructions: list[Instruction] = []
@@ -187,8 +186,8 @@ class DriverCore(PeerCore):
         return instructions
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
-        # HELLO asked for every report from `next_report` on. One that came early from the broker before
-        # would let this one wait for an update that is not open here any more.
+        # HELLO asked for every report from `next_report` on. Keeping an early report of the previous broker
+        # would close an update that this broker still waits for.
         self._early.clear()
         assert self.welcome is not None
         instructions: list[Instruction] = [Tell(self.welcome)]
@@ -232,10 +231,10 @@ class DriverCore(PeerCore):
 
 
 def parse_report(message: UpdateReport, payload: tuple[Buffer, ...]) -> Report:
-    """A report's payload frames, taken apart.
+    """Parse the payload frames of a report.
 
     Raises:
-        WireError: Not such frames.
+        WireError: The frames are malformed.
     """
     if len(payload) != 8:
         raise MalformedFrameError(f"a report has 8 payload frames, got {len(payload)}")

@@ -1,7 +1,7 @@
-"""What goes into a core and what comes out: events and instructions, as plain data.
+"""Events and instructions: the inputs and outputs of the protocol cores, as plain data.
 
-A core never does anything: its role's main turns sockets, threads and timers into events, and
-instructions into sends and calls. Time comes in as ``now``, in seconds of a monotonic clock.
+A core performs no I/O: its role turns sockets, threads and timers into events, and instructions into
+sends and calls. Time is passed as ``now``, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came and its header is valid.
+    """A message with a valid header arrived.
 
     Attributes:
         peer: Routing id on the broker's ROUTER; b"" on a DEALER.
-        origin: Of a HELLO from outside: the role of its key, and its address; "" from this machine.
+        origin: For a HELLO from another machine, the role of its key and its address; else "".
         frames: All frames of the message, as received; ``frames[1:]`` is the payload.
     """
 
@@ -77,7 +77,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A message came and was refused by the codec, with its reason code and text."""
+    """A message arrived and was refused by the codec, with its reason code and text."""
 
     peer: bytes
     reason: str
@@ -86,26 +86,26 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The transport says that this peer is gone."""
+    """The transport reported that this peer is gone."""
 
     peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """A peer does not read what it is sent, and its budget is used up: a message to it was dropped."""
+    """A message was dropped: the peer does not read, and its send budget is exhausted."""
 
     peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: look at the timers."""
+    """Time has passed: check the timers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Stop taking work, hand over what is finished, then say goodbye."""
+    """Stop taking work, deliver what is finished, then send GOODBYE."""
 
     reason: str = "leaving"
 
@@ -122,17 +122,17 @@ class JournalSynced:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """The disk does not take the journal any more."""
+    """The journal can no longer be written."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRecalled:
-    """What the journal of a run before this one holds beyond the checkpoint that this one goes on from.
+    """Fragments of the journal that the restored checkpoint does not cover.
 
     Attributes:
-        generation: Of the lineage that begins with the checkpoint.
+        generation: Generation of the lineage that begins with the checkpoint.
         fragments: `journal.Recalled` items.
     """
 
@@ -145,7 +145,7 @@ class JournalRecalled:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedWeights:
-    """A publication came on the SUB socket (or its body was fetched from its location)."""
+    """A publication arrived on the SUB socket (or its body was fetched from its location)."""
 
     frame: Buffer
 
@@ -156,10 +156,10 @@ class FragmentSampled:
 
     Attributes:
         generation, weights_version: The oldest weights used.
-        batch, arrays: Of ``EpisodeBatch.to_wire()``. The arrays are kept, not copied, until the
+        batch, arrays: Result of ``EpisodeBatch.to_wire()``. The arrays are kept, not copied, until the
             fragment is committed: never write to them again.
         meta: Any packable value: metrics, connector delta.
-        env_steps: Of each environment in order, its env steps, if the lease asks for it.
+        env_steps: Env steps of each environment, in order, if the lease asks for them.
     """
 
     lease_id: int
@@ -175,7 +175,7 @@ class FragmentSampled:
 
 @dataclass(frozen=True, slots=True)
 class LeaseFailed:
-    """The started lease could not be sampled; its steps go to someone else."""
+    """The started lease could not be sampled; its steps are leased to another runner."""
 
     lease_id: int
     reason: str
@@ -186,14 +186,14 @@ class LeaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class GroupFormed:
-    """The process group stands (again): this rank's place and the state that all ranks share.
+    """The process group was formed (again): this rank's place and the state that all ranks share.
 
     Attributes:
         next_update: First update that this state has not trained; the same on all ranks.
-        memory: `LearnerCore.export_memory` of the rank whose state all adopted; b"" for a new run
-            or after a checkpoint was restored. Broadcast it with the state.
-        begins_lineage: The state is not what the generation before trained: a checkpoint was restored,
-            and the driver's RESET to this generation says so to the broker.
+        memory: `LearnerCore.export_memory` of the rank whose state all ranks adopted, broadcast with the
+            state; b"" for a new run or after a checkpoint was restored.
+        begins_lineage: A checkpoint was restored instead of the previous generation's state; the driver
+            sends RESET with this generation to the broker.
     """
 
     generation: int
@@ -206,7 +206,7 @@ class GroupFormed:
 
 @dataclass(frozen=True, slots=True)
 class ShardDecoded:
-    """A DecodeShard succeeded and its data is usable."""
+    """A DecodeShard succeeded and its data can be trained."""
 
     update_id: int
     attempt: int
@@ -226,13 +226,13 @@ class ShardFailed:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTrained:
-    """A RunUpdate ended in the group's vote: stepped, or skipped by all ranks.
+    """A RunUpdate ended: the group applied the update, or all ranks skipped it.
 
     Attributes:
-        num_trained_steps: Steps that went through the loss (counting replayed ones once per use).
+        num_trained_steps: Steps that went through the loss (replayed ones count once per use).
         results: One `values.pack_blob` frame.
-        left_out: Steps that it went without, on all ranks, since they make the loss not finite: of this update's
-            fragments, or of those of one before it that lay in a buffer.
+        left_out: Steps that all ranks left out because they make the loss non-finite: of this update's
+            fragments, or of earlier fragments in a replay buffer.
     """
 
     update_id: int
@@ -245,7 +245,7 @@ class UpdateTrained:
 
 @dataclass(frozen=True, slots=True)
 class NewWeights:
-    """Rank 0 snapshot its weights: a sealed publication frame."""
+    """Rank 0 took a snapshot of its weights: a sealed publication frame."""
 
     generation: int
     version: int
@@ -257,11 +257,11 @@ class NewWeights:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message. `frames` gives its encoding.
+    """Send a message. `frames` is its encoding.
 
     Attributes:
         peer: Routing id on the broker's ROUTER; b"" on a DEALER.
-        whole: The message's frames if they are encoded already (fragments are).
+        whole: The encoded frames, if the message is encoded already (fragments are).
     """
 
     peer: bytes
@@ -284,7 +284,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Write a fragment's frames away: learners died with it, or it is malformed."""
+    """Save a fragment's frames for inspection: learners died while training it, or it is malformed."""
 
     fragment: FragmentId
     reason: str
@@ -293,12 +293,12 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class JournalAppend:
-    """Write a record; then JournalSynced, in order, soon: several are synced together.
+    """Write a record and answer with JournalSynced; several records may be synced together, in order.
 
     Attributes:
-        number: Rises by one per record.
-        segment: The file that it belongs to; rises.
-        kind, parts: Its content.
+        number: Increases by one per record.
+        segment: Number of the file to write to; never decreases.
+        kind, parts: Content of the record.
     """
 
     number: int
@@ -309,15 +309,15 @@ class JournalAppend:
 
 @dataclass(frozen=True, slots=True)
 class JournalRemove:
-    """Remove this run's segments below this number, and those of its earlier brokers."""
+    """Remove segments below this number, and all segments of earlier brokers of this run."""
 
     before: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartLease:
-    """Sample so many vector steps, fewer after `max_s` (0: exactly); then FragmentSampled or LeaseFailed.
-    One at a time."""
+    """Sample `num_vector_steps`, fewer if `max_s` (0: no limit) is reached; answer with FragmentSampled or
+    LeaseFailed. Only one lease is started at a time."""
 
     lease_id: int
     update_id: int
@@ -331,7 +331,7 @@ class StartLease:
 
 @dataclass(frozen=True, slots=True)
 class ApplyWeights:
-    """Load these weights; comes only between leases. The digest was checked."""
+    """Load these weights, whose digest was checked; only between leases."""
 
     header: Publication
     body: Buffer
@@ -339,7 +339,7 @@ class ApplyWeights:
 
 @dataclass(frozen=True, slots=True)
 class ApplyConnectorState:
-    """Set this connector state (one `values.pack_blob` frame); comes only between leases."""
+    """Set this connector state (one `values.pack_blob` frame); only between leases."""
 
     version: int
     blob: Buffer
@@ -347,8 +347,8 @@ class ApplyConnectorState:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShard:
-    """Decode and check a fragment (`fragments.decode_fragment`) and cut the range out of it; then
-    ShardDecoded or ShardFailed. Keep it under (update_id, attempt, index)."""
+    """Decode and check a fragment (`fragments.decode_fragment`), cut out the range and keep it under
+    (update_id, attempt, index); answer with ShardDecoded or ShardFailed."""
 
     update_id: int
     attempt: int
@@ -361,7 +361,7 @@ class DecodeShard:
 
 @dataclass(frozen=True, slots=True)
 class RunUpdate:
-    """Train on the decoded shards of (update_id, attempt), in order of index; then UpdateTrained."""
+    """Train on the decoded shards of (update_id, attempt), in order of index; answer with UpdateTrained."""
 
     update_id: int
     attempt: int
@@ -372,7 +372,7 @@ class RunUpdate:
 
 @dataclass(frozen=True, slots=True)
 class DropShards:
-    """Forget what was decoded for this update under this attempt."""
+    """Discard the decoded shards of this attempt of the update."""
 
     update_id: int
     attempt: int
@@ -380,12 +380,12 @@ class DropShards:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An update was committed: once per update, in order.
+    """Report of a committed update, returned once per update, in order.
 
     Attributes:
-        fragments: What is reported for the first time: id, env steps, meta blob.
+        fragments: Fragments reported for the first time: id, env steps, meta blob.
         results: One blob per learner rank.
-        watermarks: Committed watermark per (runner uuid, incarnation), of those whose moved.
+        watermarks: Committed watermarks that moved, by (runner uuid, incarnation).
         forgotten: Runners that will not come back: (uuid, incarnation).
     """
 
@@ -398,14 +398,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """For the driver's supervisor or log."""
+    """Pass a message to the driver's supervisor or log."""
 
     message: Notice | Progress | Welcome
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The role ends: refused, fenced, told goodbye, or left."""
+    """End the role: it was refused or fenced, got GOODBYE, or has left."""
 
     reason: str
     detail: str = ""

@@ -1,4 +1,4 @@
-"""Which peers should be registered with the broker, and are not. Pure."""
+"""Detection of expected peers that have not registered with the broker. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 __all__ = ["Absence", "RollCall"]
 
 
-# Whoever was told of so often hangs, whatever it answers.
+# A peer reported this often counts as hung, even if it answers its supervisor.
 _MAX_REPORTS = 10
 
 
@@ -19,7 +19,7 @@ class Absence:
 
     Attributes:
         since, reported_at: Seconds.
-        num_reports: How often `RollCall.overdue` told of it.
+        num_reports: How often `RollCall.overdue` returned it.
     """
 
     since: float
@@ -28,19 +28,19 @@ class Absence:
 
     @property
     def event(self) -> Literal["silent", "hung"]:
-        """What to tell a supervisor: ask whether it lives, or do not believe it any more."""
+        """Event for the supervisor: "silent" asks whether the peer is alive, "hung" declares it hung."""
         return "silent" if self.num_reports <= _MAX_REPORTS else "hung"
 
 
 class RollCall:
-    """Holds those who are registered against those whom the driver expects.
+    """Comparison of the registered peers with those that the driver expects.
 
-    A broker misses only peers that registered with it. One that was restarted knows nobody: a process that was
-    frozen meanwhile would never be missed.
+    A restarted broker knows no peers: without this list it would never miss a process that froze during
+    the restart.
 
     Args:
-        after_s: Whoever has not registered by then is overdue, and again after as long. Peers say HELLO about
-            once per second.
+        after_s: A peer that has not registered for this long is overdue, and again after each further
+            `after_s`. Peers send HELLO about once per second.
     """
 
     def __init__(self, after_s: float = 3.0) -> None:
@@ -50,18 +50,18 @@ class RollCall:
     def look(
         self, expected: Collection[tuple[str, str]], registered: Collection[tuple[str, str]], now: float
     ) -> None:
-        """Who is expected and who is there, as (role, name)."""
+        """Update the absences from the expected and the registered peers, as (role, name)."""
         missing = set(expected).difference(registered)
         self._absent = {peer: self._absent.get(peer) or Absence(now, now) for peer in missing}
 
     def forgive(self, away_s: float, now: float) -> None:
-        """Whoever looks was away for so long: nobody could register."""
+        """Discount a time in which this process was stopped: nobody could register."""
         for absence in self._absent.values():
             absence.since = min(now, absence.since + away_s)
             absence.reported_at = min(now, absence.reported_at + away_s)
 
     def overdue(self, now: float) -> list[tuple[str, str, Absence]]:
-        """(role, name, absence) of whom to tell a supervisor now."""
+        """Return (role, name, absence) of the peers to report to the supervisor now."""
         late = []
         for (role, name), absence in sorted(self._absent.items()):
             if now - absence.reported_at >= self._after_s:

@@ -1,15 +1,15 @@
-"""The broker's journal, without its files: what is written, what may be acknowledged, what is given back.
+"""The broker's journal without its files: records to write, acknowledgements to hold back, fragments to restore.
 
 ```
- accepted ─► FRAGMENT record ─► on disk ─► the runner is told
+ accepted ─► FRAGMENT record ─► on disk ─► ACCEPTED to the runner
  committed ─► TRAINED record          dropped ─► DROPPED record
- a checkpoint covers updates below u ─► segments whose fragments are all done with, below u, are removed
- resumed at update u ─► what the checkpoint does not cover: given back, or dropped with a reason
+ a checkpoint covers updates below u ─► segments whose fragments were all finished below u are removed
+ resumed at update u ─► fragments that the checkpoint does not cover are restored, or dropped with a reason
 ```
 
-Promises. A runner hears that a fragment is accepted when its record is on disk, not before. Segments are
-removed oldest first, so a fragment's record never outlives the record of its end. A fragment that is
-given back is trained once in the resumed lineage: what a checkpoint covers, even in part, stays out.
+Guarantees. A fragment is acknowledged only once its record is on disk. Segments are removed oldest
+first, so a fragment's record never outlives the record of its end. A restored fragment is trained once
+in the resumed lineage: a fragment that the checkpoint covers, even in part, is not restored.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FRAGMENT, _TRAINED, _DROPPED = 1, 2, 3
 _FRAGMENT_HEAD = struct.Struct("<II")  # bytes of the runner's name, number of frames
 _RANGES_HEAD = struct.Struct("<qI")  # update, bytes of the runners' names
 _POISON = ("rejected", "quarantined")
-# A segment is removed as a whole: small enough to be gone soon, large enough to be seldom begun.
+# A segment is removed as a whole: small enough to be removed soon, large enough to be started rarely.
 _SEGMENT_BYTES = 64 << 20
-# Without checkpoints nothing is ever covered; beyond this what is done with goes, oldest first.
+# Without checkpoints nothing is ever covered: beyond this size, finished segments are removed, oldest first.
 _MAX_BYTES = 4 << 30
 
 
@@ -49,18 +49,18 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Open:
-    """A fragment that is not done with: where its record is."""
+    """An unfinished fragment and the segment of its record."""
 
     segment: _Segment
 
 
 class Journal:
-    """See the module's head. Collects instructions in order; `take` hands them out.
+    """The journal's state machine; `take` returns the instructions collected so far.
 
     Args:
-        is_on: Otherwise every method does nothing, and nothing is ever withheld.
-        segment_bytes: After so many the next segment begins.
-        max_bytes: In all segments, beyond which the oldest that are done with are removed uncovered.
+        is_on: If False, every method does nothing and no acknowledgement is withheld.
+        segment_bytes: Size at which the next segment begins.
+        max_bytes: Size of all segments beyond which the oldest finished ones are removed, covered or not.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Journal:
         self._out: list[JournalAppend | JournalRemove] = []
 
     def take(self) -> list[JournalAppend | JournalRemove]:
-        """What is to be done, in this order."""
+        """Return and clear the collected instructions, in order."""
         out, self._out = self._out, []
         return out
 
     # ------------------------------------------------------------------ from the broker
 
     def accepted(self, fragment: FragmentId, name: str, frames: Sequence[Buffer]) -> None:
-        """A fragment is in the ledger; until it is on disk its acknowledgement is withheld."""
+        """Record an accepted fragment and withhold its acknowledgement until it is on disk."""
         if not self.is_on or fragment in self._open:
             return
         encoded = name.encode()
@@ -104,11 +104,11 @@ class Journal:
         self._append(segment, _FRAGMENT, (head, *frames))
 
     def is_withheld(self, fragment: FragmentId) -> bool:
-        """Whether its runner must not hear yet that it is accepted."""
+        """Return whether the fragment must not be acknowledged yet."""
         return fragment in self._withheld
 
     def trained(self, update_id: int, ranges: Iterable[FragmentRange]) -> None:
-        """An update is being committed; what is dropped until `reported` belongs to its report."""
+        """Record the ranges of an update being committed. Drops until `reported` belong to its report."""
         if not self.is_on:
             return
         ranges = list(ranges)
@@ -120,17 +120,17 @@ class Journal:
         self._append_ranges(_TRAINED, update_id, ranges)
 
     def reported(self, update_id: int) -> None:
-        """The update's report is made: what is dropped from now on is in the next one."""
+        """Note that the update's report was made: later drops belong to the next one."""
         self._at = update_id + 1
 
     def dropped(self, fragment: FragmentId, reason: DropReason) -> None:
-        """A fragment's free steps are dropped."""
+        """Record that a fragment's free steps were dropped."""
         if self.is_on and fragment in self._open:
             self._touch(fragment)
             self._append_ranges(_DROPPED, self._at, [FragmentRange(fragment, DROP_REASONS.index(reason), 0)])
 
     def settled(self, fragments: Iterable[FragmentId]) -> None:
-        """These are done with: trained or dropped to the last step."""
+        """Note fragments whose every step was trained or dropped."""
         for fragment in fragments:
             entry = self._open.pop(fragment, None)
             if entry is not None:
@@ -138,7 +138,7 @@ class Journal:
         self._prune()
 
     def begin_lineage(self, next_update: int) -> None:
-        """A state was restored: nothing that was accepted before will ever be given back."""
+        """Start a new lineage after a state was restored: earlier fragments will never be restored."""
         if not self.is_on:
             return
         self._at = next_update
@@ -152,7 +152,7 @@ class Journal:
     # ------------------------------------------------------------------ from outside
 
     def synced(self, number: int) -> list[FragmentId]:
-        """Everything up to this record is on disk: whose acknowledgement is due."""
+        """Note that records up to this one are on disk; return the fragments to acknowledge."""
         due = []
         while self._unsynced and next(iter(self._unsynced)) <= number:
             _, fragment = self._unsynced.popitem(last=False)
@@ -161,7 +161,7 @@ class Journal:
         return due
 
     def failed(self) -> list[FragmentId]:
-        """The disk does not take any more: from now on there is no journal; whose acknowledgement is due."""
+        """Turn the journal off after a disk error; return the fragments to acknowledge."""
         due = self.synced(self._next_number)
         self.is_on = False
         self._open.clear()
@@ -169,12 +169,12 @@ class Journal:
         return due
 
     def covered(self, next_update: int) -> None:
-        """A checkpoint holds the result of all updates below this one: a run would go on from it."""
+        """Note a checkpoint that holds the result of all updates below this one."""
         if not self.is_on or next_update <= self._covered:
             return
         self._covered = next_update
         if self._first_trained is not None and next_update > self._first_trained:
-            self._out.append(JournalRemove(0))  # of this run's brokers before: what counts was sent again
+            self._out.append(JournalRemove(0))  # segments of earlier brokers: what matters was sent again
         if self._segments[-1].num_bytes:
             self._begin_segment()
         self._prune()
@@ -207,7 +207,7 @@ class Journal:
         return self._segments[-1]
 
     def _prune(self) -> None:
-        """Oldest first, never the one that is being written."""
+        """Remove finished segments, oldest first, never the one being written."""
         total = sum(segment.num_bytes for segment in self._segments)
         before = self._segments[0].number
         while len(self._segments) > 1 and not self._segments[0].num_open:
@@ -222,12 +222,12 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A fragment of a journal that a checkpoint does not cover.
+    """A journalled fragment that the checkpoint does not cover.
 
     Attributes:
-        runner_name: Of the runner that sampled it.
-        frames: Its message.
-        reason: Why it is dropped; None: it is given back.
+        runner_name: Name of the runner that sampled it.
+        frames: Frames of its message.
+        reason: Why it is dropped; None: it is restored.
     """
 
     message: Fragment
@@ -246,12 +246,12 @@ class _Read:
 def plan_recall(
     records: Iterable[tuple[int, memoryview]], *, next_update: int, max_lag: int = 0
 ) -> list[Recalled]:
-    """What becomes of a journal's fragments in a run that goes on from a checkpoint.
+    """Decide which journalled fragments a run that resumes from a checkpoint restores or drops.
 
     Args:
-        records: (kind, payload) in the order in which they were written; unreadable ones are passed over.
-        next_update: The first update after the checkpoint, and so its weights version; -1: the run begins
-            anew, with weights that sampled none of it.
+        records: (kind, payload) in the order of writing; unreadable ones are skipped.
+        next_update: The first update after the checkpoint, which is also its weights version; -1: the run
+            restarts with weights that sampled none of the fragments.
         max_lag: Versions by which data may be older than that; below 0: any.
     """
     read = _Read()
@@ -259,7 +259,7 @@ def plan_recall(
         try:
             _read_record(read, kind, payload, next_update)
         except WireError:
-            continue  # its checksum was right: of another release
+            continue  # the checksum was right, so another release wrote it
     recalled = []
     for fragment, (message, name, frames) in read.fragments.items():
         if fragment in read.covered:
@@ -270,7 +270,7 @@ def plan_recall(
         elif reason is None and 0 <= max_lag < next_update - message.weights_version:
             reason = "stale"
         if reason is not None:
-            frames = (frames[0], frames[-1])  # its report is all that is needed
+            frames = (frames[0], frames[-1])  # a dropped fragment is only reported
         recalled.append(Recalled(message, name, frames, reason))
     return recalled
 
@@ -290,15 +290,15 @@ def _read_record(read: _Read, kind: int, payload: memoryview, next_update: int) 
 
 def _fragment_of(payload: memoryview) -> tuple[Fragment, str, tuple[Buffer, ...]]:
     if len(payload) < _FRAGMENT_HEAD.size:
-        raise MalformedFrameError("a journal's record is too short")
+        raise MalformedFrameError("a journal record is too short")
     name_bytes, num_frames = _FRAGMENT_HEAD.unpack_from(payload)
     start = _FRAGMENT_HEAD.size + name_bytes
     end = start + 8 * num_frames
     if end > len(payload) or not num_frames:
-        raise MalformedFrameError("a journal's record has fewer bytes than it says")
+        raise MalformedFrameError("a journal record has fewer bytes than declared")
     sizes = struct.unpack_from(f"<{num_frames}q", payload, start)
     if min(sizes) < 0 or end + sum(sizes) != len(payload):
-        raise MalformedFrameError("a journal's frames do not add up")
+        raise MalformedFrameError("the frame sizes of a journal record do not match its length")
     frames = []
     for size in sizes:
         frames.append(payload[end : end + size])
@@ -306,13 +306,13 @@ def _fragment_of(payload: memoryview) -> tuple[Fragment, str, tuple[Buffer, ...]
     name = bytes(payload[_FRAGMENT_HEAD.size : start]).decode(errors="replace")
     message, _ = decode_message(frames)
     if not isinstance(message, Fragment) or len(frames) < 2 or message.num_env_steps < 0:
-        raise MalformedFrameError("a journal's record holds no fragment")
+        raise MalformedFrameError("a journal record does not hold a fragment")
     return message, name, tuple(frames)
 
 
 def _ranges_of(payload: memoryview) -> tuple[int, list[FragmentRange]]:
     if len(payload) < _RANGES_HEAD.size:
-        raise MalformedFrameError("a journal's record is too short")
+        raise MalformedFrameError("a journal record is too short")
     update_id, name_bytes = _RANGES_HEAD.unpack_from(payload)
     start = _RANGES_HEAD.size + name_bytes
     return update_id, unpack_ranges([payload[_RANGES_HEAD.size : start], payload[start:]])

@@ -1,14 +1,14 @@
-"""A learner rank's side: shards in, exactly the planned steps trained, every update once.
+"""A learner rank's side of the protocol: receive shards, train exactly the planned steps, every update once.
 
 ```
    SHARD_PLAN, SHARD… ─► DecodeShard ─► all decoded ─► SHARD_READY ─► TRAIN ─► RunUpdate, in order
    UpdateTrained ─► UPDATE_DONE until UPDATE_COMMITTED;  rank 0: NewWeights ─► WEIGHTS
 ```
 
-Guarantees: RunUpdate comes for update ``next_update`` only, once per update and generation, after
-every rank said READY and with exactly the planned steps; shards of a lower attempt or of another
-generation are void; what was trained is remembered until its runners have forgotten it, so that a
-restarted broker does not have it trained again.
+Guarantees: RunUpdate is returned for update ``next_update`` only, once per update and generation, after
+every rank sent READY and with exactly the planned steps; shards of a lower attempt or of another
+generation are discarded; trained ranges are remembered until their runners have forgotten them, so that
+a restarted broker does not have them trained again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RECEIVING, _READY, _TRAINING = 0, 1, 2
 
 @dataclass(slots=True)
 class _AtHand:
-    """One update's shard on its way to be trained."""
+    """One update's shard, from its plan until it is trained."""
 
     attempt: int
     num_fragments: int = -1
@@ -82,14 +82,14 @@ LearnerEvent: TypeAlias = (
 
 
 class LearnerCore(PeerCore):
-    """See the module's head. Nothing is sent before the first GroupFormed.
+    """A learner rank's state machine. Nothing is sent before the first GroupFormed.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
         config_digest, package_version: Checked by the broker.
 
     Attributes:
-        is_forming: The group is being formed anew: that its last generation is fenced means nothing.
+        is_forming: The group is being re-formed: a "fenced" refusal of its last generation is ignored.
     """
 
     def __init__(
@@ -120,21 +120,21 @@ class LearnerCore(PeerCore):
 
     @property
     def running_update(self) -> int | None:
-        """The update that is being trained."""
+        """The update being trained, if any."""
         return self._running
 
     @property
     def num_waiting_updates(self) -> int:
-        """Updates at hand that are not being trained yet."""
+        """Number of received updates whose training has not started."""
         return len(self._at_hand) - (self._running is not None)
 
     def is_receiving(self, update_id: int, attempt: int) -> bool:
-        """Whether shards of this update are still missing, so that one that came may be refused."""
+        """Return whether shards of this update are still missing, so that a shard may be refused."""
         at_hand = self._matching(update_id, attempt)
         return at_hand is not None and at_hand.phase == _RECEIVING
 
     def training_ranges(self, update_id: int) -> list[FragmentRange]:
-        """What an update takes over all ranks, once TRAIN has come; else nothing."""
+        """Return an update's ranges over all ranks once TRAIN has arrived; else an empty list."""
         at_hand = self._at_hand.get(update_id)
         return unpack_ranges(at_hand.train_ranges) if at_hand is not None and at_hand.train else []
 
@@ -152,7 +152,7 @@ class LearnerCore(PeerCore):
         | Tick,
         now: float,
     ) -> list[Instruction]:
-        """One event in, what to do about it out."""
+        """Process one event and return the resulting instructions."""
         if self.is_stopped:
             return []
         if isinstance(event, GroupFormed):
@@ -161,7 +161,7 @@ class LearnerCore(PeerCore):
             refused = event.message if isinstance(event.message, Refused) else None
             is_past = self.is_forming or (refused and refused.generation < self.generation)
             if refused and refused.reason == "fenced" and is_past:
-                return []  # of a HELLO sent before the group was formed anew
+                return []  # answers a HELLO sent before the group was re-formed
             instructions = self._handle_peer(event, now)
             if instructions is None:
                 instructions = self._on_message(event, now)
@@ -183,12 +183,15 @@ class LearnerCore(PeerCore):
         return self._on_tick(now)
 
     def export_memory(self) -> bytes:
-        """What this rank remembers for the whole group: give it, with parameters and optimizer state,
-        to ranks that adopt this one's state (`GroupFormed.memory`)."""
+        """Return this rank's memory of trained updates, packed.
+
+        Ranks that adopt this rank's state need it together with the parameters and the optimizer state
+        (`GroupFormed.memory`).
+        """
         return self._memory.pack(self.lineage)
 
     def _on_group(self, event: GroupFormed, now: float) -> list[Instruction]:
-        """A new generation: what was not trained by the group's state is void."""
+        """Begin a new generation; updates that the group's state has not trained are discarded."""
         if event.generation <= self.generation:
             raise ValueError(f"generation {event.generation} is not above {self.generation}")
         dropped = self._drop_at_hand(event.next_update)
@@ -225,8 +228,8 @@ class LearnerCore(PeerCore):
         if message.generation != self.generation or message.update_id < self.next_update:
             return []
         if not self.is_welcome or message.broker_incarnation != self.broker_incarnation:
-            # HELLO told a broker exactly what is at hand here: nothing may change it until WELCOME,
-            # and nothing that an earlier broker sent may change it after that.
+            # HELLO told the broker exactly which updates are held here: nothing may change them until
+            # WELCOME, and nothing from an earlier broker may change them after that.
             return []
         if isinstance(message, Train):
             return self._on_train(message, event.payload)
@@ -254,7 +257,7 @@ class LearnerCore(PeerCore):
 
     def _on_train(self, message: Train, payload: tuple[Buffer, ...]) -> list[Instruction]:
         at_hand = self._matching(message.update_id, message.attempt)
-        # TRAIN is sent only after this rank said READY; one that overtook the rest is sent again.
+        # TRAIN follows this rank's READY; one that overtook other messages is sent again.
         if at_hand is not None and at_hand.is_complete and at_hand.train is None:
             at_hand.train, at_hand.train_ranges = message, payload
         return []
@@ -271,7 +274,7 @@ class LearnerCore(PeerCore):
             event.reason,
             event.detail[:1000],
         )
-        # Not received any more: if the refusal is lost, the broker sends the shard again.
+        # Forget the shard: if the refusal is lost, the broker sends the shard again.
         del at_hand.shards[event.index]
         at_hand.decoded.discard(event.index)
         return [Send(b"", refused)]
@@ -279,7 +282,7 @@ class LearnerCore(PeerCore):
     def _on_trained(self, event: UpdateTrained, now: float) -> list[Instruction]:
         at_hand = self._matching(event.update_id, event.attempt)
         if at_hand is None or self._running != event.update_id:
-            return []  # of a generation that is over: its state was replaced
+            return []  # from an earlier generation, whose state was replaced
         del self._at_hand[event.update_id]
         self._running = None
         self.next_update = event.update_id + 1
@@ -323,7 +326,7 @@ class LearnerCore(PeerCore):
         for update_id, at_hand in self._at_hand.items():
             at_hand.ready_at = now
             if at_hand.phase == _READY:
-                # HELLO told of a TRAIN that came before: the new broker repeats it if it stands.
+                # HELLO named updates whose TRAIN had arrived: the new broker repeats TRAIN if it still holds.
                 at_hand.train, at_hand.train_ranges = None, ()
                 instructions.append(self._ready(update_id, at_hand))
         return instructions + self._send_weights()
@@ -331,7 +334,7 @@ class LearnerCore(PeerCore):
     # ------------------------------------------------------------------ private
 
     def _advance(self, now: float) -> list[Instruction]:
-        """Says READY for what is complete, and starts the next update if it is its turn."""
+        """Send READY for complete shards, and start the next update once its TRAIN has arrived."""
         instructions: list[Instruction] = []
         for update_id, at_hand in self._at_hand.items():
             if at_hand.phase == _RECEIVING and at_hand.is_complete:
@@ -357,7 +360,7 @@ class LearnerCore(PeerCore):
         return Send(b"", ShardReady(update_id, at_hand.attempt, self.generation, self.rank))
 
     def _open(self, update_id: int, attempt: int) -> tuple[_AtHand | None, list[Instruction]]:
-        """The update at hand for this attempt; a higher attempt replaces a lower one."""
+        """Return the held update of this attempt, created if new; a higher attempt replaces a lower one."""
         at_hand = self._at_hand.get(update_id)
         if at_hand is not None and at_hand.attempt == attempt:
             return at_hand, []

@@ -1,4 +1,4 @@
-"""What a learner rank remembers of updates it has trained: for the broker, or the next one, to believe."""
+"""A learner rank's memory of the updates it has trained, from which a restarted broker recovers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = ["Done", "LearnerMemory"]
 
-# Per (runner, incarnation) that never told what it still holds; old ones go first.
+# Runners whose fragments were never confirmed as forgotten; the oldest are removed first.
 _MAX_REMEMBERED_RUNNERS = 4096
 
 
 @dataclass(slots=True)
 class Done:
-    """An update trained here and not yet confirmed by the broker."""
+    """An update trained by this rank and not yet confirmed by the broker."""
 
     message: UpdateDone
     payload: tuple[Buffer, ...]
@@ -27,10 +27,10 @@ class Done:
 
 
 class LearnerMemory:
-    """Updates until they are confirmed, and steps of fragments until their runners have forgotten them.
+    """Trained updates until they are confirmed, and trained ranges until their runners have forgotten them.
 
     Attributes:
-        done: By update id.
+        done: Unconfirmed updates by id.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class LearnerMemory:
         self._trained: OrderedDict[tuple[str, int], dict[int, int]] = OrderedDict()
 
     def note_trained(self, frames: tuple[Buffer, ...]) -> None:
-        """These ranges were trained, as `ranges.pack_ranges` packs them; () for none."""
+        """Remember trained ranges, packed by `ranges.pack_ranges`; () for none."""
         if len(frames) != 2:
             return
         for fragment, first, num_steps in unpack_ranges(frames):
@@ -50,7 +50,7 @@ class LearnerMemory:
             self._trained.popitem(last=False)
 
     def forget(self, frames: tuple[Buffer, ...]) -> None:
-        """Runners hold nothing below these fragments any more, packed likewise."""
+        """Forget fragments below these, which their runners no longer hold; packed likewise."""
         for fragment, _, _ in unpack_ranges(frames) if len(frames) == 2 else ():
             key = (fragment.runner, fragment.incarnation)
             done = self._trained.get(key)
@@ -62,7 +62,7 @@ class LearnerMemory:
                 del self._trained[key]
 
     def ranges(self) -> list[FragmentRange]:
-        """All that was trained and not forgotten: of each fragment from its first step."""
+        """Return all remembered ranges; each begins at the fragment's first step."""
         return [
             FragmentRange(FragmentId(runner, incarnation, seq), 0, end)
             for (runner, incarnation), done in self._trained.items()
@@ -70,7 +70,7 @@ class LearnerMemory:
         ]
 
     def pack(self, lineage: int) -> bytes:
-        """All of it, and the lineage that it belongs to, for ranks that adopt this one's state."""
+        """Return the memory and its lineage, packed for ranks that adopt this rank's state."""
         done = [
             [to_header(item.message), [bytes(memoryview(frame).cast("B")) for frame in item.payload]]
             for item in self.done.values()
@@ -78,7 +78,7 @@ class LearnerMemory:
         return pack_blob({"lineage": lineage, "trained": list(pack_ranges(self.ranges())), "done": done})
 
     def add(self, packed: Buffer) -> int:
-        """Remembers what another rank has packed, too; returns its lineage."""
+        """Merge another rank's packed memory and return its lineage."""
         content = unpack_blob(packed)
         self.note_trained(tuple(content["trained"]))
         for header, payload in content["done"]:

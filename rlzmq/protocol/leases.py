@@ -1,7 +1,7 @@
-"""Leases: who may sample how many vector steps next. The one flow control of the system.
+"""Leases: permissions to sample a number of vector steps, the only flow control of the system.
 
-`plan_lease` sizes a lease, purely; a run in one process calls the same function with one runner and
-so plans the same leases as a distributed run with one runner. `LeaseBook` keeps who holds what.
+`plan_lease` sizes a lease; a run in one process calls it with one runner and so plans the same leases as
+a distributed run with one runner. `LeaseBook` records who holds which leases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["GrantedLease", "LeaseBook", "Pace", "plan_lease", "small_lease", "step_allowance"]
 
 
-_MEMORY = 0.7  # of what came before, with each fragment
+_MEMORY = 0.7  # weight of earlier fragments, applied once per fragment
 
 
 def plan_lease(
@@ -26,21 +26,21 @@ def plan_lease(
     leased_env_steps: int = 0,
     held_env_steps: int = 0,
 ) -> int:
-    """Vector steps of the next lease of a batch; 0 when the batch is covered.
+    """Return the vector steps of the next lease of a batch; 0 when the batch is covered.
 
-    Full leases while there is much to do; towards the end a runner's part of the rest, but no less
-    than a small lease (a quarter of a full one, less for a slow runner); never more than what covers
-    the rest. A runner's part goes by its pace. So runners finish together and less than one small
-    lease is surplus. Growing `remaining_env_steps` never shrinks the result.
+    Leases are full while much of the batch remains. Towards the end a runner gets its share of the
+    rest, in proportion to its pace: at least a small lease (a quarter of a full one, less for a slow
+    runner), at most what covers the rest. So runners finish together and the surplus stays below one
+    small lease. The result never decreases as `remaining_env_steps` grows.
 
     Args:
-        remaining_env_steps: Batch minus what came and minus what is leased (counted in full).
-        num_runners: That share the rest, >= 1.
-        num_envs: Env steps per vector step of the runner that asks.
+        remaining_env_steps: Batch minus the steps that arrived and those leased (counted in full).
+        num_runners: Runners that share the rest, >= 1.
+        num_envs: Env steps per vector step of the asking runner.
         fragment_length: Vector steps of a full lease.
-        pace: Env steps per second of the runner that asks, over the mean of all runners.
-        leased_env_steps: What all runners hold of this batch, the one that asks included.
-        held_env_steps: What the one that asks holds of it.
+        pace: Env steps per second of the asking runner, divided by the mean of all runners.
+        leased_env_steps: Env steps of this batch leased to all runners, the asking one included.
+        held_env_steps: Env steps of this batch leased to the asking runner.
 
     Example:
         >>> plan_lease(1000, 1, 8, 50), plan_lease(100, 1, 8, 50), plan_lease(0, 1, 8, 50)
@@ -57,7 +57,7 @@ def plan_lease(
 
 
 class Pace:
-    """Env steps per second of a runner of late: its last few fragments count most."""
+    """Recent env steps per second of a runner, weighted towards its last few fragments."""
 
     def __init__(self) -> None:
         self._num_env_steps = 0.0
@@ -65,18 +65,18 @@ class Pace:
 
     @property
     def env_steps_per_s(self) -> float:
-        """0 as long as nothing came."""
+        """The current estimate; 0 before the first fragment."""
         return self._num_env_steps / self._seconds if self._seconds else 0.0
 
     def note(self, num_env_steps: int, seconds: float) -> None:
-        """A fragment came, so many seconds after its runner could begin it."""
+        """Add a fragment that took this many seconds."""
         if num_env_steps > 0:
             self._num_env_steps = _MEMORY * self._num_env_steps + num_env_steps
             self._seconds = _MEMORY * self._seconds + max(seconds, 1e-6)
 
 
 def small_lease(fragment_length: int) -> int:
-    """Vector steps below which a lease is not split further: a quarter of a full one, at least 1."""
+    """Return the vector steps below which a lease is not split: a quarter of a full one, at least 1."""
     return max(1, fragment_length // 4)
 
 
@@ -87,19 +87,19 @@ def step_allowance(
     num_envs: int,
     in_flight: int,
 ) -> int:
-    """Env steps that may be leased now in an asynchronous run (staleness S >= 1).
+    """Return the env steps that may be leased now in an asynchronous run (staleness S >= 1).
 
-    S+1 slots of one batch each; a slot is held from the lease until the data was trained *and* the weights that
-    came of it were published. In FIFO order the data is then at most S versions old when it is trained. Where
-    learners replay data, an update trains what its fresh steps call for (`core.replay_ratio`), so the slots bound
-    how far sampling may be ahead of the ratio, too.
+    There are S+1 slots of one batch each. A slot is held from the lease until the data was trained *and* the
+    resulting weights were published. In FIFO order the data is then at most S versions old when it is trained.
+    With replay, an update trains in proportion to its fresh steps (`core.replay_ratio`), so the slots also bound
+    how far sampling may run ahead of the ratio.
 
     Args:
         batch: Env steps per update over all ranks.
         staleness: S.
-        num_envs: Of the runner that asks; the slots always leave room for one vector step beyond a
-            batch, or a batch smaller than a vector step could never be filled.
-        in_flight: Leased (in full), pending, in training, or trained and not yet published.
+        num_envs: Env steps per vector step of the asking runner. The slots leave room for one vector step
+            beyond a batch; otherwise a batch smaller than a vector step could never be filled.
+        in_flight: Env steps leased (in full), pending, in training, or trained but not yet published.
     """
     if not batch:
         return 0
@@ -108,13 +108,13 @@ def step_allowance(
 
 @dataclass(slots=True)
 class GrantedLease:
-    """One lease that is out.
+    """One outstanding lease.
 
     Attributes:
-        num_env_steps: If no step is an autoreset step: the most it can yield.
-        counted_env_steps: What is expected of it; others sample the rest.
-        deadline: If its holder shows no progress until then, its steps may be granted anew.
-        max_s: After so many seconds of sampling its holder hands over what it has; 0: never.
+        num_env_steps: The most it can yield (when no step is an autoreset step).
+        counted_env_steps: Expected yield; other runners sample the rest.
+        deadline: If its holder shows no progress until then, its steps may be granted again.
+        max_s: After this many seconds of sampling its holder delivers what it has; 0: no limit.
     """
 
     lease_id: int
@@ -130,16 +130,16 @@ class GrantedLease:
 
 
 class LeaseBook:
-    """Leases that are out, by id and by peer, and whose turn it is.
+    """Outstanding leases, by id and by peer, and the order in which peers are served.
 
-    Fairness: among peers that may get a lease, the one that was granted one the longest ago comes
-    first (ties by peer key), so no order of arrival or of a dict decides.
+    Fairness: among peers that may get a lease, the one whose last grant is the oldest comes first (ties by
+    peer key), so the result depends on no arrival or dict order.
     """
 
     def __init__(self, first_id: int = 1, max_per_peer: int = 2) -> None:
         self.leases: dict[int, GrantedLease] = {}
         self.max_per_peer = max_per_peer
-        # Peers that may hold another lease; kept up to date so that a grant never looks at all peers.
+        # Peers that may hold another lease, maintained so that a grant need not scan all peers.
         self.available: set[str] = set()
         self._by_peer: dict[str, dict[int, GrantedLease]] = {}
         self._last_turn: dict[str, int] = {}
@@ -159,12 +159,12 @@ class LeaseBook:
         max_s: float = 0.0,
         counted_envs: int | None = None,
     ) -> GrantedLease:
-        """Records a new lease for a peer.
+        """Record a new lease for a peer.
 
         Args:
             peer, update_id, num_vector_steps, timeout_s, max_s: See `GrantedLease`.
-            num_envs: Env steps per vector step that the peer says it makes.
-            counted_envs: Those expected of it; None: as many.
+            num_envs: Env steps per vector step that the peer declared.
+            counted_envs: Expected env steps per vector step; None: `num_envs`.
         """
         lease = GrantedLease(
             self._next_id,
@@ -190,7 +190,7 @@ class LeaseBook:
         return lease
 
     def end(self, lease_id: int) -> GrantedLease | None:
-        """A lease was fulfilled, returned or lost; None if it is not out (any more)."""
+        """Remove and return a lease that was fulfilled, returned or lost; None if it is not outstanding."""
         lease = self.leases.pop(lease_id, None)
         if lease is not None:
             held = self._by_peer[lease.peer]
@@ -203,20 +203,20 @@ class LeaseBook:
         return lease
 
     def of_peer(self, peer: str) -> list[GrantedLease]:
-        """The peer's leases, oldest first."""
+        """Return the peer's leases, oldest first."""
         return list(self._by_peer.get(peer, {}).values())
 
     def num_of_peer(self, peer: str) -> int:
-        """How many leases the peer holds."""
+        """Return how many leases the peer holds."""
         return len(self._by_peer.get(peer, ()))
 
     def add_peer(self, peer: str) -> None:
-        """A peer may be granted leases from now on."""
+        """Make a peer eligible for leases."""
         if self.num_of_peer(peer) < self.max_per_peer:
             self.available.add(peer)
 
     def forget_peer(self, peer: str) -> list[GrantedLease]:
-        """Ends all leases of a peer that left."""
+        """End and return all leases of a peer that left."""
         ended = [lease for lease in self.of_peer(peer) if self.end(lease.lease_id)]
         self._by_peer.pop(peer, None)
         self._last_turn.pop(peer, None)
@@ -224,22 +224,22 @@ class LeaseBook:
         return ended
 
     def leased_env_steps(self, update_id: int | None = None) -> int:
-        """Env steps expected of the leases of an update (or of all)."""
+        """Return the env steps expected from the leases of an update (or of all updates)."""
         if update_id is None:
             return sum(self._env_steps.values())
         return self._env_steps.get(update_id, 0)
 
     def renew(self, peer: str, now: float, patience_s: float) -> None:
-        """The peer shows progress: its leases have their time-out, or `patience_s` if that is more, from now."""
+        """Extend the leases of a peer that shows progress by their time-out, or `patience_s` if that is longer."""
         for lease in self.of_peer(peer):
             lease.deadline = max(lease.deadline, now + max(lease.timeout_s, patience_s))
 
     def extend(self, seconds: float) -> None:
-        """Nobody could fulfil a lease for so long: all of this is later."""
+        """Shift all times by a period in which nobody could fulfil a lease."""
         for lease in self.leases.values():
             lease.granted_at += seconds
             lease.deadline += seconds
 
     def in_turn(self, peers: Iterable[str]) -> list[str]:
-        """Peers in the order in which they are served."""
+        """Return the peers in the order in which they are served."""
         return sorted(peers, key=lambda peer: (self._last_turn.get(peer, 0), peer))

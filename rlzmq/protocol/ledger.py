@@ -1,7 +1,7 @@
-"""The broker's ledger: every accepted fragment from its acceptance to its commitment.
+"""The broker's ledger: every accepted fragment until it is committed.
 
 Definitions. A fragment is *accepted* when its header is valid, its id was never seen and it is in
-this ledger. It is *committed* when every one of its env steps was trained in a committed update or
+this ledger. It is *committed* when each of its env steps was trained in a committed update or
 dropped with a reason. Its runner keeps a copy until then, so each accepted, uncommitted fragment
 lives in two processes, and any one of them may die.
 
@@ -30,10 +30,10 @@ class Entry:
         num_steps: Env steps to be trained; fewer than ``size``, as sampled, once some were dropped.
         order: Position in the order of acceptance.
         frames: The runner's message, forwarded untouched; dropped once committed.
-        deaths: How often a learner died while it was in flight.
+        deaths: Learner deaths while it was being trained.
         is_reported: Whether the driver has its meta.
-        accepted_at: By the clock of `BrokerCore.handle`.
-        env_steps: Of each environment in order, its env steps; () if not known.
+        accepted_at: Time of acceptance, by the clock of `BrokerCore.handle`.
+        env_steps: Env steps of each environment, in order; () if not known.
     """
 
     id: FragmentId
@@ -60,13 +60,13 @@ class Entry:
 
 @dataclass(slots=True)
 class RunnerRecord:
-    """What is known of one (runner, incarnation): committed sequence numbers, and held memory.
+    """Committed sequence numbers and held memory of one (runner, incarnation).
 
     Attributes:
-        watermark, beyond: All below the one and those in the other are done with.
-        told: The watermark that the reports so far have told of.
-        is_known: Whether a report has told the driver of it at all.
-        absent_since: When it was first looked for and not found registered.
+        watermark, beyond: Sequence numbers below `watermark` and those in `beyond` are committed.
+        told: The last watermark sent to the driver.
+        is_known: Whether the driver has received any watermark of it.
+        absent_since: When it was first found not registered.
     """
 
     watermark: int = 0
@@ -78,17 +78,17 @@ class RunnerRecord:
     absent_since: float | None = None
 
     def is_committed(self, seq: int) -> bool:
-        """Whether this sequence number is done with."""
+        """Return whether this sequence number is committed."""
         return seq < self.watermark or seq in self.beyond
 
     def commit(self, seq: int) -> None:
-        """Marks a sequence number as done and advances the watermark over gapless ones."""
+        """Mark a sequence number as committed and advance the watermark over contiguous ones."""
         if seq >= self.watermark:
             self.beyond.add(seq)
         self.commit_below(self.watermark)
 
     def commit_below(self, watermark: int) -> None:
-        """The runner holds nothing below this any more: it was committed, maybe long ago."""
+        """Mark everything below as committed: the runner no longer holds it."""
         if watermark > self.watermark:
             self.watermark = watermark
             self.beyond = {seq for seq in self.beyond if seq >= watermark}
@@ -98,7 +98,7 @@ class RunnerRecord:
 
 
 class Ledger:
-    """All accepted, uncommitted fragments, the committed ids, and the accounting of both."""
+    """All accepted and uncommitted fragments, the committed ids, and the step accounting."""
 
     def __init__(self, accounting: StepAccount | None = None) -> None:
         self.accounting = accounting or StepAccount()
@@ -108,8 +108,8 @@ class Ledger:
         self._num_accepted = self._bytes_accepted = 0
         self._free: dict[FragmentId, Entry] = {}
         self._free_steps_by_version: dict[int, int] = {}
-        # Of fragments that a broker before this one held and whose runners did not re-send them yet:
-        # up to where they are done, and up to where an update in training has taken them.
+        # For fragments of an earlier broker that were not sent again yet: the end of their trained
+        # steps, and the end of those taken by an update in training.
         self._done_elsewhere: dict[FragmentId, int] = {}
         self._taken_elsewhere: dict[FragmentId, int] = {}
         self._next_order = 0
@@ -117,20 +117,20 @@ class Ledger:
         self._forgotten: list[tuple[str, int]] = []
 
     def runner(self, runner: str, incarnation: int) -> RunnerRecord:
-        """The record of a (runner, incarnation), made on first use."""
+        """Return the record of a (runner, incarnation), created on first use."""
         return self.runners.setdefault((runner, incarnation), RunnerRecord())
 
     @property
     def mean_bytes(self) -> int:
-        """Of a fragment, on average of all that were accepted."""
+        """Mean size of all accepted fragments."""
         return self._bytes_accepted // max(1, self._num_accepted)
 
     def is_committed(self, fragment: FragmentId) -> bool:
-        """Whether it was trained or dropped here."""
+        """Return whether the fragment is committed."""
         record = self.runners.get((fragment.runner, fragment.incarnation))
         return record is not None and record.is_committed(fragment.seq)
 
-    # ------------------------------------------------------------------ the door
+    # ------------------------------------------------------------------ acceptance
 
     def accept(
         self,
@@ -145,9 +145,9 @@ class Ledger:
         now: float = 0.0,
         env_steps: tuple[int, ...] = (),
     ) -> Entry | None:
-        """Puts a fragment in; None if it was accepted or refused before (idempotent).
+        """Add a fragment; return None if it was accepted or refused before (idempotent).
 
-        Steps that an update under an earlier broker has trained are done at once, and not counted.
+        Steps that were trained under an earlier broker are marked as done and not counted.
         """
         if fragment in self.entries or self.is_committed(fragment):
             self.accounting.num_duplicates += 1
@@ -182,7 +182,7 @@ class Ledger:
         return entry
 
     def refuse(self, fragment: FragmentId, num_steps: int, reason: DropReason) -> bool:
-        """Counts a fragment dropped at the door, once; False if it was seen before."""
+        """Count a fragment as dropped on arrival, once; return False if it was seen before."""
         if fragment in self.entries or self.is_committed(fragment):
             self.accounting.num_duplicates += 1
             return False
@@ -193,27 +193,29 @@ class Ledger:
     # ------------------------------------------------------------------ allocation
 
     def free_steps(self, min_version: int = -1, max_version: int | None = None) -> int:
-        """Free steps of fragments whose version is within the bounds."""
+        """Return the free steps of fragments whose weights version is within the bounds."""
         total = 0
-        for version, steps in self._free_steps_by_version.items():  # a loop: several times per fragment
+        for version, steps in self._free_steps_by_version.items():  # hot path: a plain loop
             if version >= min_version and (max_version is None or version <= max_version):
                 total += steps
         return total
 
     def free_entries(self) -> list[Entry]:
-        """Entries with free steps, in the order of acceptance."""
+        """Return the entries with free steps, in the order of acceptance."""
         return sorted(self._free.values(), key=lambda entry: entry.order)
 
     def take(self, entry: Entry, num_steps: int) -> FragmentRange:
-        """Allocates the next free steps of an entry to an update."""
+        """Allocate the next free steps of an entry to an update."""
         assert 0 < num_steps <= entry.free, f"{entry.id}: {num_steps} of {entry.free} free steps"
         taken = FragmentRange(entry.id, entry.taken, num_steps)
         self._change(entry, taken=entry.taken + num_steps)
         return taken
 
     def reserve(self, ranges: Iterable[FragmentRange]) -> None:
-        """Takes what an update in training had taken under the broker before this one, and all
-        that lies before it in its fragments: that belongs to updates before it."""
+        """Take the ranges of an update that began training under an earlier broker.
+
+        Steps before them in the same fragments belong to earlier updates and are taken too.
+        """
         for fragment, first, num_steps in ranges:
             end = first + num_steps
             entry = self.entries.get(fragment)
@@ -223,27 +225,27 @@ class Ledger:
                 self._taken_elsewhere[fragment] = max(self._taken_elsewhere.get(fragment, 0), end)
 
     def release(self, ranges: Iterable[FragmentRange]) -> None:
-        """Frees everything in these fragments that is not done; updates that stay reserve again."""
+        """Free all steps of these fragments that are not done; remaining updates must `reserve` theirs again."""
         for fragment, _, _ in ranges:
             entry = self.entries.get(fragment)
             if entry is not None:
                 self._change(entry, taken=entry.done)
             self._taken_elsewhere.pop(fragment, None)
 
-    # ------------------------------------------------------------------ ends
+    # ------------------------------------------------------------------ commitment
 
     def commit(self, ranges: Iterable[FragmentRange], *, left_out: Iterable[FragmentRange] = ()) -> int:
-        """An update's ranges are done with: trained, but for what was left out, which is dropped.
+        """Commit an update's ranges as trained, except those left out, which are dropped.
 
-        What was done or sent before this broker's time is counted here too, once.
+        Steps trained or sent under an earlier broker are counted here too, once.
 
         Args:
             ranges: The whole batch.
-            left_out: Parts of them; or of ranges that an update before has committed as trained, while they lay in a
-                buffer of the learners.
+            left_out: Parts of `ranges`, or of ranges that an earlier update committed as trained and that stayed
+                in the learners' replay buffers.
 
         Returns:
-            By how many env steps the trained ones have become more; negative where more were taken back.
+            Change in trained env steps; negative if more were retracted than trained.
         """
         ranges, left_out = list(ranges), list(left_out)
         num_trained = 0
@@ -253,8 +255,8 @@ class Ledger:
             newly = 0
             skipped = min(num_steps, sum(part.num_steps for part in left_out if _is_within(part, item)))
             if entry is not None:
-                # Updates are committed in order, so nothing lies between what is done and `first`;
-                # if it did, it would be lost: count it as such rather than as trained.
+                # Updates are committed in order, so there should be no gap before `first`;
+                # if there is one, count it as skipped rather than as trained.
                 gap = max(0, min(first, entry.num_steps) - entry.done)
                 newly = max(0, min(end, entry.num_steps) - entry.done - gap)
                 self._advance(entry, end)
@@ -273,9 +275,9 @@ class Ledger:
         return num_trained - retracted
 
     def note_trained(self, ranges: Iterable[FragmentRange]) -> None:
-        """Learners say that these were trained: under an earlier broker, if they are not done here.
+        """Mark ranges that learners report as trained, possibly under an earlier broker, as done.
 
-        They were or will be counted with the update that trained them.
+        They are counted with the update that trained them.
         """
         for fragment, first, num_steps in ranges:
             entry, end = self.entries.get(fragment), first + num_steps
@@ -288,7 +290,7 @@ class Ledger:
                 self._remember_done(fragment, end)
 
     def disown_below(self, runner: str, incarnation: int, watermark: int) -> None:
-        """The driver has accounted for all of this runner's fragments below, under an earlier broker."""
+        """Mark a runner's fragments below `watermark` as done: the driver has counted them already."""
         for fragment in [f for f in self.entries if (f.runner, f.incarnation) == (runner, incarnation)]:
             if fragment.seq < watermark:
                 entry = self.entries[fragment]
@@ -299,7 +301,7 @@ class Ledger:
         self.runner(runner, incarnation).commit_below(watermark)
 
     def drop(self, entry: Entry, reason: DropReason) -> int:
-        """Drops an entry's free steps; what updates in flight have taken stays theirs."""
+        """Drop an entry's free steps and return how many; steps taken by updates in flight are kept."""
         dropped = entry.free
         self._change(entry, num_steps=entry.taken)
         self.accounting.drop(dropped, reason)
@@ -307,13 +309,13 @@ class Ledger:
         return dropped
 
     def pop_committed(self) -> list[FragmentId]:
-        """Ids committed since the last call, in order: their runners are to be told."""
+        """Return the ids committed since the last call, in order, for their runners."""
         committed, self._newly_committed = self._newly_committed, []
         return committed
 
     def take_watermarks(self) -> list[FragmentRange]:
-        """The committed watermarks that moved since the last call, as ranges of no steps; as ranges of one
-        step the runners that were forgotten."""
+        """Return the watermarks that moved since the last call as ranges of 0 steps, and the forgotten
+        runners as ranges of 1 step."""
         moved = []
         for (runner, incarnation), record in self.runners.items():
             if record.watermark != record.told:
@@ -325,18 +327,18 @@ class Ledger:
         return [*moved, *gone]
 
     def tell_again(self) -> None:
-        """Reports were given up: the next `take_watermarks` returns all of them."""
+        """Make the next `take_watermarks` return all watermarks, after reports were discarded."""
         for record in self.runners.values():
             record.told = 0
 
     def forget(self, runner: str, incarnation: int) -> None:
-        """This runner is gone for good and nothing of it is held: the driver hears so, and forgets it, too."""
+        """Remove the record of a runner that is gone for good; the driver is informed by the next report."""
         record = self.runners.pop((runner, incarnation))
         if record.is_known:
             self._forgotten.append((runner, incarnation))
 
     def missing(self, ranges: Iterable[FragmentRange]) -> bool:
-        """Whether some of these fragments are neither here nor committed: not re-sent yet."""
+        """Return whether some of these fragments are neither held nor committed: not sent again yet."""
         return any(
             item.fragment not in self.entries and not self.is_committed(item.fragment) for item in ranges
         )
@@ -347,7 +349,7 @@ class Ledger:
         self._done_elsewhere[fragment] = max(self._done_elsewhere.get(fragment, 0), end)
 
     def _advance(self, entry: Entry, end: int) -> None:
-        """Steps up to `end` are done."""
+        """Mark the steps up to `end` as done."""
         end = min(end, entry.num_steps)
         if end > entry.done:
             entry.done = end
@@ -364,7 +366,7 @@ class Ledger:
         self._newly_committed.append(entry.id)
 
     def _change(self, entry: Entry, *, taken: int | None = None, num_steps: int | None = None) -> None:
-        """The one place where an entry's free steps change."""
+        """Change an entry's free steps; the only place that does."""
         before = entry.free
         entry.taken = entry.taken if taken is None else taken
         entry.num_steps = entry.num_steps if num_steps is None else num_steps

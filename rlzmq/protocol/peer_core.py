@@ -1,4 +1,4 @@
-"""What runners, learners and the driver have in common: registration and signs of life."""
+"""Registration and heartbeats, shared by runners, learners and the driver."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["PeerCore", "PeerTimers"]
 
 @dataclass(frozen=True, slots=True)
 class PeerTimers:
-    """Seconds. The defaults suit one host and a LAN.
+    """A peer's timers in seconds. The defaults suit one host and a LAN.
 
     Attributes:
-        hello_retry_s: Between HELLOs until WELCOME.
-        broker_silence_s: Without any message of the broker for this long, register again.
-        resend_s: Before something unanswered is sent again.
-        snapshot_wait_s: A lease waits this long for its weights to come by PUB before asking; then twice as
-            long each time, up to `resend_s`.
+        hello_retry_s: Time between HELLOs until WELCOME.
+        broker_silence_s: Register again after this long without any message from the broker.
+        resend_s: Time until an unanswered message is sent again.
+        snapshot_wait_s: How long a lease waits for its weights on PUB before the runner requests them;
+            doubles with each request, up to `resend_s`.
     """
 
     hello_retry_s: float = 1.0
@@ -31,11 +31,11 @@ class PeerTimers:
 
 
 class PeerCore(abc.ABC):
-    """A DEALER's side of the connection to the broker.
+    """Base of the state machines that register with the broker.
 
-    It says HELLO until welcomed, again whenever the broker falls silent or does not know it, and
-    notices a restarted broker by its incarnation. Messages may be lost, duplicated and reordered:
-    everything a peer sends is repeated until answered, everything it receives may come twice.
+    It sends HELLO until welcomed, and again whenever the broker falls silent or does not know it. It
+    recognises a restarted broker by its incarnation. Messages may be lost, duplicated and reordered:
+    everything a peer sends is repeated until answered, everything it receives may arrive twice.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
@@ -60,23 +60,23 @@ class PeerCore(abc.ABC):
 
     @abc.abstractmethod
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
-        """The HELLO to send now, and its payload."""
+        """Return the HELLO to send now, and its payload."""
 
     @abc.abstractmethod
     def _state(self) -> WireMessage:
-        """The heartbeat to send now."""
+        """Return the heartbeat to send now."""
 
     @abc.abstractmethod
     def _on_new_broker(self, now: float) -> list[Instruction]:
-        """A broker welcomed us for the first time, or one that restarted did."""
+        """Return the messages to send after the first WELCOME of a (restarted) broker."""
 
     @property
     def heard_at(self) -> float:
-        """When the broker last said anything, by the clock of `handle`."""
+        """When the last message from the broker arrived, by the clock of `handle`."""
         return self._heard_at
 
     def start(self, now: float) -> list[Instruction]:
-        """Registers with the broker."""
+        """Register with the broker."""
         self._hello_at = self._heard_at = now
         self.is_welcome = False
         self._hello_id += 1
@@ -94,14 +94,14 @@ class PeerCore(abc.ABC):
         return [Send(b"", self._state())]
 
     def start_again(self, now: float) -> list[Instruction]:
-        """Says HELLO again without forgetting when the broker was heard."""
+        """Send HELLO again, keeping the time of the broker's last message."""
         heard_at = self._heard_at
         instructions = self.start(now)
         self._heard_at = heard_at
         return instructions
 
     def _handle_peer(self, event: Received, now: float) -> list[Instruction] | None:
-        """Handles what concerns registration; None if the message is the subclass's."""
+        """Handle registration messages; return None if the message is for the subclass."""
         self._heard_at = now
         message = event.message
         if isinstance(message, Welcome):
@@ -120,7 +120,7 @@ class PeerCore(abc.ABC):
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Instruction]:
         if message.hello_id != self._hello_id or message.broker_incarnation < self.broker_incarnation:
-            return []  # it answers an earlier HELLO, or is of a broker that was replaced
+            return []  # answers an earlier HELLO, or comes from a broker that was replaced
         is_new = message.broker_incarnation != self.broker_incarnation
         self.broker_incarnation = message.broker_incarnation
         self.heartbeat_s = message.heartbeat_s

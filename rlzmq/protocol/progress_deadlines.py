@@ -1,4 +1,4 @@
-"""When a worker that shows no progress, or says nothing, counts as slow or hung. Pure."""
+"""Deadlines after which a worker without progress, or a silent peer, counts as slow or hung. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ Health = Literal["ok", "slow", "hung"]
 
 
 class ProgressWatch:
-    """Tells slow from hung by the intervals between progress stamps of one worker.
+    """Classification of a worker as ok, slow or hung from the intervals between its progress stamps.
 
-    Long steps are normal, silence is not: the limits follow what the worker itself has shown.
-    slow: 5 times its median interval; hung: 20 times its longest of 99 in 100, at least 30 s; or, if
-    given, `timeout_s` for both.
+    The limits adapt to the worker, since long steps are normal. slow: 5 times its median interval;
+    hung: 20 times the 99th percentile of its intervals, at least `min_hung_s`, or `timeout_s` if given.
 
     Args:
         timeout_s: Fixed limit for hung instead of the learnt one; 0 for none.
-        min_hung_s: The learnt limit is never below it.
-        first_timeout_s: The limit is never below it before the first progress (at stamp 0): resets, for
+        min_hung_s: Lower bound of the learnt limit.
+        first_timeout_s: Lower bound of the limit before the first progress (at stamp 0): resets, for
             example, take longer than steps.
     """
 
@@ -37,7 +36,7 @@ class ProgressWatch:
         self._stamped_at = 0.0
 
     def stamp(self, progress: int, now: float) -> bool:
-        """A progress counter was seen; returns whether it moved."""
+        """Record a progress counter and return whether it changed."""
         if progress == self._stamp:
             return False
         if self._stamp is not None:
@@ -46,15 +45,15 @@ class ProgressWatch:
         return True
 
     def idle(self, now: float) -> None:
-        """The worker has nothing to do: its silence means nothing."""
+        """Restart the interval: the worker has nothing to do."""
         self._stamped_at = now
 
     def forgive(self, away_s: float, now: float) -> None:
-        """Whoever watches was away for so long: that was nobody's silence."""
+        """Discount a time in which the watching process was stopped."""
         self._stamped_at = min(now, self._stamped_at + away_s)
 
     def health(self, now: float) -> Health:
-        """What the time since the last progress means."""
+        """Return the worker's health from the time since its last progress."""
         if self._stamp is None:
             return "ok"
         silent = now - self._stamped_at
@@ -65,27 +64,27 @@ class ProgressWatch:
         return "slow" if silent > 5 * median else "ok"
 
     def hung_after_s(self) -> float:
-        """Seconds of silence that count as hung."""
+        """Return the seconds without progress that count as hung."""
         return max(self._first_timeout_s, self._limit_s()) if self._stamp == 0 else self._limit_s()
 
     def _limit_s(self) -> float:
         return self._timeout_s or max(self._min_hung_s, 20 * self.usual_s())
 
     def usual_s(self) -> float:
-        """The longest of 99 in 100 intervals between progress stamps; 0 as long as nothing is known."""
+        """Return the 99th percentile of the intervals between progress stamps; 0 before the first."""
         intervals = sorted(self._intervals)
         return intervals[min(len(intervals) - 1, int(len(intervals) * 0.99))] if intervals else 0.0
 
 
 class SilenceWatch:
-    """Tells whether a peer that reports regularly is later than it has ever been.
+    """Detection of a peer whose regular report is overdue.
 
-    A thread that holds the interpreter's lock for long keeps its process from reporting. The limit follows
-    what the peer itself has shown: `min_s`, or five times its longest delay of late, whichever is more.
+    A thread that holds the GIL for long delays its process's reports, so the limit adapts to the peer:
+    `min_s`, or five times its longest recent delay, whichever is more.
 
     Args:
-        beat_s: How often it reports.
-        min_s: The limit is never below it.
+        beat_s: Interval of its reports.
+        min_s: Lower bound of the limit.
     """
 
     _NUM_DELAYS = 64
@@ -97,20 +96,20 @@ class SilenceWatch:
         self._heard_at: float | None = None
 
     def heard(self, now: float) -> None:
-        """It said something."""
+        """Record a message from the peer."""
         if self._heard_at is not None:
             self._delays.append(max(0.0, now - self._heard_at - self._beat_s))
         self._heard_at = now
 
     def forgive(self, away_s: float, now: float) -> None:
-        """Whoever watches was away for so long: that was nobody's silence."""
+        """Discount a time in which the watching process was stopped."""
         if self._heard_at is not None:
             self._heard_at = min(now, self._heard_at + away_s)
 
     def limit_s(self) -> float:
-        """Seconds of silence that are too long."""
+        """Return the seconds of silence after which the peer is late."""
         return max(self._min_s, self._beat_s + 5 * max(self._delays, default=0.0))
 
     def is_late(self, now: float) -> bool:
-        """Whether it should have said something by now."""
+        """Return whether a report is overdue."""
         return self._heard_at is not None and now - self._heard_at >= self.limit_s()

@@ -1,13 +1,13 @@
-"""A runner's side: leases in, fragments out, each kept until the broker commits it.
+"""A runner's side of the protocol: leases in, fragments out, each kept until the broker commits it.
 
 ```
    LEASE ─► queue ─► weights there? ─► StartLease ─► FragmentSampled ─► FRAGMENT ─► kept until COMMITTED
                         │ no: SNAPSHOT_REQUEST
 ```
 
-Guarantees: one lease is sampled at a time, with weights its terms allow; weights and connector state
+Guarantees: one lease is sampled at a time, with weights that it allows; weights and connector state
 change only between leases; every fragment gets one sequence number and is sent again until accepted
-(and to a restarted broker until committed); memory is bounded by the leases that were granted.
+(and to a restarted broker until committed); memory is bounded by the granted leases.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from rlzmq.wire.ranges import to_spans
 
 __all__ = ["RunnerCore"]
 
-# Enough ended leases to recognise a duplicate of any lease that can still be on its way.
+# Enough to recognise a duplicate of any lease message that can still arrive.
 _NUM_REMEMBERED_LEASES = 256
 
 
@@ -68,13 +68,13 @@ class _Kept:
 
 
 class RunnerCore(PeerCore):
-    """See the module's head.
+    """A runner's state machine; its guarantees are in the module docstring.
 
     Args:
         run_id, name, uuid: See `messages.Hello`.
         num_envs: Env steps per vector step.
         incarnation: The supervisor's restart count of this name; 0: the broker decides.
-        layout_digest: Of the module's weights; others are refused. "" accepts any.
+        layout_digest: Expected layout of the weights; others are refused. "" accepts any.
         config_digest, spaces_digest, package_version: Checked by the broker.
         replaces: See `messages.Hello`.
     """
@@ -120,26 +120,26 @@ class RunnerCore(PeerCore):
 
     @property
     def num_unacked(self) -> int:
-        """Fragments sent and not committed."""
+        """Number of fragments sent and not committed."""
         return len(self._kept)
 
     @property
     def unacked_bytes(self) -> int:
-        """Their memory."""
+        """Memory of the uncommitted fragments."""
         return sum(kept.num_bytes for kept in self._kept.values())
 
     def kept_fragments(self) -> dict[int, tuple[Fragment, bool]]:
-        """What is not committed yet, by sequence number: the fragment, whether it was accepted."""
+        """Return the uncommitted fragments and whether each was accepted, by sequence number."""
         return {seq: (kept.fragment, kept.is_accepted) for seq, kept in self._kept.items()}
 
     @property
     def current_lease(self) -> Lease | None:
-        """The lease that is being sampled."""
+        """The lease being sampled, if any."""
         return self._current
 
     @property
     def is_waiting_for_weights(self) -> bool:
-        """Whether a lease waits for weights or connector state that did not come yet."""
+        """Whether a lease waits for weights or connector state."""
         return self._current is None and bool(self._queue)
 
     # ------------------------------------------------------------------ events
@@ -147,7 +147,7 @@ class RunnerCore(PeerCore):
     def handle(
         self, event: Received | ReceivedWeights | FragmentSampled | LeaseFailed | Leave | Tick, now: float
     ) -> list[Instruction]:
-        """One event in, what to do about it out."""
+        """Process one event and return the resulting instructions."""
         if self.is_stopped:
             return []
         if isinstance(event, Received):
@@ -192,7 +192,7 @@ class RunnerCore(PeerCore):
         return []
 
     def _on_new_broker(self, now: float) -> list[Instruction]:
-        # Leases of the broker before are void, except the one at work: its fragment is welcome.
+        # Leases of the previous broker are void, except the one being sampled: its fragment is still accepted.
         self._queue.clear()
         instructions: list[Instruction] = []
         for kept in self._kept.values():
@@ -277,7 +277,7 @@ class RunnerCore(PeerCore):
         )
 
     def _next_lease(self, now: float) -> list[Instruction]:
-        """Starts the next lease that the weights allow; asks for weights that do not come."""
+        """Start the next lease that the weights allow; request weights that are missing."""
         if self._current is not None:
             return []
         instructions: list[Instruction] = []
@@ -290,7 +290,7 @@ class RunnerCore(PeerCore):
             if not self._may_start(lease):
                 if now - max(since, self._asked_at) >= self._ask_after_s:
                     self._asked_at = now
-                    # Large weights take their time: asking for them again and again would not speed them up.
+                    # Back off: repeated requests would not make large weights arrive sooner.
                     self._ask_after_s = min(2 * self._ask_after_s, self.timers.resend_s)
                     request = SnapshotRequest(
                         self.weights.generation, self.weights.version, self._held_connector_version()
@@ -304,7 +304,7 @@ class RunnerCore(PeerCore):
         return instructions
 
     def _is_outdated(self, lease: Lease, since: float, now: float) -> bool:
-        """Its update is over, its generation was replaced, or the broker gave it to someone else."""
+        """Return whether the lease's update is over, its generation was replaced, or it has expired."""
         if now - max(since, self._free_since) >= lease.timeout_s:
             return True
         own = self.weights
@@ -381,7 +381,7 @@ class RunnerCore(PeerCore):
                 del self._kept[seq]
 
     def _seqs_within(self, first: int, last: int) -> list[int]:
-        # Spans come from the wire: never iterate over what they claim, only over what is here.
+        # Spans come from the wire and may be huge: iterate over the fragments held here instead.
         if last - first < 4:
             return [seq for seq in range(first, last + 1) if seq in self._kept]
         return [seq for seq in self._kept if first <= seq <= last]

@@ -1,7 +1,7 @@
-"""Exact batches: which steps of which fragments every learner rank trains.
+"""Division of a batch among learner ranks: which steps of which fragments each rank trains.
 
-Ranks get equal shares; or, where episodes are kept together, what their environments sampled. An episode is of one
-environment, so it is enough that an environment's steps go to one rank.
+Ranks get equal shares, or all steps of certain environments where episodes are kept together: an episode belongs
+to one environment, so it stays with one rank.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _NUMBER = re.compile(r"(\d+)(?:@.*)?$")
 
 
 def rank_shares(num_env_steps: int, num_ranks: int) -> list[int]:
-    """A batch as equally as integers allow; the first ranks get the remainder.
+    """Return each rank's share of a batch, as equal as integers allow; the first ranks get the remainder.
 
-    With the number of ranks that the batch was planned for, all shares are equal; a group that has
-    shrunk keeps the batch and so has shares that may differ by one step.
+    Shares are equal for the number of ranks that the batch was configured for; after a rank is lost they
+    may differ by one step.
     """
     base, extra = divmod(num_env_steps, num_ranks)
     return [base + (rank < extra) for rank in range(num_ranks)]
 
 
 def take_shards(ledger: Ledger, entries: Sequence[Entry], shares: Sequence[int]) -> list[list[FragmentRange]]:
-    """Takes exactly ``shares[rank]`` steps for every rank, from the entries in the given order.
+    """Take exactly ``shares[rank]`` steps for every rank, from the entries in the given order.
 
-    A fragment that straddles two ranks goes to both, with different ranges; what is left of the
-    last one stays free.
+    A fragment that straddles two ranks goes to both, with different ranges; the rest of the last one
+    stays free.
 
     Returns:
         One list of ranges per rank; together they are contiguous in the order of `entries`.
@@ -55,22 +55,22 @@ def take_shards(ledger: Ledger, entries: Sequence[Entry], shares: Sequence[int])
 
 
 def take_steps(ledger: Ledger, entries: Sequence[Entry], num_env_steps: int) -> list[FragmentRange]:
-    """Takes exactly so many steps, from the entries in the given order."""
+    """Take exactly `num_env_steps` steps, from the entries in the given order."""
     (ranges,) = take_shards(ledger, entries, [num_env_steps])
     return ranges
 
 
 def rank_of_env(runner_name: str, env_index: int, num_envs: int, num_ranks: int) -> int:
-    """The rank that gets an environment's steps.
+    """Return the rank that gets an environment's steps.
 
-    It depends on nothing that a broker would forget. A runner's environments are dealt out to the ranks in blocks, and
-    the next runner's begin with the next rank, so ranks get about equally much; with fewer environments in all than
-    ranks, some get nothing.
+    The result depends on the arguments alone, so it survives a restart of the broker. A runner's environments are
+    assigned to ranks in blocks, and each runner begins with a different rank, so ranks get similar amounts; with
+    fewer environments than ranks, some ranks get nothing.
 
     Args:
-        runner_name: Such as ``runner-3``; of one without a number its checksum counts.
-        env_index, num_envs: Which of how many of this runner's.
-        num_ranks: Learner ranks.
+        runner_name: Name such as ``runner-3``; a name without a number is hashed.
+        env_index, num_envs: Index of the environment, and how many this runner has.
+        num_ranks: Number of learner ranks.
     """
     number = _NUMBER.search(runner_name)
     runner = int(number[1]) if number is not None else zlib.crc32(runner_name.encode())
@@ -80,10 +80,9 @@ def rank_of_env(runner_name: str, env_index: int, num_envs: int, num_ranks: int)
 def shards_by_env(
     ledger: Ledger, ranges: Sequence[FragmentRange], num_ranks: int
 ) -> list[list[FragmentRange]]:
-    """An update's ranges, each cut between environments of different ranks.
+    """Split an update's ranges by the ranks of their environments.
 
-    A fragment that does not say which steps are of which environment goes to one rank whole, always that of its
-    runner's first.
+    A fragment without env step counts per environment goes as a whole to the rank of its runner's first environment.
 
     Returns:
         One list of ranges per rank, in the order of `ranges`; a rank may get none.

@@ -1,7 +1,7 @@
-"""Which learner rank keeps the others waiting. Pure.
+"""Detection of a learner rank that blocks the others in a collective. Pure.
 
-All ranks of a generation enter the same collectives in the same order, and each counts those it entered. Where
-one rank trains, its count is behind and nobody's moves, the others wait for that rank in a collective.
+All ranks of a generation enter the same collectives in the same order, and each counts those it has entered. If a
+training rank's count is behind and no count changes, the other ranks wait for that rank.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ __all__ = ["RankWatch"]
 
 
 class RankWatch:
-    """Finds the rank that all others wait for.
+    """Detection of the rank that all others wait for.
 
-    The limit follows what the group has shown: `min_s`, or ten times the longest wait of late, whichever is
-    more; `first_s` until every rank has trained an update (compilers and caches warm up). An accused rank
-    doubles `min_s` until the group has trained 50 updates more: a group of uneven ranks is not killed one by one.
+    The limit adapts to the group: `min_s`, or ten times the longest recent wait, whichever is more;
+    `first_s` until every rank has trained an update (compilers and caches warm up). Each detection doubles
+    `min_s` until the group has trained 50 more updates, so that a group of uneven ranks is not killed one by one.
 
     Args:
         min_s, first_s: Limits in seconds.
@@ -39,20 +39,20 @@ class RankWatch:
         self._trusted_from: int | None = None
 
     def begin(self) -> None:
-        """A new generation: all counts start anew."""
+        """Reset all counts for a new generation."""
         self._counts.clear()
         self._training.clear()
         self._foremost = -1
 
     def heard(self, uuid: str, count: int, next_update: int, now: float, *, is_training: bool) -> None:
-        """A rank of the current generation reports.
+        """Record the report of a rank of the current generation.
 
         Args:
-            uuid: Of the rank's process.
-            count: Collectives that it has entered in this generation.
+            uuid: Id of the rank's process.
+            count: Number of collectives that it has entered in this generation.
             next_update: First update that it has not trained.
             now: Seconds.
-            is_training: Whether an update is under way there.
+            is_training: Whether it is training an update.
         """
         (self._training.add if is_training else self._training.discard)(uuid)
         self._first_update.setdefault(uuid, next_update)
@@ -67,18 +67,18 @@ class RankWatch:
             self._min_s, self._trusted_from = self._base_s, None
 
     def forgive(self, away_s: float, now: float) -> None:
-        """Whoever watches was away for so long: nobody knows how long the ranks waited."""
+        """Discount a time in which the watching process was stopped."""
         self._moved_at = min(now, self._moved_at + away_s)
 
     def limit_s(self) -> float:
-        """Seconds that the others wait before the rank counts as hung."""
+        """Return how long the others wait before the rank counts as hung, in seconds."""
         learnt = max(self._min_s, 10 * max(self._waits, default=0.0))
         if any(self._next_update[uuid] <= self._first_update[uuid] for uuid in self._counts):
             return max(self._first_s, learnt)
         return learnt
 
     def hung(self, now: float) -> list[str]:
-        """Ranks that the others have waited for too long; each is told once per wait."""
+        """Return the ranks that the others have waited for too long, each once per wait."""
         behind = [uuid for uuid in self._training if self._counts[uuid] < self._foremost]
         if not behind or now - self._moved_at < self.limit_s():
             return []

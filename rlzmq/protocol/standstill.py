@@ -1,4 +1,4 @@
-"""When training as a whole stands still: updates are asked for, and nothing moves towards the next one. Pure."""
+"""Detection of a standstill: an update was requested and nothing in the run makes progress towards it. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ __all__ = ["StandstillWatch"]
 
 
 class StandstillWatch:
-    """Tells slow from stuck, whatever the cause: the last resort, where every watch of one process has found nothing.
+    """Detection of a run without progress, for causes that no watch of a single process has found.
 
-    A batch may take as long as it likes while envs step, and an update while ranks take steps: what counts is the
-    time since the last of either. Nothing counts between two updates (evaluation, checkpoints, pauses).
+    A batch may take any time while envs step, and an update while ranks train: what counts is the time since the last
+    progress. Time between two updates (evaluation, checkpoints, pauses) does not count.
 
     Args:
-        min_s: The limit is never below it.
-        num_paces: Nor below so many times the median update.
-        max_gap_s: Where nobody looked for so long, this process was stopped or blocked itself: nobody's silence.
+        min_s: Lower bound of the limit.
+        num_paces: The limit is at least this many times the median duration of an update.
+        max_gap_s: If `look` was not called for this long, this process itself was stopped, and the gap is discounted.
     """
 
     _NUM_UPDATES = 64
@@ -33,20 +33,20 @@ class StandstillWatch:
         self._num_moves = -1
 
     def begin(self, now: float) -> None:
-        """An update is asked for."""
+        """Note that an update was requested."""
         self._begun_at = self._moved_at = self._looked_at = now
 
     def end(self, now: float) -> None:
-        """It is committed, or given up."""
+        """Note that the update was committed or abandoned."""
         if self._begun_at is not None:
             self._updates_s.append(now - self._begun_at)
         self._begun_at = None
 
     def look(self, num_moves: int, now: float) -> None:
-        """About once per second.
+        """Record the progress counter. Call about once per second.
 
         Args:
-            num_moves: Changes whenever anybody does something for the update.
+            num_moves: A counter that changes with any progress towards the update.
             now: Seconds.
         """
         if now - self._looked_at > self._max_gap_s:
@@ -56,20 +56,20 @@ class StandstillWatch:
             self._num_moves, self._moved_at = num_moves, now
 
     def still_s(self, now: float) -> float:
-        """Seconds since anything moved; 0 between two updates."""
+        """Return the seconds since the last progress; 0 between two updates."""
         return now - self._moved_at if self._begun_at is not None else 0.0
 
     def limit_s(self, patience_s: float) -> float:
-        """Seconds after which it counts as standing still.
+        """Return the seconds without progress that count as a standstill.
 
         Args:
-            patience_s: How long one of those who are at work may be silent without being taken for hung.
+            patience_s: How long any process working on the update may be silent before it counts as hung.
         """
         pace_s = median(self._updates_s) if self._updates_s else 0.0
         return max(self._min_s, self._num_paces * pace_s, 2 * patience_s)
 
     def is_still(self, patience_s: float, now: float) -> bool:
-        """Whether it stands still; once it was told, as long again passes until it is told again."""
+        """Return whether the run stands still; True is returned again only after the limit has passed again."""
         if self.still_s(now) < self.limit_s(patience_s):
             return False
         self._moved_at = now

@@ -1,6 +1,6 @@
-"""When a dead process is started again: back-off and a budget, as a pure machine.
+"""Restart decisions for supervised processes: exponential back-off and a restart budget. Pure.
 
-Time is an argument (seconds of any monotonic clock); nothing here sleeps, forks or draws.
+Time is an argument, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["FAIL_FAST", "GiveUp", "Patience", "Restart", "RestartPolicy", "Super
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How often and how soon a process is started again.
+    """How often and how soon a dead process is restarted.
 
     Attributes:
-        max_restarts: Restarts within any ``window_s`` seconds; one more death gives up. 0: fail fast.
+        max_restarts: Restarts allowed within any ``window_s`` seconds; one more death gives up. 0: fail fast.
         window_s: Length of the window, seconds.
-        first_delay_s: Delay before the first restart; each further one doubles it ...
-        max_delay_s: ... up to this. A run that lasted ``window_s`` starts over at ``first_delay_s``.
+        first_delay_s: Delay before the first restart; each further restart doubles it.
+        max_delay_s: Upper bound of the delay. After a life of ``window_s`` the delay is ``first_delay_s`` again.
     """
 
     max_restarts: int = 5
@@ -36,12 +36,12 @@ class RestartPolicy:
 
 
 FAIL_FAST = RestartPolicy(max_restarts=0)
-"""The first death ends the run: the default where nobody said otherwise."""
+"""The first death ends the run; the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again after ``delay_s``, as this ``incarnation``."""
+    """The process is to be restarted after ``delay_s``, as this ``incarnation``."""
 
     delay_s: float
     incarnation: int
@@ -49,18 +49,18 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The budget is spent: ``num_failures`` deaths within ``window_s``."""
+    """The restart budget is exhausted: ``num_failures`` deaths within ``window_s``."""
 
     num_failures: int
     window_s: float
 
 
 class Supervision:
-    """One supervised process: told of its starts and deaths, says what to do.
+    """Restart state of one supervised process.
 
     Attributes:
-        incarnation: Counts the starts, from 0; never used twice.
-        num_restarts: Restarts ordered so far.
+        incarnation: Number of the current start, from 0; never used twice.
+        num_restarts: Restarts decided so far.
     """
 
     def __init__(self, policy: RestartPolicy = FAIL_FAST) -> None:
@@ -72,20 +72,16 @@ class Supervision:
         self._started_at: float | None = None
 
     def started(self, now: float) -> None:
-        """It runs (its constructor returned)."""
+        """Record a successful start (the constructor returned)."""
         self._started_at = now
 
     def worked(self) -> None:
-        """It did something useful: its failures so far are over."""
+        """Record useful work, which clears earlier failures."""
         self._failures.clear()
         self._num_doublings = 0
 
     def failed(self, now: float) -> Restart | GiveUp:
-        """It died, or could not be started.
-
-        Returns:
-            What to do now.
-        """
+        """Record a death or a failed start, and return what to do."""
         policy = self.policy
         if self._started_at is not None and now - self._started_at >= policy.window_s:
             self._num_doublings = 0
@@ -95,7 +91,7 @@ class Supervision:
             self._failures.popleft()
         if len(self._failures) > policy.max_restarts:
             return GiveUp(len(self._failures), policy.window_s)
-        # The exponent is capped before the power: a long life must not overflow a float.
+        # The exponent is capped: many doublings would overflow a float.
         delay_s = min(policy.first_delay_s * 2.0 ** min(self._num_doublings, 64), policy.max_delay_s)
         self._num_doublings += 1
         self.num_restarts += 1
@@ -104,13 +100,13 @@ class Supervision:
 
 
 class Patience:
-    """How long a silent process may take to answer before it is killed.
+    """Time that a silent process has to answer before it is killed.
 
-    Each kill doubles it, for what was killed may only have been slow; useful work restores it.
+    Each kill doubles it, since the process may only have been slow; useful work restores it.
 
     Args:
-        first_s, max_s: Seconds: at first, and at most.
-        restored_after: Pieces of useful work until it is `first_s` again.
+        first_s, max_s: Initial and largest value, seconds.
+        restored_after: Calls of `worked` until it is `first_s` again.
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 30.0, restored_after: int = 100) -> None:
@@ -121,12 +117,12 @@ class Patience:
         self._num_missing = 0
 
     def killed(self) -> None:
-        """The process did not answer in time and was killed."""
+        """Record that the process did not answer in time and was killed."""
         self.seconds = min(2 * self.seconds, self._max_s)
         self._num_missing = self._restored_after
 
     def worked(self) -> None:
-        """It did something useful."""
+        """Record useful work."""
         self._num_missing -= 1
         if self._num_missing <= 0:
             self.seconds = self._first_s

@@ -1,6 +1,6 @@
-"""Weights versions: the publication frame, who may replace what, and a receiver's state machine.
+"""Weights publications: the frame format, the order of versions, and a receiver's state machine.
 
-A publication is one frame, so that nothing on the way (conflation, a dropped part) can separate the
+A publication is one frame, so that the transport (conflation, a dropped part) cannot separate the
 weights from their version:
 
 ```
@@ -8,9 +8,9 @@ weights from their version:
 ```
 
 Weights are ordered by (generation, version): a generation is one formation of the learner group, and
-within it the version rises by one per committed update. A receiver applies only what is newer than
-its own and whose digest fits. The publisher sends every version at most once; whoever lost one (a
-late joiner, a slow subscriber) asks for a snapshot and gets the latest, never a queue of old ones.
+within it the version increases by one per committed update. A receiver applies only weights that are
+newer than its own and match their digest. Each version is published at most once; a receiver that missed
+one (a late joiner, a slow subscriber) requests a snapshot and gets the latest, never a queue of old ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "weights_digest",
 ]
 
-# Fixed, so that a learner snapshots straight behind it and the body stays aligned.
+# Fixed, so that a learner copies its weights directly behind it and the body stays aligned.
 PUBLICATION_PREFIX_BYTES = 512
 # What a SUB socket subscribes to: publications of this wire version only.
 PUBLICATION_TOPIC = bytes((WIRE_VERSION, Kind.PUBLICATION))
@@ -59,10 +59,10 @@ class Publication:
         run_id: Weights of another run are refused.
         generation, version: Their place in the order of all weights.
         digest: `weights_digest` of the body.
-        layout_digest: ``WeightsLayout.digest``: names, shapes and dtypes of what the body holds.
-        num_bytes: Of the body.
+        layout_digest: ``WeightsLayout.digest``: names, shapes and dtypes of the parameters in the body.
+        num_bytes: Size of the body.
         has_body: False for a notice: fetch the body by a snapshot request, or from ``location``.
-        location: Where else the body lies, e.g. a shared-memory name; "" = nowhere.
+        location: Another place of the body, e.g. a shared-memory name; "" for none.
     """
 
     run_id: str
@@ -81,22 +81,22 @@ class Publication:
 
 
 def new_publication_buffer(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """uint8[512 + num_bytes]: snapshot the weights into ``buffer[512:]``, then seal it."""
+    """Return a uint8[512 + num_bytes] buffer: copy the weights into ``buffer[512:]``, then seal it."""
     return np.zeros(PUBLICATION_PREFIX_BYTES + num_bytes, np.uint8)
 
 
 def weights_digest(body: Buffer) -> str:
-    """Hex SHA-256 of the flat weights."""
+    """Return the hex SHA-256 of the flat weights."""
     return hashlib.sha256(body).hexdigest()
 
 
 def seal_publication(
     buffer: npt.NDArray[np.uint8], *, run_id: str, generation: int, version: int, layout_digest: str
 ) -> Publication:
-    """Writes the header in front of a body that lies at ``buffer[512:]``; the buffer is the frame.
+    """Write the header in front of the body at ``buffer[512:]``; the buffer is then the frame.
 
     Raises:
-        BoundExceededError: Ids so long that the header does not fit into the prefix.
+        BoundExceededError: The ids are so long that the header does not fit into the prefix.
     """
     body = buffer[PUBLICATION_PREFIX_BYTES:]
     header = Publication(run_id, generation, version, weights_digest(body.data), layout_digest, len(body))
@@ -106,16 +106,16 @@ def seal_publication(
 
 
 def notice_of(header: Publication, location: str = "") -> bytes:
-    """The frame that announces weights without carrying them."""
+    """Return a frame that announces weights without carrying them."""
     return _prefix(replace(header, has_body=False, location=location))
 
 
 @wire_decoder
 def open_publication(frame: Buffer) -> tuple[Publication, memoryview]:
-    """Header and body of a publication frame; the digest is not checked here (`WeightsReceiver` does).
+    """Return the header and body of a publication frame; `WeightsReceiver` checks the digest.
 
     Raises:
-        WireError: Not a publication of this wire version, or a body of another length than declared.
+        WireError: Not a publication of this wire version, or the body's length differs from the declared one.
     """
     view = memoryview(frame).cast("B")
     if len(view) < PUBLICATION_PREFIX_BYTES:
@@ -144,13 +144,13 @@ def _prefix(header: Publication) -> bytes:
 
 
 class WeightsReceiver:
-    """What one receiver has, wants, and may apply. Pure: it holds no weights, only their order.
+    """Decides which weights a receiver applies. It holds no weights, only their order.
 
-    Guarantees: what `offer` accepts is strictly newer than everything accepted before, belongs to
-    this run and layout, and its digest is right.
+    Guarantees: weights accepted by `offer` are strictly newer than all accepted before, belong to
+    this run and layout, and match their digest.
 
     Args:
-        run_id: Of the run; "" accepts the first seen.
+        run_id: Expected run; "" accepts any.
         layout_digest: Expected layout; "" accepts any.
     """
 
@@ -164,16 +164,16 @@ class WeightsReceiver:
 
     @property
     def order(self) -> tuple[int, int]:
-        """(generation, version) of what was applied last; (-1, -1) before the first."""
+        """(generation, version) of the applied weights; (-1, -1) before the first."""
         return (self.generation, self.version)
 
     @property
     def is_behind(self) -> bool:
-        """Whether something newer than the applied weights was announced."""
+        """Whether weights newer than the applied ones were announced."""
         return self.announced > self.order
 
     def offer(self, header: Publication, body: Any) -> bool:
-        """Whether to apply these weights now; True also records them as applied.
+        """Return whether to apply these weights now; True also records them as applied.
 
         A notice (no body) is recorded as announced and never applied. Refusals are counted in
         ``refused`` by reason: "old", "run", "layout", "digest".
@@ -193,7 +193,7 @@ class WeightsReceiver:
         return True
 
     def satisfies(self, generation: int, version: int, *, exact: bool) -> bool:
-        """Whether a lease that asks for these weights may be sampled with what is applied."""
+        """Return whether a lease that requires these weights may be sampled with the applied ones."""
         if self.generation < generation:
             return False
         return self.version == version if exact else self.version >= version

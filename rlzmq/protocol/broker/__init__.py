@@ -1,20 +1,20 @@
-"""The broker without its sockets: `core` sends each event to the part that it concerns.
+"""The broker without its sockets: `core` dispatches each event to the part that handles it.
 
-| part        | decides                                                        | of the state it changes               |
-|-------------|----------------------------------------------------------------|---------------------------------------|
-| `admission` | who may say what                                               | offences                              |
-| `door`      | who is registered, under which incarnation                     | runners, ranks, driver, names         |
-| `intake`    | which fragments are accepted; what runners hear of them        | ledger, receipts                      |
-| `grants`    | which runner samples how much, under which weights             | leases                                |
-| `store`     | whom to send the newest weights and connector state            | weights, connector state              |
-| `requests`  | what the driver asks for                                       | open updates, lineage, pause          |
-| `updates`   | which steps an update trains, and when it is committed         | runs, ledger                          |
-| `delivery`  | which rank gets its shard, and its TRAIN                       | runs                                  |
-| `recovery`  | what stands when ranks die or the broker is new                | runs, ledger                          |
-| `reports`   | what the driver is told of a committed update, until it has it | reports, receipts                     |
-| `journal`   | what waits for the disk, and what comes back from it           | journal, receipts, ledger             |
-| `watch`     | who hangs                                                      | its own                               |
-| `status`    | what others are told of all this                               | nothing                               |
+| module            | responsibility                                                | state it changes              |
+|-------------------|---------------------------------------------------------------|-------------------------------|
+| `admission`       | which role may send which message; expels offenders           | offences                      |
+| `registration`    | who is registered, under which incarnation                    | runners, ranks, driver, names |
+| `intake`          | accepts fragments and acknowledges them to runners            | ledger, receipts              |
+| `grants`          | which runner samples how much, under which weights            | leases                        |
+| `published_state` | the newest weights and connector state, and who needs them    | weights, connector state      |
+| `requests`        | requests of the driver                                        | open updates, lineage, pause  |
+| `updates`         | which steps an update trains, and when it is committed        | runs, ledger                  |
+| `delivery`        | sends shards and TRAIN to the ranks                           | runs                          |
+| `recovery`        | which updates are kept when ranks die or the broker restarts  | runs, ledger                  |
+| `reports`         | reports of committed updates, until the driver has them       | reports, receipts             |
+| `journal`         | withheld acknowledgements and restored fragments              | journal, receipts, ledger     |
+| `hang_detection`  | which peers hang                                              | its own                       |
+| `status`          | STATUS for observers and PROGRESS for the driver              | none                          |
 
-The parts share one `state`, which also collects what is to be sent; its `options` say how long and how much.
+The parts share one `state`, which also collects the instructions; `options` holds timers and limits.
 """

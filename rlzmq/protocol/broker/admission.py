@@ -1,7 +1,7 @@
-"""Who may say what to the broker: strangers are answered, offences counted, offenders expelled.
+"""Admission of messages: unregistered senders are answered, protocol violations counted, offenders expelled.
 
-A message reaches the other parts only if its sender is registered and its role says such things. A HELLO
-registers its sender, if it fits the run (see `Door`) and what it claims to have trained can be read.
+A message reaches the other parts only if its sender is registered and its role may send it. A HELLO
+registers its sender if it matches the run (see `Door`) and its training claims can be parsed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rlzmq.wire.ranges import FragmentRange, unpack_ranges
 
 __all__ = ["Admission"]
 
-# Who may say what; the rest is refused and counted, so a runner's key cannot publish weights.
+# Messages that each role may send; others are refused and counted, so a runner's key cannot publish weights.
 _SAYS: dict[str, frozenset[type[WireMessage]]] = {
     "runner": frozenset({RunnerState, Fragment, LeaseReturned, SnapshotRequest, StatusRequest, Goodbye}),
     "learner": frozenset(
@@ -58,12 +58,12 @@ _SAYS: dict[str, frozenset[type[WireMessage]]] = {
 }
 
 _MAX_OFFENCES = 10
-# A run's own runners are replaced long before; one from outside starts anew when it is expelled.
+# The run's own runners are replaced long before this; an external one must restart after it is expelled.
 _MAX_UNUSABLE = 10
 
 
 class Admission:
-    """See the module's head."""
+    """Filter in front of the other parts of the broker."""
 
     def __init__(
         self, state: BrokerState, door: Door, intake: Intake, recovery: Recovery, requests: Requests
@@ -75,7 +75,7 @@ class Admission:
         self._requests = requests
 
     def admit(self, event: Received, now: float) -> Peer | None:
-        """The registered sender of a message that it may send; None where all was said about it here."""
+        """Return the sender if it is registered and may send this message; else handle the message here."""
         state, message = self._state, event.message
         if isinstance(message, Hello):
             self._on_hello(event, message, now)
@@ -98,7 +98,7 @@ class Admission:
         return peer
 
     def offend(self, peer: Peer, reason: str, detail: str) -> None:
-        """A registered peer sent what no peer of this version sends. One that goes on with it is expelled."""
+        """Count a protocol violation of a registered peer; expel the peer after too many."""
         state, role = self._state, peer.hello.role
         state.count_refused(reason)
         peer.num_bad += 1
@@ -109,7 +109,7 @@ class Admission:
             self._door.expel(peer, f"{peer.num_offences} messages that no {role} sends; the last: {detail}")
 
     def on_malformed(self, event: Malformed) -> None:
-        """The codec could not read a message."""
+        """Handle a message that the codec could not decode."""
         state = self._state
         peer = state.by_routing.get(event.peer)
         if peer is not None:
@@ -120,21 +120,21 @@ class Admission:
             state.send(event.peer, Refused("version", event.detail[:1000]))
 
     def on_overrun(self, event: Overrun) -> None:
-        """A peer asks and never reads the answers. There is no way to warn it."""
+        """Expel a peer that never reads its answers, so that it cannot be warned."""
         self._state.count_refused("overrun")
         peer = self._state.by_routing.get(event.peer)
         if peer is not None:
             self._door.expel(peer, "it does not read what it is sent")
 
     def expel_blamed(self) -> None:
-        """Learners could not use fragments: a runner from which too many came is expelled."""
+        """Expel runners that sent too many fragments that learners could not use."""
         blamed, self._state.blamed = self._state.blamed, []
         for runner, detail in blamed:
             peer = self._state.runners.get(runner)
             if peer is not None and peer.num_unusable >= _MAX_UNUSABLE:
                 self._door.expel(peer, f"{peer.num_unusable} unusable fragments; the last: {detail}")
 
-    # ------------------------------------------------------------------ those who are not registered
+    # ------------------------------------------------------------------ unregistered senders
 
     def _on_hello(self, event: Received, message: Hello, now: float) -> None:
         state = self._state
@@ -162,7 +162,7 @@ class Admission:
             self._requests.driver_joined(message, ranges[0] if ranges else [], now)
 
     def _on_stranger(self, event: Received, message: WireMessage) -> None:
-        """A peer of a broker before this one, one declared lost, or one that was fenced."""
+        """Answer an unregistered sender: a peer of an earlier broker, or one that was lost or fenced."""
         if isinstance(message, Goodbye):
             return
         if isinstance(message, Fragment) and message.runner in self._state.fenced:
@@ -172,7 +172,7 @@ class Admission:
 
 
 def _learner_ranges(message: Hello, payload: tuple[Buffer, ...]) -> list[list[FragmentRange]]:
-    """What a learner has trained, then what each of its updates in training takes."""
+    """Parse a learner's HELLO payload: trained ranges, then the ranges of each update in training."""
     num_updates = len(message.training_updates)
     if len(message.training_attempts) != num_updates or len(payload) != 2 + 2 * num_updates:
         raise SchemaError(f"a learner's HELLO with {num_updates} updates came with {len(payload)} frames")

@@ -1,4 +1,4 @@
-"""The broker, without its sockets: typed events in, instructions out, time passed in.
+"""The broker's state machine: typed events in, instructions out, time as an argument.
 
 ```
  runners ── FRAGMENT ─► accept ─► ledger ─► exact shards ─► learners ── UPDATE_DONE ─► commit
@@ -8,11 +8,11 @@
  rank 0 ── WEIGHTS ─► store ─► PUB, SNAPSHOT
 ```
 
-Promises. An accepted fragment is trained exactly once in a lineage or dropped with a counted reason;
-``sampled = trained + dropped + pending`` at every moment. Every rank trains exactly its share of a
-batch. Weights versions rise per generation. Any peer, and the broker itself, may die, come back, or
-lose, repeat and reorder messages: what is unanswered is sent again, what is repeated is recognised,
-and a new broker rebuilds its ledger from what runners, learners and the driver still hold.
+Guarantees. An accepted fragment is trained exactly once in a lineage or dropped with a counted reason;
+``sampled = trained + dropped + pending`` always holds. Every rank trains exactly its share of a batch.
+Weights versions increase per generation. Any peer, and the broker itself, may die, come back, or lose,
+repeat and reorder messages: unanswered messages are sent again, repeated ones are recognised, and a new
+broker rebuilds its ledger from what runners, learners and the driver still hold.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ _FORGET_EVERY_S = 10.0
 
 
 class BrokerCore:
-    """See the module's head: it sends each event to the part that it concerns, and looks at the clock.
+    """The broker's state machine: dispatches each event to its part and checks the timers.
 
     Args:
         options: See `BrokerOptions`.
 
     Attributes:
-        more_status: Called for what STATUS says beyond `status`: what only the I/O side knows.
+        more_status: Returns additional STATUS fields that only the I/O side knows.
     """
 
     def __init__(self, options: BrokerOptions) -> None:
@@ -132,7 +132,7 @@ class BrokerCore:
         }
 
     def handle(self, event: BrokerEvent, now: float) -> list[Instruction]:
-        """One event in, what to do about it out.
+        """Process one event and return the resulting instructions.
 
         Args:
             event: What happened. Messages must have been decoded by `messages.decode_message`.
@@ -164,14 +164,14 @@ class BrokerCore:
         return out
 
     def stop(self, reason: str) -> list[Instruction]:
-        """Says goodbye to everyone."""
+        """Return a GOODBYE for every peer."""
         for peer in self.state.by_routing.values():
             self.state.send(peer, Goodbye(reason))
         out, self.state.out = self.state.out, []
         return out
 
     def status(self) -> dict[str, Any]:
-        """Everything an observer may want to see, as plain values; ages in seconds."""
+        """Return the broker's state for observers, as plain values; ages in seconds."""
         return status_of(self.state, self.state.now)
 
     # ------------------------------------------------------------------ messages
@@ -254,7 +254,7 @@ class BrokerCore:
             state.send(state.driver, progress_of(state, self._watch.patience_s()))
 
     def _forgive_absence(self, now: float) -> None:
-        """Where no tick came for long this process was stopped: it was away, not its peers."""
+        """Discount a time without ticks: this process was stopped, not its peers."""
         away = now - self._ticked_at if self._ticked_at is not None else 0.0
         self._ticked_at = now
         if away < self.options.peer_timeout_s / 2:

@@ -1,10 +1,10 @@
-"""The broker's delivery: each rank gets its shard until it says READY; when all have, all get TRAIN.
+"""Delivery of shards to the ranks until all are READY, and then of TRAIN.
 
 ```
  planned ─► SHARD_PLAN, SHARD… ─► READY of every rank ─► TRAIN, in order of updates
 ```
 
-Whatever a rank lacks by its own heartbeat is sent again.
+What a rank lacks according to its heartbeat is sent again.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """See the module's head."""
+    """Sends shards and TRAIN to the ranks, and repeats what was lost."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
     def begin(self, run: Run, now: float) -> None:
-        """An update was planned."""
+        """Send the shards of a newly planned update."""
         for rank in range(run.num_ranks):
             run.sent_at[rank] = now
             self._send_shard(run, rank)
 
     def on_ready(self, message: ShardReady, now: float) -> None:
-        """A rank has decoded its shard; when all have, they are told to train."""
+        """Record that a rank has decoded its shard; send TRAIN once all have."""
         run = self._state.run_of(message.update_id, message.attempt)
         if run is None or run.generation != message.generation:
             return
@@ -40,7 +40,7 @@ class Delivery:
             self._train_ready(now)
 
     def _train_ready(self, now: float) -> None:
-        """TRAIN goes out in order of updates: as long as one may be planned anew, so may the next."""
+        """Send TRAIN in order of updates: while one may still be replanned, so may the next."""
         for _, run in sorted(self._state.runs.items()):
             if not run.is_training:
                 if len(run.ready) < run.num_ranks:
@@ -51,7 +51,7 @@ class Delivery:
                     self._send_train(run, rank)
 
     def on_learner_state(self, peer: Peer, message: LearnerState, now: float) -> None:
-        """Sends again what a rank lacks and should have had by now."""
+        """Send again what a rank lacks and should have received by now."""
         state, rank = self._state, peer.hello.rank
         if message.generation != state.generation:
             return

@@ -1,4 +1,4 @@
-"""The broker's leases: which runner samples next, how much, under which weights."""
+"""Granting of leases: which runner samples next, how much, under which weights."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
 __all__ = ["Grants"]
 
 _LEAST_MAX_S = 0.05
-_SLACK = 2.0  # times what a lease should take
-_FRESH = 0.75  # of the time until data is too old
-_PATIENCE = 5.0  # times a runner's longest usual vector step
+_SLACK = 2.0  # times the expected duration of a lease
+_FRESH = 0.75  # fraction of the time until data is too old
+_PATIENCE = 5.0  # times the 99th percentile of a runner's vector steps
 
 
 class Grants:
-    """Grants leases for the update that is being collected; see `leases` for how much."""
+    """Grants leases for the update being collected; `protocol.leases` sizes them."""
 
     def __init__(self, state: BrokerState, store: Store) -> None:
         self._state = state
         self._store = store
 
     def returned(self, peer: Peer, message: LeaseReturned) -> None:
-        """A runner gives a lease back."""
+        """End a lease that its runner returned."""
         lease = self._state.leases.leases.get(message.lease_id)
         if lease is not None and lease.peer == peer.uuid:
             self._state.leases.end(message.lease_id)
 
     def heartbeat(self, peer: Peer, message: RunnerState, now: float) -> None:
-        """Leases that the runner never got are granted anew; a runner that moves keeps those it has."""
+        """Renew the leases of a runner that makes progress; end those that it never received."""
         state = self._state
         if not message.is_sampling:
             peer.watch.idle(now)
@@ -46,9 +46,9 @@ class Grants:
                 state.leases.end(lease.lease_id)
 
     def expire(self, now: float) -> None:
-        """Others sample what a runner without progress holds, or one that should have delivered long ago.
+        """End the leases of runners without progress or long overdue, so that others sample the steps.
 
-        Only where another one is free to do so: else nothing would be won, and what comes late be wasted.
+        Leases end only while another runner is free; otherwise late fragments would be wasted for nothing.
         """
         state = self._state
         leases = state.leases
@@ -67,16 +67,16 @@ class Grants:
                 state.notify("lease_expired", "runner", holder.hello.name, detail)
 
     def _due_at(self, holder: Peer, lease: GrantedLease) -> float:
-        """When the runner's oldest lease should have been fulfilled, whatever progress it shows."""
+        """Return when the runner's oldest lease should have been fulfilled, regardless of progress."""
         expected_s = lease.max_s
-        if not expected_s:  # it was granted to a runner on its own
+        if not expected_s:  # granted while this was the only runner
             pace = holder.pace.env_steps_per_s
             expected_s = _SLACK * lease.num_env_steps / pace if pace else lease.timeout_s
         late_s = max(lease.timeout_s, _PATIENCE * holder.watch.usual_s())
         return max(lease.granted_at, holder.fragment_at) + expected_s + late_s
 
     def progress(self, now: float) -> None:
-        """Grants whatever may be granted."""
+        """Grant all leases that may be granted now."""
         state = self._state
         if state.is_paused or state.weights is None or state.driver is None:
             return
@@ -93,7 +93,7 @@ class Grants:
             self._grant_ahead(terms, now)
 
     def _grant_exact(self, update: OpenUpdate, now: float) -> None:
-        """Staleness 0: just what the batch still lacks, under exactly its weights."""
+        """Staleness 0: grant exactly what the batch still lacks, under exactly its weights."""
         state = self._state
         assert state.weights is not None
         if (
@@ -124,8 +124,8 @@ class Grants:
                 if not num_steps:
                     break
                 if state.leases.num_of_peer(peer.uuid) and num_steps < update.fragment_length:
-                    # Near the end of a batch nothing is granted ahead: the rest is planned when it
-                    # is known exactly, by whoever is free (and as in a run of one process).
+                    # No second lease near the end of a batch: the rest is granted to free runners once
+                    # it is known exactly (as in a run of one process).
                     continue
                 self._grant(peer, update, update.update_id, num_steps, now)
                 granted += 1
@@ -134,7 +134,7 @@ class Grants:
                 return
 
     def _grant_ahead(self, terms: OpenUpdate, now: float) -> None:
-        """Staleness >= 1: as much as the slots allow, under the latest weights."""
+        """Staleness >= 1: grant as much as the slots allow, under the latest weights."""
         state = self._state
         if state.connector_version < terms.connector_version:
             return
@@ -171,7 +171,7 @@ class Grants:
                 progress = True
 
     def _has_window(self, peer: Peer, terms: OpenUpdate, batch: int) -> bool:
-        """Whether the runner may run ahead of the update that is being collected."""
+        """Return whether the runner may sample ahead of the update being collected."""
         state, options = self._state, self._state.options
         record = state.ledger.runner(peer.uuid, peer.incarnation)
         held = state.leases.num_of_peer(peer.uuid)
@@ -189,7 +189,7 @@ class Grants:
         return max(1, sum(not peer.is_suspect for peer in self._state.runners.values()))
 
     def _mean_pace(self) -> float:
-        """Env steps per second of a runner, on average of those of which it is known; 0 if of none."""
+        """Return the mean env steps per second of the runners whose pace is known; 0 if none is."""
         paces = [
             peer.pace.env_steps_per_s
             for peer in self._state.runners.values()
@@ -198,8 +198,10 @@ class Grants:
         return sum(paces) / len(paces) if paces else 0.0
 
     def _max_s(self, peer: Peer, num_env_steps: int, terms: OpenUpdate) -> float:
-        """When a lease is cut so that others sample the rest of it: a runner that has become slow would
-        let them wait, and deliver what is too old by then. 0 (never) for a runner on its own."""
+        """Return the time after which a lease is cut short and others sample the rest; 0: never (a single runner).
+
+        A runner that has become slow would otherwise delay the others and deliver stale data.
+        """
         if len(self._state.runners) < 2:
             return 0.0
         timeout_s = terms.lease_timeout_s
@@ -209,10 +211,10 @@ class Grants:
         return max(_LEAST_MAX_S, min(max_s, self._fresh_s(terms)))
 
     def _fresh_s(self, terms: OpenUpdate) -> float:
-        """For how long what is sampled now is likely to be young enough for an update to come.
+        """Return for how long data sampled now is likely to be fresh enough for a later update.
 
-        Data of version v is planned for update v + L at the latest, which happens about L - 1 updates from now; for
-        L = 1, while the next one is trained.
+        With `max_policy_lag` L, data of version v is planned for update v + L at the latest, which happens about
+        L - 1 updates from now; for L = 1, while the next one is trained.
         """
         pace = self._state.commit_pace.env_steps_per_s
         if terms.staleness == 0 or terms.max_policy_lag < 0 or not pace:
@@ -220,20 +222,20 @@ class Grants:
         return _FRESH * max(1, terms.max_policy_lag - 1) * self._state.batch_of(terms) / pace
 
     def _counted_envs(self, peer: Peer) -> int:
-        """Env steps per vector step to expect: what others have shown, until the runner has itself."""
+        """Return the expected env steps per vector step: bounded by other runners' until it has delivered."""
         most_shown = self._state.most_envs
         return (
             peer.hello.num_envs if peer.has_worked or not most_shown else min(peer.hello.num_envs, most_shown)
         )
 
     def _full_length(self, peer: Peer, terms: OpenUpdate) -> int:
-        """Vector steps of its full lease: a small one for a runner among others that has shown nothing yet."""
+        """Return the vector steps of a full lease; a runner that has not delivered yet gets a small one."""
         if peer.has_worked or len(self._state.runners) < 2:
             return terms.fragment_length
         return small_lease(terms.fragment_length)
 
     def _candidates(self) -> list[Peer]:
-        """Runners that may get a lease: those without one first, then by turn."""
+        """Return the runners that may get a lease: those without one first, then by turn."""
         state = self._state
         free = [uuid for uuid in state.leases.available if not state.runners[uuid].is_suspect]
         in_turn = state.leases.in_turn(free)

@@ -1,4 +1,4 @@
-"""Which peers hang: registered, connected, and yet not doing what they should."""
+"""Detection of hung peers: registered and connected, but silent or without progress."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """Tells the driver of runners and ranks whose event loop is silent, of ranks that hold up the others, and of
-    those that the driver expects and that do not register (`RollCall`): a restarted broker knows nobody.
+    """Reports to the driver runners and ranks that are silent, ranks that block the others, and expected peers
+    that have not registered (`RollCall`).
 
-    A silent runner that the driver does not expect came from outside. Nobody can ask it, so it counts as lost: the
-    transport may not notice a host that hears nothing until its farewell arrives. It registers again when it can.
+    A silent runner that the driver does not expect is external. No supervisor can check it, so it counts as lost;
+    it registers again when it can. The transport may notice an unreachable host only much later.
 
-    A runner whose environments hang ends by itself (see `roles.runner.env_watchdog`).
+    A runner whose environments hang exits by itself (see `roles.runner.env_watchdog`).
     """
 
     def __init__(self, state: BrokerState, door: Door) -> None:
@@ -33,7 +33,7 @@ class Watch:
         )
 
     def learner_reports(self, peer: Peer, message: LearnerState, now: float) -> None:
-        """A rank's heartbeat."""
+        """Handle a rank's heartbeat."""
         if message.generation != self._state.generation:
             return
         if message.generation != self._generation:
@@ -42,7 +42,7 @@ class Watch:
         peer.has_worked |= message.progress > 0
         is_training = 2 in message.phases
         self._ranks.heard(peer.uuid, message.progress, message.next_update, now, is_training=is_training)
-        # Alone it has nobody who waits for it: its own pace counts.
+        # A single rank has no others waiting for it: it is judged by its own pace.
         if is_training:
             if peer.watch.stamp(message.progress, now):
                 self._state.moved("training", now)
@@ -50,7 +50,7 @@ class Watch:
             peer.watch.idle(now)
 
     def driver_expects(self, peer: Peer, message: DriverState) -> None:
-        """The driver's heartbeat."""
+        """Handle the driver's heartbeat: the peers that it expects."""
         self._expected_by = peer.uuid
         self._expected = [
             *(("runner", name) for name in message.runners),
@@ -58,7 +58,7 @@ class Watch:
         ]
 
     def patience_s(self) -> float:
-        """How long one of those at work on the next update may be silent without being taken for hung."""
+        """Return how long a peer working on the next update may be silent before it counts as hung."""
         state = self._state
         if state.next_commit not in state.runs:
             at_work = (peer for peer in state.runners.values() if state.leases.of_peer(peer.uuid))
@@ -68,14 +68,14 @@ class Watch:
         return max((peer.watch.hung_after_s() for peer in state.ranks.values()), default=0.0)
 
     def forgive(self, away_s: float, now: float) -> None:
-        """This broker was stopped for so long."""
+        """Discount a time in which this broker was stopped."""
         for peer in self._state.by_routing.values():
             peer.forgive(away_s, now)
         self._ranks.forgive(away_s, now)
         self._roll_call.forgive(away_s, now)
 
     def tick(self, now: float) -> None:
-        """Looks at everybody."""
+        """Check all peers."""
         state = self._state
         for peer in (*state.runners.values(), *state.ranks.values()):
             if not peer.is_late and peer.has_worked and peer.silence.is_late(now):
@@ -99,7 +99,7 @@ class Watch:
     def _call_the_roll(self, now: float) -> None:
         state = self._state
         if state.driver is None or state.driver.uuid != self._expected_by:
-            self._expected = []  # the next one says whom it expects
+            self._expected = []  # a new driver names the peers that it expects
         here = [("runner", peer.hello.name) for peer in state.runners.values()]
         here += [("learner", peer.hello.name) for peer in state.ranks.values()]
         self._roll_call.look(self._expected, here, now)

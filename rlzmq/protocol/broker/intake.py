@@ -1,10 +1,10 @@
-"""The broker's intake: every fragment accepted once, recognised when it comes again, or refused with a reason.
+"""Intake of fragments: each is accepted once, recognised as a duplicate, or refused with a reason.
 
 ```
- FRAGMENT ─► from its own runner? ─► possible? ─► its lease ends ─► new, fit, of this lineage, room? ─► ledger
+ FRAGMENT ─► from its own runner? ─► plausible? ─► its lease ends ─► new, valid, of this lineage, room? ─► ledger
                      │ no               │ no                                │ no
                      ▼                  ▼                                   ▼
-                 an offence         an offence            refused: counted, and its runner told
+                 violation          violation             refused: counted, and the runner informed
 ```
 """
 
@@ -22,15 +22,14 @@ from rlzmq.wire.schema import FragmentId
 
 __all__ = ["Intake"]
 
-# Sequence numbers ahead of the first that is not done with: a runner's unfinished ones are far fewer.
+# Bound of sequence numbers ahead of the watermark: a runner's unfinished fragments are far fewer.
 _MAX_SEQ_AHEAD = 65_536
 
 
 class Intake:
-    """Takes fragments into the ledger, and tells their runners what has become of them.
+    """Accepts fragments into the ledger and acknowledges them to their runners.
 
-    What it refuses for what no runner of this version sends, it refuses by `SchemaError`, before anything
-    has changed.
+    Protocol violations raise `SchemaError` before any state has changed.
     """
 
     def __init__(self, state: BrokerState) -> None:
@@ -39,10 +38,10 @@ class Intake:
     # ------------------------------------------------------------------ fragments
 
     def on_fragment(self, peer: Peer, event: Received, now: float) -> None:
-        """A registered runner delivers.
+        """Handle a fragment from a registered runner.
 
         Raises:
-            SchemaError: The fragment is another runner's, or its numbers cannot be true.
+            SchemaError: The fragment is from another runner, or its numbers are impossible.
         """
         state, message = self._state, event.message
         assert isinstance(message, Fragment)
@@ -61,7 +60,7 @@ class Intake:
             state.receipts.accept(peer.uuid, message.seq)
             self._tell_committed(peer)
             return
-        if fragment in state.ledger.entries:  # whatever would be said of a new one: its runner must keep it
+        if fragment in state.ledger.entries:  # skip the checks of new fragments: its runner must keep it
             state.ledger.accounting.num_duplicates += 1
             self._accepted(peer, fragment)
             return
@@ -104,14 +103,14 @@ class Intake:
             peer.shown_envs = shown
             state.note_envs()
         if entry.done >= entry.num_steps:
-            # Empty, or trained under an earlier broker, which may have died before its report.
+            # Empty, or trained under an earlier broker that may have died before the report.
             state.to_be_reported(entry)
         state.journal.accepted(fragment, peer.hello.name, event.frames)
         self._accepted(peer, fragment)
 
     def _newest(self) -> tuple[int, int] | None:
-        """The newest (generation, version) of weights that anybody can have; None: this broker is new, and may know
-        less than a runner."""
+        """Return the newest (generation, version) of weights that any peer can have; None if a restarted
+        broker does not know it yet."""
         state = self._state
         if state.weights is None or not state.group_is_complete:
             return None
@@ -120,17 +119,17 @@ class Intake:
         )
 
     def _is_of_a_lost_branch(self, message: Fragment) -> bool:
-        """Sampled with weights that a rank published, died with, and that the others train again."""
+        """Return whether it was sampled with weights that died with their rank and are trained again."""
         newest = self._newest()
         return newest is not None and message.generation < newest[0] and message.weights_version > newest[1]
 
     def _accepted(self, peer: Peer, fragment: FragmentId) -> None:
-        """Its runner is told, once the journal has it."""
+        """Acknowledge a fragment, unless the journal withholds it."""
         if not self._state.journal.is_withheld(fragment):
             self._state.receipts.accept(peer.uuid, fragment.seq)
 
     def _end_lease(self, peer: Peer, message: Fragment, now: float) -> GrantedLease | None:
-        """The lease that this fragment fulfils, which is over now; None if it was over before."""
+        """End and return the lease that this fragment fulfils; None if it had ended before."""
         leases = self._state.leases
         lease = leases.leases.get(message.lease_id)
         if lease is None or lease.peer != peer.uuid:
@@ -142,12 +141,12 @@ class Intake:
         return lease
 
     def _refuse(self, peer: Peer, message: Fragment, reason: DropReason) -> None:
-        """Counts it; its runner need not keep it."""
+        """Count a refused fragment; its runner may forget it."""
         self._state.ledger.refuse(message.fragment_id, message.num_env_steps, reason)
         self._state.receipts.may_forget(peer.uuid, peer.incarnation).commit(message.seq)
 
     def _overruns(self, peer: Peer, num_bytes: int) -> bool:
-        """Whether a fragment that no lease asked for is more than a runner may have kept for a new broker."""
+        """Return whether a fragment without a lease exceeds what a runner may send again to a new broker."""
         state, options = self._state, self._state.options
         if state.ledger.num_bytes + num_bytes <= options.resent_bytes:
             return False
@@ -155,34 +154,36 @@ class Intake:
         return state.ledger.runner(peer.uuid, peer.incarnation).uncommitted_bytes + num_bytes > share
 
     def on_fenced_fragment(self, event: Received, message: Fragment) -> None:
-        """Of a process that was superseded, and is not registered any more."""
+        """Refuse a fragment from a fenced process."""
         state = self._state
         record = state.ledger.runners.get((message.runner, message.incarnation))
         if record is not None and _is_plausible(message, _num_bytes(event), record):
             state.ledger.refuse(message.fragment_id, message.num_env_steps, "fenced")
         state.send(event.peer, Rejected(message.seq, "fenced", "superseded by a newer process"))
 
-    # ------------------------------------------------------------------ what runners know
+    # ------------------------------------------------------------------ acknowledgements
 
     def on_runner_state(self, peer: Peer, message: RunnerState) -> None:
-        """What a runner says in its heartbeat that it does not hold any more.
+        """Handle the part of a runner's heartbeat that names the fragments it no longer holds.
 
         Raises:
-            SchemaError: It cannot have had so many.
+            SchemaError: The runner cannot have sent that many fragments.
         """
         state = self._state
         record = state.ledger.runner(peer.uuid, peer.incarnation)
         if not 0 <= message.first_unacked <= record.watermark + _MAX_SEQ_AHEAD:
-            raise SchemaError(f"{message.first_unacked} fragments are done with, of {record.watermark}")
+            raise SchemaError(
+                f"first_unacked is {message.first_unacked}, but {record.watermark} are committed"
+            )
         peer.first_unacked = max(peer.first_unacked, message.first_unacked)
         record.commit_below(message.first_unacked)
         forgettable = state.receipts.may_forget(peer.uuid, peer.incarnation)
         forgettable.commit_below(message.first_unacked)
         if forgettable.watermark > message.first_unacked:
-            self._tell_committed(peer)  # the COMMITTED before was lost
+            self._tell_committed(peer)  # the last COMMITTED was lost
 
     def acknowledge(self) -> None:
-        """Tells runners what was accepted (unless a lease told them) and what they may forget."""
+        """Tell runners which fragments were accepted (unless a lease did) and which they may forget."""
         state, receipts = self._state, self._state.receipts
         state.take_committed()
         for runner, incarnation in receipts.take_news():
@@ -205,7 +206,7 @@ def _num_bytes(event: Received) -> int:
 
 
 def _is_plausible(message: Fragment, num_bytes: int, record: RunnerRecord) -> bool:
-    """Whether a fragment's numbers can be true: an env step takes a byte at the very least."""
+    """Return whether a fragment's numbers are possible: an env step takes at least one byte."""
     return (
         0 <= message.num_env_steps <= num_bytes
         and 0 <= message.seq <= record.watermark + _MAX_SEQ_AHEAD
@@ -214,7 +215,7 @@ def _is_plausible(message: Fragment, num_bytes: int, record: RunnerRecord) -> bo
 
 
 def _why_not(message: Fragment, newest: tuple[int, int] | None, leased_env_steps: int | None) -> str | None:
-    """What makes a fragment unacceptable, if anything."""
+    """Return why a fragment is invalid, or None."""
     num_steps = message.num_env_steps
     if leased_env_steps is not None and num_steps > leased_env_steps:
         return f"{message.fragment_id}: {num_steps} env steps for a lease of {leased_env_steps}"

@@ -1,4 +1,4 @@
-"""What the broker does about its journal: acknowledgements that were withheld, fragments that come back."""
+"""The broker's reaction to journal events: withheld acknowledgements and restored fragments."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["on_journal"]
 def on_journal(
     state: BrokerState, event: JournalSynced | JournalFailed | JournalRecalled, now: float
 ) -> None:
-    """Something happened on disk."""
+    """Handle a journal event."""
     if isinstance(event, JournalRecalled):
-        if event.generation == state.min_generation:  # else this lineage is over already
+        if event.generation == state.min_generation:  # else the lineage has ended
             for item in event.fragments:
                 _give_back(state, item, now)
         return
     if isinstance(event, JournalFailed):
         due = state.journal.failed()
-        state.notify("journal_failed", "broker", "broker", f"{event.detail}; going on without it")
+        state.notify("journal_failed", "broker", "broker", f"{event.detail}; the run continues without it")
     else:
         due = state.journal.synced(event.number)
     for fragment in due:
@@ -35,7 +35,7 @@ def _acknowledge(state: BrokerState, fragment: FragmentId) -> None:
 
 
 def _give_back(state: BrokerState, item: Recalled, now: float) -> None:
-    """As if its runner had sent it just now; what does not fit any more is dropped with its reason."""
+    """Accept a restored fragment as if its runner had just sent it, or drop it with its reason."""
     message = item.message
     entry = state.ledger.accept(
         message.fragment_id,

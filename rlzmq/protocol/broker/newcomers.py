@@ -1,7 +1,7 @@
-"""Processes from outside that registered and have not worked yet: so many are remembered, and no more.
+"""A bounded memory of external processes that have registered and not delivered anything yet.
 
-Whoever holds a key may say HELLO under ever new names. What a runner has delivered is remembered for long; of one
-that has delivered nothing nothing is lost, so the broker forgets it first.
+A holder of a key may send HELLO under any number of names. Records of runners that delivered are kept for long;
+those of runners that did not can be forgotten without loss, so they are removed first.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 __all__ = ["Newcomer", "Newcomers"]
 
-# More than a host has runners; a record takes about 1 kB.
+# More than the runners of one host; a record takes about 1 kB.
 _MAX_PER_ORIGIN = 1024
 _MAX_IN_ALL = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A process by what the broker knows it by."""
+    """The identity of a registered process."""
 
     role: str
     name: str
@@ -28,7 +28,7 @@ class Newcomer:
 
 
 class Newcomers:
-    """By origin: a key's role and an address."""
+    """Newcomers by origin: the role of the key, and the address."""
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[str, Newcomer]] = {}
@@ -40,11 +40,11 @@ class Newcomers:
     def add(
         self, origin: str, newcomer: Newcomer, is_connected: Callable[[Newcomer], bool]
     ) -> Newcomer | None:
-        """Remember one.
+        """Add a newcomer.
 
         Returns:
-            Another that is to be forgotten for it: of the origin that has too many, else the most; first who is
-            not connected any more, then who came first.
+            Another newcomer to forget if there are too many: from this origin if it has too many, else from the
+            origin with the most; disconnected ones first, then the oldest.
         """
         self.worked(newcomer.uuid)
         known = self._of.setdefault(origin, OrderedDict())
@@ -67,7 +67,7 @@ class Newcomers:
         return leaving
 
     def worked(self, uuid: str) -> None:
-        """It is none any more; or never was one."""
+        """Remove a process that has worked; no effect if it is not a newcomer."""
         origin = self._origins.pop(uuid, None)
         if origin is not None:
             del self._of[origin][uuid]

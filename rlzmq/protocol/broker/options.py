@@ -1,4 +1,4 @@
-"""How a broker behaves: its timers, limits and patience."""
+"""Options of the broker: timers and limits."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ HEARTBEAT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """How a broker behaves. Durations in seconds.
+    """Timers and limits of the broker. Durations in seconds.
 
     Attributes:
-        run_id: Of the run; peers of another one are refused.
-        incarnation: Rises with every start of the run's broker, e.g. milliseconds of wall time.
-        heartbeat_s: How often everyone reports.
-        peer_timeout_s: A peer silent for this long is lost (the transport usually knows sooner).
-        driver_timeout_s: Without a driver for this long the broker stops.
-        resend_s: Before something unanswered is sent again.
-        recovery_grace_s: How long a restarted broker waits for runners to send again what an update
-            that was trained meanwhile has used, so that its report is complete.
-        max_leases_per_runner: 1 would idle a runner for a round trip between two leases.
-        window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not run
-            ahead of the update that is being collected.
-        memory_bytes: Fragments held, and those still to come of leases, beyond which nobody may run ahead.
-        resent_bytes: Fragments held beyond which a runner may add no more than its share of `memory_bytes`
-            without a lease, as it does to a broker that was restarted.
-        forget_after_s: A runner that was away for so long is forgotten; it may not come back.
-        death_limit: A fragment in flight at so many learner deaths is quarantined.
-        push_weights_below_bytes: Larger weights are only announced; receivers ask for them.
-        journal: Accepted fragments are acknowledged once a journal on disk holds them.
-        first_hung_after_s: Least limit before the first minibatch of a rank that is alone; it learns its own
-            pace then (see `ProgressWatch`).
-        late_after_s: A peer at work that says nothing for so long, or that other ranks wait for, is
-            looked after; see `SilenceWatch` and `RankWatch`.
-        rank_first_hung_after_s: The latter's limit until every rank has trained an update.
+        run_id: Id of the run; peers of another run are refused.
+        incarnation: Increases with every start of the run's broker, e.g. milliseconds of wall time.
+        heartbeat_s: Interval of all heartbeats.
+        peer_timeout_s: A peer silent for this long is lost (the transport usually notices sooner).
+        driver_timeout_s: The broker stops after this long without a driver.
+        resend_s: Time until an unanswered message is sent again.
+        recovery_grace_s: How long a restarted broker waits for runners to send fragments again that an
+            update trained meanwhile has used, so that its report is complete.
+        max_leases_per_runner: With 1, a runner would idle for a round trip between two leases.
+        window_messages, window_bytes: Uncommitted fragments per runner beyond which it may not sample
+            ahead of the update being collected.
+        memory_bytes: Bytes of held and leased fragments beyond which no runner may sample ahead.
+        resent_bytes: Bytes of held fragments beyond which a runner may add only its share of `memory_bytes`
+            without a lease, as runners do after a restart of the broker.
+        forget_after_s: A runner absent for this long is forgotten and may not come back.
+        death_limit: A fragment is quarantined after this many learner deaths while it was trained.
+        push_weights_below_bytes: Larger weights are only announced; receivers request them.
+        journal: Acknowledge accepted fragments only once a journal on disk holds them.
+        first_hung_after_s: Lower bound of the hang limit before the first minibatch of a single rank;
+            later limits follow its pace (see `ProgressWatch`).
+        late_after_s: Least silence of a working peer, or least wait for a rank, that is reported; see
+            `SilenceWatch` and `RankWatch`.
+        rank_first_hung_after_s: The limit of `RankWatch` until every rank has trained an update.
     """
 
     run_id: str

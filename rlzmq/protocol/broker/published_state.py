@@ -1,7 +1,7 @@
-"""The broker's store: the newest weights and connector state, for whoever lacks them.
+"""The newest weights and connector state, and their distribution to runners.
 
 ```
- rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to one that joins late or asks
+ rank 0 ── WEIGHTS ──► store ─► PUB to all runners; SNAPSHOT to one that joins late or requests it
  driver ── CONNECTOR_STATE ──► store ─► each runner, before its next lease
 ```
 """
@@ -18,7 +18,7 @@ __all__ = ["Store"]
 
 
 class Store:
-    """Takes only what is newer than what it has; of the rank 0 of this generation."""
+    """Holds the newest weights, from rank 0 of the current generation, and the newest connector state."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -27,7 +27,7 @@ class Store:
     # ------------------------------------------------------------------ weights
 
     def put_weights(self, peer: Peer, event: Received, now: float) -> None:
-        """A rank publishes."""
+        """Store and publish weights from rank 0 if they are newer."""
         state, message = self._state, event.message
         assert isinstance(message, Weights)
         if peer.hello.rank != 0 or message.generation != state.generation or not event.payload:
@@ -44,14 +44,14 @@ class Store:
         self.release_published()
 
     def release_published(self) -> None:
-        """Slots whose weights are out are free again."""
+        """Free the slots of updates whose weights were published."""
         state = self._state
         if state.weights is not None:
             for update_id in [u for u in state.unpublished if u < state.weights.version]:
                 del state.unpublished[update_id]
 
     def ask_for_weights(self, now: float) -> None:
-        """Rank 0 has newer weights than the store: its message was lost, or this broker is new."""
+        """Request weights from rank 0 if it has newer ones: a message was lost, or this broker is new."""
         state = self._state
         rank_0 = state.ranks.get(0)
         if rank_0 is None or now - self._asked_at < state.options.resend_s:
@@ -62,7 +62,7 @@ class Store:
             state.send(rank_0, SnapshotRequest(*have))
 
     def on_snapshot_request(self, peer: Peer, event: Received, now: float) -> None:
-        """A runner lacks what its lease names."""
+        """Send a runner the weights or connector state that its lease requires and it lacks."""
         state, message = self._state, event.message
         assert isinstance(message, SnapshotRequest)
         if state.weights is not None and state.weights.order > (message.generation, message.version):
@@ -72,7 +72,7 @@ class Store:
             self.send_connector_state(peer)
 
     def _publication(self) -> Buffer:
-        """What goes out on PUB: the weights themselves, or a notice if they are large."""
+        """Return the frame for PUB: the weights themselves, or a notice if they are large."""
         state = self._state
         assert state.weights is not None
         if state.weights.num_bytes <= state.options.push_weights_below_bytes:
@@ -82,7 +82,7 @@ class Store:
     # ------------------------------------------------------------------ connector state
 
     def put_connector_state(self, peer: Peer, event: Received, now: float) -> None:
-        """The driver has merged what the runners said."""
+        """Store the driver's merged connector state if it is newer."""
         state, message = self._state, event.message
         assert isinstance(message, ConnectorState)
         if message.version > state.connector_version and event.payload:
@@ -90,7 +90,7 @@ class Store:
             state.connector_message = (message, event.payload[0])
 
     def send_connector_state(self, peer: Peer) -> None:
-        """The newest connector state, if this runner was not sent it yet."""
+        """Send the newest connector state if this runner has not received it."""
         state = self._state
         if state.connector_message is not None and peer.connector_version < state.connector_version:
             peer.connector_version = state.connector_version
@@ -100,7 +100,7 @@ class Store:
     # ------------------------------------------------------------------ both
 
     def greet(self, peer: Peer) -> None:
-        """A joining runner gets the newest connector state and weights without asking."""
+        """Send the newest connector state and weights to a runner that joins."""
         state = self._state
         if state.connector_message is not None:
             message, blob = state.connector_message

@@ -1,4 +1,4 @@
-"""What runners are to be told of their fragments: accepted; and later, may be forgotten."""
+"""Pending acknowledgements of fragments: accepted, and later, may be forgotten."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["Receipts"]
 
 
 class Receipts:
-    """Acknowledgements on their way to runners.
+    """Acknowledgements to be sent to runners.
 
-    A runner keeps a fragment until it *may be forgotten*: it is done with, and the driver has the report that
-    says so. That is later than the ledger's committed, because a broker after this one makes reports that
-    the driver lacks anew, from what runners send it again.
+    A runner keeps a fragment until it *may be forgotten*: it is committed and the driver has the report of its
+    end. Committed alone is not enough, because a restarted broker rebuilds missing reports from the fragments
+    that runners send again.
     """
 
     def __init__(self) -> None:
@@ -26,45 +26,45 @@ class Receipts:
     # ------------------------------------------------------------------ accepted
 
     def accept(self, runner: str, seq: int) -> None:
-        """This fragment is in the ledger (and on disk, if there is a journal)."""
+        """Acknowledge a fragment that is in the ledger (and on disk, if there is a journal)."""
         self._accepted.setdefault(runner, set()).add(seq)
 
     def take_accepted(self, runner: str) -> Spans:
-        """Accepted sequence numbers that this runner was not told of yet."""
+        """Return and clear the accepted sequence numbers not yet sent to this runner."""
         return to_spans(self._accepted.pop(runner, ()))
 
     def runners_to_tell(self) -> list[str]:
-        """Runners for whom `take_accepted` has something."""
+        """Return the runners for which `take_accepted` is not empty."""
         return list(self._accepted)
 
     # ------------------------------------------------------------------ may be forgotten
 
     def may_forget(self, runner: str, incarnation: int) -> RunnerRecord:
-        """What this runner need not keep any more; commit to it what it will be told of anyway."""
+        """Return the record of the fragments that this runner may forget."""
         return self._forgettable.setdefault((runner, incarnation), RunnerRecord())
 
     def let_go(self, fragment: FragmentId) -> None:
-        """The driver has the report of this fragment's end: its runner is told soon."""
+        """Let the runner forget a fragment: the driver has the report of its end."""
         self.may_forget(fragment.runner, fragment.incarnation).commit(fragment.seq)
         self._news_for.add((fragment.runner, fragment.incarnation))
 
     def let_go_below(self, fragment: FragmentId) -> None:
-        """The same of all this runner's fragments before this one."""
+        """Let the runner forget all fragments before this one."""
         self.may_forget(fragment.runner, fragment.incarnation).commit_below(fragment.seq)
         self._news_for.add((fragment.runner, fragment.incarnation))
 
     def take_news(self) -> list[tuple[str, int]]:
-        """(runner, incarnation) of those that may forget more than they were told, in a fixed order."""
+        """Return (runner, incarnation) of runners that may forget more since the last call, sorted."""
         news = sorted(self._news_for)
         self._news_for.clear()
         return news
 
-    # ------------------------------------------------------------------ who is gone
+    # ------------------------------------------------------------------ removed runners
 
     def forget_peer(self, runner: str) -> None:
-        """It is not registered any more: it asks again should it come back."""
+        """Discard the acknowledgements of a runner that is no longer registered; it asks again on return."""
         self._accepted.pop(runner, None)
 
     def forget_record(self, runner: str, incarnation: int) -> None:
-        """It may not come back."""
+        """Discard the record of a runner that may not come back."""
         self._forgettable.pop((runner, incarnation), None)

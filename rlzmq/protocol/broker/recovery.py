@@ -1,7 +1,7 @@
-"""What stands and what is planned anew, when ranks die, register again, or this broker is a new one.
+"""Recovery of updates in flight when ranks die or register again, or the broker restarts.
 
-What a rank has trained, or was told to train, stands: this broker believes it, whoever planned it. Everything
-else is given back and planned again, with whoever is there.
+An update that a rank has trained, or was told to train, is kept, even if an earlier broker planned it. All others
+are released and planned again for the current group.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ __all__ = ["Recovery"]
 
 
 class Recovery:
-    """Keeps the updates in flight true to what the learner group remembers."""
+    """Keeps the updates in flight consistent with the learner group's memory."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    # ------------------------------------------------------------------ what ranks remember
+    # ------------------------------------------------------------------ learners' memory
 
     def learner_joined(
         self, peer: Peer, trained: list[FragmentRange], training: list[list[FragmentRange]]
     ) -> None:
-        """A rank registered (again): believe what it trained and what it is told to train."""
+        """Adopt the updates that a registering rank has trained or was told to train."""
         hello = peer.hello
         self.note_trained(trained)
         for update_id, attempt, ranges in zip(
             hello.training_updates, hello.training_attempts, training, strict=True
         ):
             self.adopt(update_id, attempt, ranges)
-        self._state.group_next_update = None  # looked at again as soon as the group is complete
+        self._state.group_next_update = None  # recomputed once the group is complete
 
     def note_trained(self, ranges: list[FragmentRange]) -> None:
-        """Believes a learner; a plan made before it said so may hold what is trained: made anew."""
+        """Mark ranges that a learner has trained as done, and release plans that contain them."""
         state = self._state
         for fragment, first, num_steps in ranges:
             entry = state.ledger.entries.get(fragment)
             if entry is not None and first + num_steps >= entry.num_steps:
-                state.to_be_reported(entry)  # the broker that had it trained may have died before
+                state.to_be_reported(entry)  # an earlier broker may have died before its report
         state.ledger.note_trained(ranges)
         for run in sorted(state.runs.values(), key=lambda run: run.update_id):
             if not run.is_training and any(self._is_done(item) for item in run.ranges):
@@ -48,7 +48,7 @@ class Recovery:
                 return
 
     def adopt(self, update_id: int, attempt: int, ranges: list[FragmentRange]) -> None:
-        """An update that learners train or trained under a plan that this broker did not make."""
+        """Adopt an update that learners train or have trained under another broker's plan."""
         state = self._state
         if state.next_commit is not None and update_id < state.next_commit:
             return
@@ -72,20 +72,22 @@ class Recovery:
             is_training=True,
         )
 
-    # ------------------------------------------------------------------ a group anew
+    # ------------------------------------------------------------------ a complete group
 
     def on_group_complete(self) -> None:
-        """All ranks of a generation are here: what none of them trains or has trained is planned
-        (again). In a group that just formed all agree; in one that a restarted broker meets, some
-        ranks may be an update ahead of others that are about to finish it."""
+        """Release updates that no rank of the complete group trains or has trained, to be planned again.
+
+        The ranks of a newly formed group agree on the next update. When a restarted broker meets a running
+        group, some ranks may be one update ahead of others that are about to finish it.
+        """
         state = self._state
         updates = [peer.next_update for peer in state.ranks.values()]
         if state.next_commit is not None and max(updates) < state.next_commit:
-            return  # they went back to a checkpoint: the driver's RESET is on its way
+            return  # the group restored a checkpoint: the driver's RESET will follow
         if max(peer.hello.lineage for peer in state.ranks.values()) > state.min_generation:
-            return  # so it is here, to the very update that is due; what is held may be trained already
+            return  # the same, to the very update that is due: held fragments may be trained already
         state.group_next_update = max(updates)
-        # Updates run in order: behind one that nobody was told to train, nobody has begun.
+        # Updates run in order: after one without TRAIN, none can have begun.
         begun = max(updates)
         while begun in state.runs and state.runs[begun].is_training:
             begun += 1
@@ -100,7 +102,7 @@ class Recovery:
                 self.release(run.update_id)
 
     def _blame_deaths(self, run: Run) -> None:
-        """Counts the death of a rank against the fragments it was training."""
+        """Count a rank's death against the fragments it was training, and quarantine those above the limit."""
         state = self._state
         if not run.is_training or run.update_id != state.next_commit:
             return
@@ -119,7 +121,7 @@ class Recovery:
                 state.drop(entry, "quarantined")
 
     def set_aside(self, fragment: FragmentId, event: str, detail: str) -> None:
-        """Quarantines an unusable fragment where it is still here, counts it against its runner, tells the driver."""
+        """Quarantine an unusable fragment if it is still held, count it against its runner, notify the driver."""
         state = self._state
         entry, peer = state.ledger.entries.get(fragment), state.runners.get(fragment.runner)
         if entry is not None:
@@ -132,7 +134,7 @@ class Recovery:
         state.notify(event, "runner", name, detail)
 
     def release(self, from_update: int = -1) -> None:
-        """Gives back what these updates have taken; those before them keep theirs."""
+        """Release the steps of updates from `from_update` on; earlier updates keep theirs."""
         state = self._state
         for update_id in [u for u in state.runs if u >= from_update]:
             state.ledger.release(state.runs.pop(update_id).ranges)

@@ -1,4 +1,4 @@
-"""The broker's door: who is registered, under which incarnation, in which learner generation."""
+"""Registration of peers: names, incarnations, fencing, and the learner generation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ROLES = frozenset({"runner", "learner", "driver", "observer"})
 class Door:
     """Registers, fences and forgets peers.
 
-    One name belongs to one process at a time: a newer one (a higher incarnation, or a new process
-    that asks for one) fences its predecessor, whose later messages are refused and counted. A runner from
-    outside must name the process that it replaces, as long as that one is registered.
+    One name belongs to one process at a time: a newer process (with a higher incarnation, or that asks for
+    one) fences its predecessor, whose later messages are refused and counted. An external runner must name
+    the process that it replaces while that one is registered.
     """
 
     def __init__(self, state: BrokerState, store: Store) -> None:
@@ -31,11 +31,11 @@ class Door:
         self._store = store
 
     def hello(self, routing: bytes, hello: Hello, now: float, origin: str = "") -> Peer | None:
-        """Registers a peer; refuses it, or ignores a HELLO that came late or twice, and returns None.
+        """Register a peer and return it; None if it was refused, or the HELLO was late or a duplicate.
 
         Args:
-            routing: Where it came from.
-            hello: What it says.
+            routing: Routing id of the sender.
+            hello: The message.
             now: Seconds.
             origin: See `Received`.
         """
@@ -73,7 +73,7 @@ class Door:
             peer.silence, peer.pace = previous.silence, previous.pace
             peer.is_overdue, peer.shown_envs = previous.is_overdue, previous.shown_envs
             peer.num_offences, peer.num_unusable = previous.num_offences, previous.num_unusable
-            peer.has_worked = previous.has_worked and hello.role == "runner"  # a rank's new group starts anew
+            peer.has_worked = previous.has_worked and hello.role == "runner"  # a new group has not worked yet
         else:
             peer.silence = SilenceWatch(state.options.heartbeat_s, state.options.late_after_s)
         peer.silence.heard(now)
@@ -83,7 +83,7 @@ class Door:
         return peer
 
     def forget(self, peer: Peer, event: str, detail: str = "") -> None:
-        """A peer left or was lost: its leases are free, what it delivered stays."""
+        """Unregister a peer that left or was lost; its leases are freed, its fragments kept."""
         state = self._state
         state.by_routing.pop(peer.routing, None)
         role = peer.hello.role
@@ -99,7 +99,7 @@ class Door:
         state.notify(event, role, peer.hello.name, detail)
 
     def expel(self, peer: Peer, detail: str) -> None:
-        """Its process may not come back; a new one of its name may."""
+        """Unregister and fence a peer's process; a new process may take its name."""
         self._state.fence(peer.uuid)
         self._state.send(peer, Refused("expelled", detail[:1000], peer.hello.generation))
         self.forget(peer, "expelled", detail)
@@ -107,7 +107,7 @@ class Door:
     # ------------------------------------------------------------------ private
 
     def _make_room(self, origin: str, newcomer: Newcomer) -> None:
-        """Somebody comes from outside: of too many who have not worked yet one is turned away."""
+        """Add an external newcomer, and turn another away if there are too many."""
         state = self._state
         connected = {peer.uuid: peer for peer in state.by_routing.values()}
         leaving = state.newcomers.add(origin, newcomer, lambda other: other.uuid in connected)
@@ -164,7 +164,7 @@ class Door:
         if hello.uuid in state.fenced:
             return "fenced", f"{hello.name!r} was superseded by a newer process of that name"
         if hello.role == "learner":
-            # Generations fence learners: a dead rank's successor is always of a later one.
+            # Learners are fenced by generation: a dead rank's successor always has a later one.
             newest = max(state.generation, state.min_generation)
             if hello.generation < newest:
                 return "fenced", f"the learners are at generation {newest}, this one is of {hello.generation}"
@@ -177,7 +177,7 @@ class Door:
         known = state.names.get((hello.role, hello.name))
         if known is None or known[0] == hello.uuid:
             return None
-        # Names from outside, name@host, are no secret; the uuid of a name's process is known to who started it.
+        # External names (name@host) are public; only the process's launcher knows its uuid.
         if (
             hello.role == "runner"
             and "@" in hello.name
@@ -240,7 +240,7 @@ class Door:
             state.notify("joined", hello.role, hello.name, f"incarnation {peer.incarnation}")
 
     def _turn_away_strangers(self) -> None:
-        """A driver came: whoever registered before it, for another config or version, is refused now."""
+        """Refuse peers that registered before the driver with another config or version."""
         state = self._state
         for peer in list(state.by_routing.values()):
             refusal = None if peer is state.driver else self._mismatch(peer.hello)

@@ -1,7 +1,7 @@
-"""The broker's reports: one per committed update, made once and repeated until the driver has it.
+"""Reports of committed updates to the driver: made once per update and repeated until confirmed.
 
-With it the driver gets the metas of fragments that ended since the last one, and their runners' watermarks.
-Once it has a report, runners may forget the fragments in it, and learners the update.
+A report carries the metas of fragments that ended since the last one, and their runners' watermarks. Once
+the driver has it, runners may forget those fragments, and learners the update.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ __all__ = ["Reports"]
 
 
 class Reports:
-    """See the module's head."""
+    """Makes, repeats and confirms the reports."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
     def make(self, run: Run, opened: OpenedUpdate, num_kept: int, versions: list[int], now: float) -> None:
-        """An update is committed: tell the driver.
+        """Make and send the report of a committed update.
 
         Args:
-            run, opened: Of the update.
-            num_kept: By how many env steps the trained ones of the account have become more.
-            versions: Weights versions of the fragments that it trained.
-            now: When it was committed.
+            run, opened: Plan and request of the update.
+            num_kept: Change in the account's trained env steps.
+            versions: Weights versions of the trained fragments.
+            now: Time of the commit.
         """
         state = self._state
         accounting = state.ledger.accounting
@@ -61,18 +61,18 @@ class Reports:
         self._send(kept, now)
 
     def send_all(self, now: float) -> None:
-        """A driver registered: it gets whatever it has not confirmed."""
+        """Send all unconfirmed reports to a driver that registered."""
         for report in self._state.reports.values():
             self._send(report, now)
 
     def send_again(self, now: float) -> None:
-        """Reports that the driver does not seem to have."""
+        """Send again the reports that were not confirmed in time."""
         for report in self._state.reports.values():
             if now - report.sent_at >= self._state.options.resend_s:
                 self._send(report, now)
 
     def driver_has(self, next_report: int) -> None:
-        """Reports below are not needed any more, nor are the learners' memories of those updates."""
+        """Discard reports below `next_report`, and let learners forget those updates."""
         state = self._state
         for update_id in [u for u in state.reports if u < next_report]:
             self._let_go(state.reports.pop(update_id))
@@ -80,7 +80,7 @@ class Reports:
                 self.confirm(peer, update_id)
 
     def give_up(self) -> None:
-        """The driver went back to a checkpoint: it wants none of them."""
+        """Discard all reports after the driver returned to a checkpoint."""
         state = self._state
         for report in state.reports.values():
             self._let_go(report)
@@ -88,7 +88,7 @@ class Reports:
         state.ledger.tell_again()
 
     def confirm(self, peer: Peer, update_id: int) -> None:
-        """UPDATE_COMMITTED to a rank, with what runners have forgotten so that it may, too."""
+        """Send UPDATE_COMMITTED to a rank, with the fragments that runners have forgotten and it may forget too."""
         state = self._state
         forgotten = pack_ranges(
             FragmentRange(FragmentId(runner.uuid, runner.incarnation, runner.first_unacked), 0, 0)

@@ -1,4 +1,4 @@
-"""What the driver asks of the broker: updates, lineages, pauses; and where it stands when it comes."""
+"""Requests of the driver: updates, lineages, pauses; and its state when it registers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["Requests"]
 
 
 class Requests:
-    """The driver's word counts, within its lineage: what it said in an earlier one is void."""
+    """Handles the driver's messages; those of an earlier lineage are ignored."""
 
     def __init__(self, state: BrokerState, recovery: Recovery, reports: Reports) -> None:
         self._state = state
         self._recovery = recovery
         self._reports = reports
 
-    # ------------------------------------------------------------------ it comes
+    # ------------------------------------------------------------------ registration
 
     def driver_joined(self, hello: Hello, watermarks: list[FragmentRange], now: float) -> None:
-        """The driver says from where on it lacks reports, and which lineage it is in.
+        """Adopt the lineage and the reported updates of a driver that registered.
 
-        What it has beyond this broker's own commits was committed and reported by an earlier one.
+        Updates that it has reports of, beyond this broker's commits, were committed by an earlier broker.
 
         Args:
             hello: Its HELLO.
-            watermarks: Per runner the first fragment that it has no report of.
+            watermarks: The first unreported fragment of each runner.
             now: Seconds.
         """
         self._state.driver_seen_at = now
@@ -46,12 +46,12 @@ class Requests:
                 state.drop(entry, "rolled_back")
         self._reports.driver_has(next_report)
         self._reports.send_all(now)
-        for fragment, _, _ in watermarks:  # an earlier broker saw to it
+        for fragment, _, _ in watermarks:  # reported by an earlier broker
             state.ledger.disown_below(*fragment)
             state.receipts.let_go_below(fragment)
 
     def _take_over(self, hello: Hello) -> None:
-        """Counts on from the driver's accounts, less what was taken over or trained here already."""
+        """Add the driver's counts, less those already counted here."""
         accounting = self._state.ledger.accounting
         dropped = {
             reason: max(0, count - accounting.dropped.get(reason, 0))
@@ -60,14 +60,14 @@ class Requests:
         accounting.add_base(max(0, hello.trained - accounting.trained), dropped)
 
     def on_driver_state(self, message: DriverState) -> None:
-        """Which reports it has."""
+        """Handle the driver's heartbeat: the reports that it has."""
         if message.min_generation == self._state.min_generation:
             self._reports.driver_has(message.next_report)
 
-    # ------------------------------------------------------------------ it asks
+    # ------------------------------------------------------------------ requests
 
     def on_open_update(self, peer: Peer, event: Received, now: float) -> None:
-        """The driver asks for an update; one asked for before is ignored."""
+        """Open an update; repeated requests are ignored."""
         state, update = self._state, event.message
         assert isinstance(update, OpenUpdate)
         if update.min_generation != state.min_generation:
@@ -79,7 +79,7 @@ class Requests:
             state.terms = update
 
     def on_reset(self, peer: Peer, event: Received, now: float) -> None:
-        """A new lineage: what was sampled for the old one is dropped."""
+        """Begin a new lineage; fragments of the old one are dropped."""
         state, message = self._state, event.message
         assert isinstance(message, Reset)
         if message.generation <= state.min_generation:
@@ -106,12 +106,12 @@ class Requests:
         state.journal.begin_lineage(message.next_update)
 
     def on_pause(self, peer: Peer, event: Received, now: float) -> None:
-        """PAUSE or RESUME: whether leases are granted."""
+        """Handle PAUSE or RESUME: whether leases are granted."""
         assert isinstance(event.message, Pause | Resume)
         self._state.is_paused = isinstance(event.message, Pause)
 
     def on_config(self, peer: Peer, event: Received, now: float) -> None:
-        """The run's config, for whoever asks for it before HELLO."""
+        """Store the run's config for processes that request it before HELLO."""
         assert isinstance(event.message, Config)
         if event.payload:
             self._state.config = (event.message, event.payload[0])

@@ -1,4 +1,4 @@
-"""What the broker knows: its peers, the learner group, the open updates, the ledger, the weights."""
+"""The broker's state: peers, the learner group, open updates, the ledger, the weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rlzmq.wire.schema import FragmentId
 
 __all__ = ["BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 
-# Fenced processes are remembered so that their late messages are refused, not welcomed anew.
+# Fenced processes are remembered so that their late messages and HELLOs are refused.
 _MAX_FENCED = 10_000
-# Names and HELLOs of processes that are gone are remembered up to here.
+# Remembered names and HELLO ids, including those of processes that are gone.
 _MAX_KNOWN = 65_536
-# Runners that delivered something and are away.
+# Absent runners that have delivered something.
 _MAX_ABSENT = 4096
-# Notices about peers from outside: so many at once, so many per second; what they do may be repeated without end.
+# Rate limit of notices about external peers, which may provoke any number of them.
 _NOTICE_BURST = 200
 _NOTICES_PER_S = 20
 
@@ -39,18 +39,18 @@ class Peer:
     """A registered peer.
 
     Attributes:
-        routing: Where to send to; changes when the peer reconnects.
-        next_update: Of a learner: first update it has not trained.
-        is_suspect: It let a lease expire, or hangs, and showed no progress since.
-        is_overdue: Of a runner: it let a lease lapse although it showed progress, and delivered nothing since.
-        shown_envs: Of a runner: env steps of its largest fragment, at most its `num_envs`; 0 before the first.
-        has_worked: A runner's samples were accepted, a rank has entered a collective: it is past its start.
-        is_late: It should have said something by now.
-        first_unacked: Of a runner: what it said last.
-        sampled: Of a runner: env steps accepted from it.
-        num_offences: Messages that no peer of this version sends; see `BrokerCore`.
-        num_unusable: Of a runner: fragments that learners could not use.
-        pace, fragment_at: Of a runner: how fast it samples; when its last fragment came.
+        routing: Routing id; changes when the peer reconnects.
+        next_update: Learner: first update it has not trained.
+        is_suspect: It let a lease expire, or hangs, and has shown no progress since.
+        is_overdue: Runner: a lease expired despite its progress, and it has delivered nothing since.
+        shown_envs: Runner: env steps of its largest fragment, at most its `num_envs`; 0 before the first.
+        has_worked: The runner's samples were accepted, or the rank has entered a collective.
+        is_late: A report of it is overdue.
+        first_unacked: Runner: value of its last heartbeat.
+        sampled: Runner: env steps accepted from it.
+        num_offences: Protocol violations; see `Admission.offend`.
+        num_unusable: Runner: fragments that learners could not use.
+        pace, fragment_at: Runner: its sampling speed, and when its last fragment arrived.
     """
 
     routing: bytes
@@ -76,17 +76,17 @@ class Peer:
 
     @property
     def uuid(self) -> str:
-        """Of the peer's process."""
+        """Id of the peer's process."""
         return self.hello.uuid
 
     def heard(self, now: float) -> None:
-        """It said something."""
+        """Record a message from the peer."""
         self.heard_at = now
         self.silence.heard(now)
         self.is_late = False
 
     def forgive(self, away_s: float, now: float) -> None:
-        """This broker was away for so long, not the peer."""
+        """Discount a time in which this broker was stopped."""
         self.heard_at = min(now, self.heard_at + away_s)
         self.silence.forgive(away_s, now)
         self.watch.forgive(away_s, now)
@@ -94,7 +94,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class OpenedUpdate:
-    """An update that the driver asked for and that is not committed yet."""
+    """An update that the driver requested and that is not committed yet."""
 
     terms: OpenUpdate
     at: float
@@ -102,15 +102,15 @@ class OpenedUpdate:
 
 @dataclass(slots=True)
 class Run:
-    """One update from its plan to its commitment.
+    """One update from its plan to its commit.
 
     Attributes:
-        shards: Per rank, what it trains; empty if adopted from an earlier broker's plan.
+        shards: Ranges that each rank trains; empty if adopted from an earlier broker's plan.
         ranges: All shards, in order.
-        is_training: TRAIN was sent: the plan stands until the generation ends.
-        results: Per rank, what its UPDATE_DONE brought.
-        trained_steps: Per rank, env steps that it trained, repetitions counted.
-        left_out: Steps that made the loss not finite, as the ranks found out.
+        is_training: TRAIN was sent: the plan is fixed until the generation ends.
+        results: Results of each rank's UPDATE_DONE.
+        trained_steps: Env steps that each rank trained, repetitions counted.
+        left_out: Steps that made the loss non-finite, as reported by the ranks.
         planned_at: When its batch was complete; None if adopted.
     """
 
@@ -138,8 +138,7 @@ class Run:
 
     @property
     def num_trained_steps(self) -> int:
-        """Env steps trained by all ranks, repetitions counted; of those whose UPDATE_DONE went with them, as many
-        as of the others."""
+        """Env steps trained by all ranks, repetitions counted; estimated for ranks that died before UPDATE_DONE."""
         if not self.trained or not self.trained_steps:
             return self.num_steps if self.trained else 0
         return round(sum(self.trained_steps.values()) * self.num_ranks / len(self.trained_steps))
@@ -147,11 +146,11 @@ class Run:
 
 @dataclass(slots=True)
 class KeptReport:
-    """A report until the driver has it.
+    """A report that the driver has not confirmed.
 
     Attributes:
-        settled: Fragments that are done with it: their runners may forget them once the driver has it,
-            since a broker after this one would make the report anew from what they send again.
+        settled: Fragments that end with it. Their runners keep them until the driver has the report, so that a
+            restarted broker could rebuild it.
     """
 
     message: UpdateReport
@@ -161,7 +160,7 @@ class KeptReport:
 
 
 class BrokerState:
-    """Shared by the parts of `BrokerCore`; they change it and collect instructions in ``out``."""
+    """State shared by the parts of `BrokerCore`, which change it and collect instructions in ``out``."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self.options = options
@@ -171,7 +170,7 @@ class BrokerState:
         # peers
         self.by_routing: dict[bytes, Peer] = {}
         self.runners: dict[str, Peer] = {}
-        self.most_envs = 0  # that a runner here has shown
+        self.most_envs = 0  # largest `shown_envs` of the registered runners
         self.ranks: dict[int, Peer] = {}
         self.driver: Peer | None = None
         self.names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
@@ -193,13 +192,13 @@ class BrokerState:
         self.terms: OpenUpdate | None = None
         self.runs: dict[int, Run] = {}
         self.reports: dict[int, KeptReport] = {}
-        self.commit_pace = Pace()  # env steps that are committed per second
+        self.commit_pace = Pace()  # committed env steps per second
         self.committed_at: float | None = None
         self.next_attempt = first_number(options.incarnation)
         self.unpublished: dict[int, int] = {}
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
-        self.settled: list[FragmentId] = []  # done with, for the next report
-        self.blamed: list[tuple[str, str]] = []  # runners of unusable fragments, and why: to be looked at
+        self.settled: list[FragmentId] = []  # committed fragments for the next report
+        self.blamed: list[tuple[str, str]] = []  # runners of unusable fragments, and why
         self.is_paused = False
         # data
         self.ledger = Ledger()
@@ -223,12 +222,12 @@ class BrokerState:
     # ------------------------------------------------------------------ sending
 
     def send(self, peer: Peer | bytes, message: WireMessage, payload: tuple[Buffer, ...] = ()) -> None:
-        """Adds a Send."""
+        """Add a Send instruction."""
         routing = peer if isinstance(peer, bytes) else peer.routing
         self.out.append(Send(routing, message, payload))
 
     def notify(self, event: str, role: str, name: str, detail: str = "") -> None:
-        """Tells the driver, now or when it registers; of peers from outside no more than it can read."""
+        """Send the driver a notice, now or when it registers; notices about external peers are rate-limited."""
         if (role == "observer" or "@" in name) and not self._may_notify():
             self.num_notices_left_out += 1
             return
@@ -248,18 +247,18 @@ class BrokerState:
         return True
 
     def moved(self, phase: Literal["collecting", "training"], now: float) -> None:
-        """Somebody did something; it counts where the next update is in that phase."""
+        """Record progress, if the next update is in this phase."""
         if (phase == "training") == (self.next_commit in self.runs):
             self.num_moves += 1
             self.moved_at = now
 
     def still_s(self, now: float) -> float:
-        """Seconds since anybody did something for the next update; 0 where none is asked for."""
+        """Return the seconds since the last progress of the next update; 0 if none is open."""
         opened = self.open.get(self.next_commit) if self.next_commit is not None else None
         return now - max(self.moved_at, opened.at) if opened is not None and not self.is_paused else 0.0
 
     def count_refused(self, reason: str) -> None:
-        """Counts a refused message."""
+        """Count a refused message."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     # ------------------------------------------------------------------ facts
@@ -271,7 +270,7 @@ class BrokerState:
 
     @property
     def next_plan(self) -> int | None:
-        """The update that is being collected: the first without a run."""
+        """The update being collected: the first without a run."""
         if self.next_commit is None:
             return None
         update_id = self.next_commit
@@ -280,21 +279,21 @@ class BrokerState:
         return update_id
 
     def run_of(self, update_id: int, attempt: int) -> Run | None:
-        """The update in flight, if it still is this attempt."""
+        """Return the update in flight if it has this attempt; else None."""
         run = self.runs.get(update_id)
         return run if run is not None and run.attempt == attempt else None
 
     def terms_of(self, update_id: int) -> OpenUpdate | None:
-        """What the driver asked for; None if the update is not open."""
+        """Return the driver's request; None if the update is not open."""
         opened = self.open.get(update_id)
         return opened.terms if opened is not None else None
 
     def batch_of(self, update: OpenUpdate) -> int:
-        """Env steps of the whole batch."""
+        """Return the env steps of the whole batch."""
         return update.steps_per_rank * update.num_ranks
 
     def version_bounds(self, update: OpenUpdate) -> tuple[int, int | None]:
-        """Oldest and newest weights version whose data the update may train."""
+        """Return the oldest and newest weights versions whose data the update may train."""
         if update.staleness == 0:
             return update.weights_version, update.weights_version
         if update.max_policy_lag < 0:
@@ -304,17 +303,17 @@ class BrokerState:
         return update.weights_version - lag, None
 
     def note_envs(self) -> None:
-        """A runner has shown what it can do, or has gone."""
+        """Update `most_envs` after a runner delivered or left."""
         self.most_envs = max((peer.shown_envs for peer in self.runners.values()), default=0)
 
     def fence(self, uuid: str) -> None:
-        """This process was superseded."""
+        """Refuse this process from now on."""
         self.fenced[uuid] = None
         while len(self.fenced) > _MAX_FENCED:
             self.fenced.popitem(last=False)
 
     def know(self, hello: Hello, incarnation: int) -> None:
-        """This process has this name now, and this was its newest HELLO."""
+        """Record a process as the owner of its name, with its newest HELLO."""
         self.hello_ids[hello.uuid] = hello.hello_id
         self.hello_ids.move_to_end(hello.uuid)
         name = hello.role, hello.name
@@ -326,7 +325,7 @@ class BrokerState:
             self.names.popitem(last=False)
 
     def forget_newcomer(self, newcomer: Newcomer) -> None:
-        """As if it had never come."""
+        """Remove all records of a newcomer."""
         self.hello_ids.pop(newcomer.uuid, None)
         name = newcomer.role, newcomer.name
         if self.names.get(name, ("", 0))[0] == newcomer.uuid:
@@ -335,9 +334,9 @@ class BrokerState:
             self._forget_runner(newcomer.uuid, newcomer.incarnation)
 
     def forget_absent(self, now: float) -> None:
-        """Forgets runners that were away for too long, or are the longest away of too many.
+        """Forget runners that were absent for too long, and the longest absent if there are too many.
 
-        Should one come back after all, it is refused.
+        A forgotten runner that comes back is refused.
         """
         absent: list[tuple[float, str, int]] = []
         for (uuid, incarnation), record in list(self.ledger.runners.items()):
@@ -361,19 +360,19 @@ class BrokerState:
         self.newcomers.worked(uuid)
 
     def drop(self, entry: Entry, reason: DropReason) -> None:
-        """Drops an entry's free steps; its meta still reaches the driver."""
+        """Drop an entry's free steps; its meta still reaches the driver."""
         self.to_be_reported(entry)
         self.journal.dropped(entry.id, reason)
         self.ledger.drop(entry, reason)
 
     def take_committed(self) -> None:
-        """What the ledger is done with goes into the next report."""
+        """Move newly committed fragments from the ledger to the next report."""
         committed = self.ledger.pop_committed()
         self.settled.extend(committed)
         self.journal.settled(committed)
 
     def to_be_reported(self, entry: Entry) -> None:
-        """The driver gets this fragment's meta with the next report, once."""
+        """Add a fragment's meta to the next report, once."""
         if not entry.is_reported:
             entry.is_reported = True
             self.to_report.append((entry.id, entry.size, entry.frames[-1] if len(entry.frames) > 1 else b""))

@@ -1,4 +1,4 @@
-"""What the broker tells of itself: STATUS for whoever looks on, PROGRESS for its driver. It only reads."""
+"""Read-only views of the broker's state: STATUS for observers, PROGRESS for the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["progress_of", "status_of"]
 
 
 def status_of(state: BrokerState, now: float) -> dict[str, Any]:
-    """Everything an observer may want to see, as plain values; ages in seconds."""
+    """Return the broker's state for observers, as plain values; ages in seconds."""
     accounting = state.ledger.accounting
     leases = {uuid: state.leases.of_peer(uuid) for uuid in state.runners}
     oldest = next(iter(state.ledger.entries.values()), None)
@@ -56,7 +56,7 @@ def status_of(state: BrokerState, now: float) -> dict[str, Any]:
 
 
 def progress_of(state: BrokerState, patience_s: float) -> Progress:
-    """How far the update that is being collected is, for the driver."""
+    """Return the progress of the update being collected, for the driver."""
     update_id = state.next_plan if state.next_plan is not None else 0
     update = state.terms_of(update_id)
     oldest, newest = state.version_bounds(update) if update is not None else (-1, None)

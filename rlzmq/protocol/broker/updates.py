@@ -1,4 +1,4 @@
-"""The broker's updates: exact batches planned, delivered, trained once, committed in order.
+"""Life of an update: an exact batch is planned, delivered, trained once, and committed in order.
 
 ```
  open ─► collected ─► planned: SHARD_PLAN, SHARD… ─► all ranks READY ─► TRAIN ─► all DONE ─► committed
@@ -24,7 +24,7 @@ __all__ = ["Updates"]
 
 
 class Updates:
-    """See the module's head. `progress` does whatever has become possible."""
+    """Plans and commits updates; `progress` does what has become possible."""
 
     def __init__(
         self, state: BrokerState, store: Store, recovery: Recovery, delivery: Delivery, reports: Reports
@@ -35,10 +35,10 @@ class Updates:
         self._delivery = delivery
         self._reports = reports
 
-    # ------------------------------------------------------------------ what ranks say
+    # ------------------------------------------------------------------ messages of ranks
 
     def on_shard_refused(self, message: ShardRefused) -> None:
-        """A rank cannot use a fragment: drop it and plan again."""
+        """Drop a fragment that a rank cannot use, and plan the update again."""
         state = self._state
         run = state.run_of(message.update_id, message.attempt)
         if run is None or run.is_training:
@@ -52,7 +52,7 @@ class Updates:
         state.drop(entry, "rejected")
 
     def on_update_done(self, peer: Peer, event: Received, now: float) -> None:
-        """A rank trained (or skipped) an update."""
+        """Record that a rank has trained (or skipped) an update."""
         state, message = self._state, event.message
         assert isinstance(message, UpdateDone)
         if message.rank != peer.hello.rank:
@@ -82,7 +82,7 @@ class Updates:
     # ------------------------------------------------------------------ progress
 
     def progress(self, now: float) -> None:
-        """Commits what is trained, drops what is too old, plans what is covered."""
+        """Commit trained updates, drop stale data, and plan updates whose batch is complete."""
         if self._state.group_is_complete and self._state.group_next_update is None:
             self._recovery.on_group_complete()
         while self._commit_next(now):
@@ -136,7 +136,7 @@ class Updates:
         state.unpublished[run.update_id] = run.num_steps
         self._store.release_published()
         if update.staleness == 0:
-            # Whatever is left was sampled for this exact batch or before it.
+            # Remaining data was sampled for this batch or an earlier one.
             self._drop_older(update.weights_version + 1, "surplus")
         self._reports.make(run, opened, num_kept, versions, now)
 
@@ -150,7 +150,7 @@ class Updates:
             return False
         if not state.group_is_complete or update_id < state.group_next_update:
             return False
-        # While an update trains, the next may be delivered; on-policy there is nothing to deliver.
+        # The next update may be delivered while one trains; on-policy its data cannot exist yet.
         if len(state.runs) >= (1 if update.staleness == 0 else 2):
             return False
         oldest, newest = state.version_bounds(update)
@@ -164,7 +164,7 @@ class Updates:
             if entry.version >= oldest and (newest is None or entry.version <= newest)
         ]
         if update.staleness == 0:
-            # Which rank trains what shall not depend on who was first by a millisecond.
+            # The assignment to ranks must not depend on the order of arrival.
             entries.sort(key=lambda entry: (entry.runner_name, entry.id))
         if update.keeps_episodes:
             ranges = take_steps(state.ledger, entries, batch)

@@ -1,4 +1,4 @@
-"""Who waits for whom, in words: the back-pressure table of a run, live."""
+"""Description of what each role of a run is waiting for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["waits_of"]
 
 
 def waits_of(state: BrokerState, now: float) -> list[str]:
-    """A line per role that waits, the one that holds up the next update first."""
+    """Return one line per waiting role, first the one that blocks the next update."""
     update_id = state.next_commit
     if state.driver is None:
         return ["broker: waits for a driver"]
