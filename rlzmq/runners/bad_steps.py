@@ -1,4 +1,4 @@
-"""What becomes of sampled steps that no loss can use: cut out and counted where they are rare, else the run's end."""
+"""Removes sampled steps that no loss can use; counts them, and ends the run if they are frequent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 from rlzmq.core.errors import EnvironmentError_
 from rlzmq.episodes.bad_values import BadValue, BadValues, find_bad_values
-from rlzmq.runners.env_failures import FailingRunner, WayThere, describe_runner
+from rlzmq.runners.env_failures import FailingRunner, Reproduction, describe_runner
 
 __all__ = ["BadSteps"]
 
 _logger = logging.getLogger("rlzmq.runners")
 
-# So many may happen at once; more must be rarer than this share of the env steps, of which the last ones count.
+# This many are tolerated at once; beyond that, they must be rarer than this share of the recent env steps.
 _MAX_NUM, _MAX_SHARE = 4, 0.01
 _REMEMBERED_STEPS = 10_000
 _LOG_EVERY_S = 60.0
@@ -24,31 +24,31 @@ _MAX_LOOKED_AT = 100
 class _Runner(FailingRunner, Protocol):
     def _drop_unfinished_episodes(self) -> None: ...
 
-    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None: ...
+    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None: ...
 
 
 class BadSteps:
-    """Looks at every batch of a runner before anybody else does.
+    """Checks every batch of a runner before anything else reads it.
 
     Args:
-        runner: Who sampled them.
+        runner: The runner that sampled the batches.
     """
 
     def __init__(self, runner: _Runner) -> None:
         self._runner = runner
-        self._num_steps = self._num_bad = 0.0  # both halved from time to time: what is long ago counts less
+        self._num_steps = self._num_bad = 0.0  # both halved regularly: recent steps count more
         self._num_untold = 0
         self._told_at: float | None = None
 
     def cut_out_of(self, batch: Any) -> tuple[Any, int]:
-        """The batch without its unusable steps, and how many they are.
+        """Return the batch without its unusable steps, and the number of steps removed.
 
-        Where an episode goes on from an unusable one, all unfinished episodes are dropped, and the next sample
-        resets the environments: what follows may be unusable for ever.
+        If an episode continues from an unusable step, all unfinished episodes are dropped and the next sample resets
+        the environments, since every later step could be unusable too.
 
         Raises:
-            EnvironmentError_: Too much of what the environments return is unusable; has `way_there`.
-            ValueError: The module's outputs are, for observations that are not.
+            EnvironmentError_: Too many values returned by the environments are unusable; has `way_there`.
+            ValueError: The module's outputs are unusable for usable observations.
         """
         num_steps = batch.num_env_steps
         found = find_bad_values(batch)
@@ -78,7 +78,7 @@ class BadSteps:
                 f"{self._describe(value)} {share}: correct the module, or look at its weights (a lr too high, "
                 "no grad_clip)."
             )
-        how = "How it came there is not known." if way is None else str(way)
+        how = "The steps that led to it are not known." if way is None else str(way)
         failure = EnvironmentError_(
             f"{self._describe(value)} {how} {share}: correct the environment, or clean what it returns in a wrapper."
         )
@@ -94,13 +94,13 @@ class BadSteps:
         _logger.warning(
             "%s %s %d env steps around such values were left out (in the account: not_finite).",
             self._describe(value),
-            "How it came there is not known." if way is None else way,
+            "The steps that led to it are not known." if way is None else way,
             self._num_untold,
         )
         self._told_at, self._num_untold = now, 0
 
-    def _best_known(self, batch: Any, found: BadValues) -> tuple[BadValue, WayThere | None]:
-        """One that can be reproduced, if there is any; else the first."""
+    def _best_known(self, batch: Any, found: BadValues) -> tuple[BadValue, Reproduction | None]:
+        """Return a value that can be reproduced, if there is one; else the first."""
         of_envs = [value for value in found.values if value.is_of_env][:_MAX_LOOKED_AT]
         for value in of_envs:
             way = self._runner._way_to(batch, value)

@@ -1,4 +1,4 @@
-"""What becomes of an environment's exception: go on with a new one, or stop and say how to reproduce it."""
+"""Handles environment exceptions: recreate the environment, or stop with the steps that reproduce the failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlzmq.core.printable import cut
 from rlzmq.core.tracebacks import place_of, shows_all_frames
 from rlzmq.core.tree import tree_map, tree_unstack
 
-__all__ = ["EnvFailures", "FailingRunner", "WayThere", "close_env", "describe_runner"]
+__all__ = ["EnvFailures", "FailingRunner", "Reproduction", "close_env", "describe_runner"]
 
 _logger = logging.getLogger("rlzmq.runners")
 _WINDOW_S = 60.0
@@ -27,7 +27,7 @@ _MAX_SHOWN = 50  # actions in an error's text
 
 
 class FailingRunner(Protocol):
-    """What is read of an `EnvRunner`, and counted in it."""
+    """The parts of an `EnvRunner` that failure handling reads and counts."""
 
     config: BaseConfig
     worker_index: int
@@ -39,21 +39,21 @@ class FailingRunner(Protocol):
 
     @property
     def num_env_steps_sampled(self) -> int:
-        """Env steps that it has sampled."""
+        """Number of env steps sampled so far."""
 
     def env_seed(self) -> int | None:
-        """Return the seed of its first environment."""
+        """Return the seed of the runner's first environment."""
 
 
 @dataclass
-class WayThere:
-    """How an environment came to where it raised: a reset, and the actions since.
+class Reproduction:
+    """The reset and the actions that led an environment to its exception.
 
     Attributes:
-        seed: That the reset was given; None: it went on with its own random numbers.
-        random_state: Of the environment's bit generator before that reset, where it has one.
-        actions: What it was given since, the last one led to the exception. An action that follows an episode's
-            end stands for a reset.
+        seed: Seed of the reset; None: the environment continued with its own random numbers.
+        random_state: State of the environment's bit generator before that reset, if it has one.
+        actions: The actions since the reset; the last one raised. An action that follows the end of an episode
+            denotes a reset.
     """
 
     seed: int | None
@@ -61,14 +61,14 @@ class WayThere:
     actions: list[Any]
 
     @classmethod
-    def of_history(cls, begin: Any, rows: Any) -> WayThere:
-        """Of what `StepHistory.actions_since` returns."""
+    def of_history(cls, begin: Any, rows: Any) -> Reproduction:
+        """Create from the result of `StepHistory.actions_since`."""
         actions = [] if rows is None else [_plain(row) for row in tree_unstack(rows)]
         return cls(begin.seed, begin.random, actions)
 
     @classmethod
-    def of_agents(cls, seed: int | None, actions: Sequence[dict[Any, Any]]) -> WayThere:
-        """Of a multi-agent environment: one dict of actions by agent id per step."""
+    def of_agents(cls, seed: int | None, actions: Sequence[dict[Any, Any]]) -> Reproduction:
+        """Create for a multi-agent environment: one dict of actions by agent id per step."""
         plain = [{agent_id: _plain(action) for agent_id, action in one.items()} for one in actions]
         return cls(seed, None, plain)
 
@@ -95,10 +95,10 @@ class WayThere:
 
 
 class EnvFailures:
-    """Counts a runner's failing environments and decides about each.
+    """Counts the failures of a runner's environments and decides how to handle each.
 
     Args:
-        runner: Whose environments; its config has the tolerances.
+        runner: Owner of the environments; its config has the tolerances.
     """
 
     def __init__(self, runner: FailingRunner) -> None:
@@ -106,21 +106,21 @@ class EnvFailures:
         self._times: deque[float] = deque()
         self._num_by_place: Counter[tuple[str, str]] = Counter()
 
-    def count(self, error: BaseException, env_index: int | None, where: str, way: WayThere | None) -> None:
+    def count(
+        self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None
+    ) -> None:
         """See `EnvRunner.count_env_failure`."""
         runner = self._runner
         config = runner.config
         end_if_out_of_memory(error, f"env runner {runner.worker_index}")
-        if isinstance(
-            error, ExitRaisedError
-        ):  # out of an environment's own process; a new one would exit, too
+        if isinstance(error, ExitRaisedError):  # from an environment's subprocess; a new one would exit too
             raise error
         runner.num_env_failures += 1
         runner._num_failures_in_a_row += 1
         text = self._describe(error, env_index, where, way)
         if not getattr(config, "restart_failed_sub_environments", False):
             self._stop(
-                "Set config.fault_tolerance(restart_failed_sub_environments=True) to go on with a new one.",
+                "Set config.fault_tolerance(restart_failed_sub_environments=True) to continue with a new one.",
                 text,
                 error,
                 way,
@@ -135,13 +135,13 @@ class EnvFailures:
                 error,
                 way,
             )
-        if isinstance(error, StepFailedRecreateEnvError):  # it asked for it: not an error
+        if isinstance(error, StepFailedRecreateEnvError):  # requested by the environment, not an error
             return
         self._check_rate(text, error, way)
         self._log(text, error)
 
     def _log(self, text: str, error: BaseException) -> None:
-        """The first failure of its kind at length, then each tenth, hundredth …: a run with many goes on."""
+        """Log the first failure of each kind with its traceback, then only the 10th, 100th, … of them."""
         place = place_of(error)
         kind = (type(error).__name__, place)
         self._num_by_place[kind] = num = self._num_by_place[kind] + 1
@@ -152,7 +152,7 @@ class EnvFailures:
             who = f"Environments of env runner {self._runner.worker_index} have"
             _logger.warning("%s raised %s at %s %d times.", who, *kind, num, exc_info=shown)
 
-    def _check_rate(self, text: str, error: BaseException, way: WayThere | None) -> None:
+    def _check_rate(self, text: str, error: BaseException, way: Reproduction | None) -> None:
         tolerance = getattr(self._runner.config, "env_failures_per_minute_tolerance", 4)
         now = time.perf_counter()
         self._times.append(now)
@@ -161,26 +161,28 @@ class EnvFailures:
         if tolerance is not None and len(self._times) > tolerance:
             self._stop(
                 f"These are {len(self._times)} failures within {_WINDOW_S:.0f} s, more than "
-                f"env_failures_per_minute_tolerance={tolerance}: correct the environment, or have more tolerance "
+                f"env_failures_per_minute_tolerance={tolerance}: correct the environment, or raise the tolerance "
                 "(None: any number).",
                 text,
                 error,
                 way,
             )
 
-    def _stop(self, reason: str, text: str, error: BaseException, way: WayThere | None) -> None:
+    def _stop(self, reason: str, text: str, error: BaseException, way: Reproduction | None) -> None:
         failure = EnvironmentError_(f"{text} {reason}")
         failure.way_there = way  # type: ignore[attr-defined]
         raise failure from error
 
-    def _describe(self, error: BaseException, env_index: int | None, where: str, way: WayThere | None) -> str:
+    def _describe(
+        self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None
+    ) -> str:
         runner = self._runner
         which = "An environment" if env_index is None else f"Environment {env_index}"
         try:
             said = cut(str(error))
-        except Exception:  # the user's __str__ is broken, too
-            said = "(its text cannot be made)"
-        how = "How it came there is not known." if way is None else str(way)
+        except Exception:  # the user's __str__ raises too
+            said = "(the original error cannot be rendered)"
+        how = "The steps that led to it are not known." if way is None else str(way)
         return (
             f"{which} of env runner {runner.worker_index} raised {type(error).__name__} in {where}(): {said} "
             f"{describe_runner(runner)}. {how}"
@@ -188,7 +190,7 @@ class EnvFailures:
 
 
 def describe_runner(runner: FailingRunner) -> str:
-    """What makes a runner's environments what they are, in parentheses."""
+    """Return the settings and seeds that determine a runner's environments, in parentheses."""
     return (
         f"(env_config {dict(getattr(runner.config, 'env_config', None) or {})}, run seed {runner.seed}, "
         f"env seed {runner.env_seed()}, incarnation {runner.incarnation}, "
@@ -197,7 +199,7 @@ def describe_runner(runner: FailingRunner) -> str:
 
 
 def close_env(env: Any, worker_index: int) -> None:
-    """Close a vector env and all its parts; what raises is logged, and holds up nothing."""
+    """Close a vector env and all its parts; exceptions are logged and do not stop the others."""
     try:
         env.close()
     except Exception:
@@ -211,6 +213,6 @@ def close_env(env: Any, worker_index: int) -> None:
 
 
 def _plain(action: Any) -> Any:
-    """An action as Python values: short to read, and the same to the environment."""
+    """Return an action as Python values, which are short to read and equivalent for the environment."""
     action = tree_map(np.asarray, action)
     return tree_map(lambda leaf: leaf.item() if leaf.ndim == 0 else leaf.tolist(), action)

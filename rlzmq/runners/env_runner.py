@@ -1,7 +1,7 @@
-"""EnvRunner: an environment, a module and two pipelines that turn into episodes.
+"""EnvRunner: samples episodes with an environment, a module and two connector pipelines.
 
-This base owns what all runners share: the vector env's life, the module, seeds, counters and metrics
-(weights and states: EnvRunnerState). Sub-classes own the sampling loop.
+This base class owns what all runners share: the vector env's lifecycle, the module, seeds, counters and metrics
+(weights and states: EnvRunnerState). Subclasses own the sampling loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlzmq.core.stage_timers import StageTimers
 from rlzmq.envs.registry import EnvContext
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
-from rlzmq.runners.env_failures import EnvFailures, WayThere, close_env
+from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics
 from rlzmq.runners.runner_state import EnvRunnerState
 
@@ -35,23 +35,23 @@ class EnvRunner(EnvRunnerState, abc.ABC):
     """Samples episodes with a module in environments.
 
     Args:
-        config: An ``AlgorithmConfig``, or anything with its attributes. The runner takes a copy that is not frozen.
+        config: An ``AlgorithmConfig``, or any object with its attributes. The runner keeps an unfrozen copy.
         worker_index: Index within the group, 1-based; 0 for the local runner. Seeds derive from it; the
             local runner draws the same numbers as runner 1, so that a serial run equals one with one runner
             process.
-        incarnation: How many times this runner was restarted; a restarted one draws other numbers.
+        incarnation: Number of restarts of this runner; each incarnation draws different random numbers.
         num_workers: Number of remote runners (default: ``config.num_env_runners``).
 
     Attributes:
-        config: The runner's own; change it and call ``make_env`` for envs of another ``env_config``.
+        config: The runner's copy; to use another ``env_config``, change it and call ``make_env``.
         env: The vector env; may be wrapped or changed between calls.
         module: The module that acts (single-agent: an RLModule, multi-agent: a MultiRLModule).
         env_to_module, module_to_env: The connector pipelines.
         metrics: A MetricsLogger for callbacks and connector pieces.
-        timers: Seconds per stage of the sample call at work.
+        timers: Seconds per stage of the current sample call.
         weights_seq_no: The version of the weights in use, stored with each step.
         generator: The torch generator of all action sampling.
-        env_watch: Told of what may hang; by default nobody watches.
+        env_watch: Notified before calls that may hang; by default a no-op.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         random_actions: bool = False,
         force_reset: bool = False,
     ) -> Any:
-        """Samples until enough steps or episodes are there.
+        """Sample until enough steps or episodes are there.
 
         Args:
-            num_timesteps: At least so many env steps (at most num_envs - 1 more); unfinished episodes
-                are returned as chunks and go on in the next call.
-            num_episodes: Exactly so many whole episodes; all envs are reset before, and unfinished
-                episodes are thrown away. At most one of the two may be given; with none of them a fragment
+            num_timesteps: Minimum number of env steps (at most num_envs - 1 more); unfinished episodes
+                are returned as chunks and continue in the next call.
+            num_episodes: Exact number of whole episodes; all envs are reset first, and unfinished episodes are
+                discarded. At most one of the two may be given; with neither, sample a fragment
                 (``config.batch_mode`` "truncate_episodes") or num_envs episodes ("complete_episodes").
             explore: Sample from the exploration distribution, else act greedily (default:
                 ``config.explore``).
@@ -132,7 +132,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
 
         Raises:
             AssertionError: Both counts are given, or one is negative.
-            EnvironmentError_: An environment raised and was not to be, or could not be, recreated.
+            EnvironmentError_: An environment raised and could not, or must not, be recreated.
             ClosedError: The runner was stopped.
         """
 
@@ -140,29 +140,29 @@ class EnvRunner(EnvRunnerState, abc.ABC):
     def sample_lease(
         self, num_vector_steps: int, *, max_env_steps: int | None = None, max_s: float | None = None
     ) -> Any:
-        """Samples ``num_vector_steps`` vector steps, continuing the ongoing episodes.
+        """Sample ``num_vector_steps`` vector steps, continuing the ongoing episodes.
 
-        The trajectories depend on the total number of vector steps alone, not on how they are split.
+        The trajectories depend only on the total number of vector steps, not on how they are split into calls.
 
         Args:
             num_vector_steps: At least 1.
-            max_env_steps: Stop after the vector step with which so many env steps are reached.
-            max_s: Stop after the vector step with which so many seconds have passed.
+            max_env_steps: Stop after the vector step that reaches this number of env steps.
+            max_s: Stop after the vector step that reaches this number of seconds.
 
         Returns:
-            An EpisodeBatch whose columns have ``num_envs * (lookback + num_vector_steps + 1)`` slots, also
-            if it ended before; its ``meta`` has num_env_steps, num_vector_steps, weights_version,
+            An EpisodeBatch whose columns have ``num_envs * (lookback + num_vector_steps + 1)`` slots, even if
+            sampling stopped early; its ``meta`` has num_env_steps, num_vector_steps, weights_version,
             weights_generation and episode_metrics (lists of returns, lengths and durations_s of the
             episodes that finished).
         """
 
     @abc.abstractmethod
     def _make_vector_env(self, context: EnvContext) -> Any:
-        """Makes and returns the vector env. Sub-classes own what it is."""
+        """Make and return the vector env; defined by subclasses."""
 
     @abc.abstractmethod
     def _make_pipelines(self) -> None:
-        """Builds ``env_to_module`` and ``module_to_env`` and chooses how to sample."""
+        """Build ``env_to_module`` and ``module_to_env`` and choose the sampler."""
 
     @abc.abstractmethod
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
@@ -175,22 +175,22 @@ class EnvRunner(EnvRunnerState, abc.ABC):
 
     @abc.abstractmethod
     def _acting_module(self) -> Any:
-        """What ``module`` is, given ``multi_rl_module``."""
+        """Return the acting module of ``multi_rl_module``: the value of ``module``."""
 
     def _drop_unfinished_episodes(self) -> None:
-        """Drops unfinished episodes; the next sample resets all envs, which go on drawing as they did."""
+        """Drop unfinished episodes; the next sample resets all envs, whose random generators continue."""
         sampler = getattr(self, "_sampler", None)
         if sampler is not None:
             sampler.forget()
 
     @abc.abstractmethod
     def _forget_episodes(self) -> None:
-        """Drops unfinished episodes; the next sample resets all envs."""
+        """Drop unfinished episodes; the next sample resets all envs."""
 
     # -- environment ---------------------------------------------------------------------------
 
     def make_env(self) -> None:
-        """Makes the vector env anew, e.g. after ``config.env_config`` was changed; the old one is closed.
+        """Recreate the vector env, e.g. after ``config.env_config`` was changed; the old one is closed.
 
         Unfinished episodes are dropped, and the next ``sample`` begins with a reset.
         """
@@ -201,7 +201,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         self.remake_env()
 
     def remake_env(self) -> Any:
-        """Makes a new vector env in place of one that failed; the ongoing sample call goes on with it."""
+        """Replace a vector env that failed; the ongoing sample call continues with the new one."""
         context = EnvContext(
             getattr(self.config, "env_config", None) or {},
             worker_index=self.worker_index,
@@ -223,7 +223,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         return self.env
 
     def env_seed(self, *coordinates: int) -> int | None:
-        """The seed of the vector env's first reset (or of a recreated part); None without a run seed."""
+        """Return the seed of the vector env's first reset (or of a recreated part); None without a run seed."""
         if self.seed is None:
             return None
         return derive_seed(
@@ -231,7 +231,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         )
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Calls ``func`` with each environment of this process.
+        """Call ``func`` with each environment of this process.
 
         Args:
             func: Takes one environment (a native vector env counts as one).
@@ -240,7 +240,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
             The results, in env order.
 
         Raises:
-            ConfigurationError: The environments live in other processes (mode "async").
+            ConfigurationError: The environments run in other processes (mode "async").
         """
         base = getattr(self.env, "unwrapped", self.env)
         envs = getattr(base, "envs", None)
@@ -248,21 +248,21 @@ class EnvRunner(EnvRunnerState, abc.ABC):
             return [func(env) for env in envs]
         if hasattr(base, "parent_pipes"):
             raise ConfigurationError(
-                "foreach_env: with gym_env_vectorize_mode='async' the environments live in other processes. "
+                "foreach_env: with gym_env_vectorize_mode='async' the environments run in other processes. "
                 "Use env_runner.env.call(method_name, ...) or env_runner.env.set_attr(name, values)."
             )
         return [func(self.env)]
 
     def count_env_failure(
-        self, error: BaseException, env_index: int | None, where: str, way: WayThere | None = None
+        self, error: BaseException, env_index: int | None, where: str, way: Reproduction | None = None
     ) -> None:
-        """Decides what an environment's exception means: returns if the env is to be recreated.
+        """Count an environment's exception; return if the environment is to be recreated, else raise.
 
         Args:
             error: What the environment raised.
-            env_index: Which environment, None when that cannot be told.
+            env_index: Index of the environment; None if it is not known.
             where: "step" or "reset".
-            way: How it came there, where that is known.
+            way: The reset and actions that led to it, if known.
 
         Raises:
             EnvironmentError_: ``config.restart_failed_sub_environments`` is off, or there were more failures
@@ -272,13 +272,13 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         self._failures.count(error, env_index, where, way)
 
     def forget_env_failures(self) -> None:
-        """An episode ended in the normal way: the failures in a row are over."""
+        """Reset the count of failures in a row, after an episode ended normally."""
         self._num_failures_in_a_row = 0
 
     # -- module and weights --------------------------------------------------------------------
 
     def make_module(self) -> None:
-        """Builds the pipelines and the inference-only module from the config, with fresh weights."""
+        """Build the pipelines and the inference-only module from the config, with fresh weights."""
         self._make_pipelines()
         spec = self.config.get_multi_rl_module_spec(
             env=self.env, spaces=self.get_spaces(), inference_only=True
@@ -294,20 +294,20 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         modules = self.multi_rl_module
         if (
             type(modules)._forward_exploration is MultiRLModule._forward_exploration
-        ):  # nothing is shared between them
+        ):  # the modules share nothing
             for module_id in module_ids:
                 check_acting_outputs(modules[module_id])
 
     def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None = None) -> None:
-        """Takes over another set of modules, between two samples.
+        """Replace the set of modules, between two samples.
 
-        New modules are built, with weights as the seed or their spec says; those that stay keep theirs.
-        Ongoing episodes go on with the modules that their agents were mapped to; if one of those is
-        gone, the unfinished episodes are dropped. The envs stay what the runner's own config says.
+        New modules are built with weights from the seed or their spec; modules that remain keep theirs. Ongoing
+        episodes continue with the modules that their agents were mapped to; if one of those was removed, unfinished
+        episodes are dropped. The envs keep the settings of the runner's own config.
 
         Args:
-            config: The config with the modules as they are from now on.
-            synced_module_ids: Of which modules `set_weights` brings weights; None: all.
+            config: The config with the new modules.
+            synced_module_ids: Modules whose weights `set_weights` provides; None: all.
         """
         before, self.config = self.config, _own(config)
         if self.config is not config:
@@ -334,19 +334,19 @@ class EnvRunner(EnvRunnerState, abc.ABC):
 
     @property
     def num_env_steps_sampled(self) -> int:
-        """Env steps that this runner sampled in its life."""
+        """Lifetime env steps of this runner."""
         return self.episode_metrics.num_env_steps_lifetime
 
     @property
     def global_env_steps(self) -> int:
-        """Estimate of all runners' lifetime env steps: what modules get as ``t`` to explore by."""
+        """Estimate of all runners' lifetime env steps, passed to modules as ``t`` for exploration schedules."""
         runners = max(self.num_workers, 1)
         return (self._num_env_steps_lifetime_base // runners + self._num_env_steps_since_base) * runners
 
     def get_metrics(self) -> ReducedMetrics:
-        """The metrics since the last call, under RLlib's keys, and what callbacks logged.
+        """Return the metrics since the last call under RLlib's keys, and the values that callbacks logged.
 
-        ``algorithm.metrics.aggregate([runner.get_metrics(), …], key="env_runners")`` puts them into a run's results.
+        ``algorithm.metrics.aggregate([runner.get_metrics(), …], key="env_runners")`` adds them to a run's results.
         """
         states = self.episode_metrics.states()
         result = self.episode_metrics.reduce()
@@ -364,7 +364,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         self.episode_metrics.add_steps(num_env_steps, agent_steps, module_steps)
 
     def _time_sample(self, start_s: float) -> dict[str, list[float]]:
-        """A sample call that began at ``start_s`` ends: what was timed since the one before."""
+        """Finish timing a sample call that began at ``start_s``; return the timers since the last one."""
         timers = self.timers
         if self._last_sample_end is not None:
             timers.add("time_between_sampling", start_s - self._last_sample_end)
@@ -377,20 +377,20 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         self.episode_metrics.timers.merge(sums)
         return sums
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------
 
     def ping(self) -> str:
-        """Answers "pong"."""
+        """Answer "pong"."""
         return "pong"
 
     def assert_healthy(self) -> None:
-        """Raises if the runner has no env or no module, or was stopped."""
+        """Raise if the runner has no env or no module, or was stopped."""
         self._assert_running()
         if self.env is None or self.module is None:
             raise RuntimeError(f"Env runner {self.worker_index} has no environment or no module.")
 
     def stop(self) -> None:
-        """Closes the environments. Further calls do nothing; sampling raises ``ClosedError``."""
+        """Close the environments. Further calls do nothing; sampling raises ``ClosedError``."""
         self._is_stopped = True
         if self.env is not None:
             close_env(self.env, self.worker_index)
@@ -398,7 +398,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
 
     def _assert_running(self) -> None:
         if self._is_stopped:
-            raise ClosedError(f"Env runner {self.worker_index} was stopped: make a new one to sample.")
+            raise ClosedError(f"Env runner {self.worker_index} was stopped: create a new one to sample.")
 
     def __enter__(self) -> EnvRunner:
         return self
@@ -411,7 +411,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
 
 
 class _Unwatched:
-    """Stands for an `rlzmq.roles.runner.env_watchdog.EnvWatch` where there is none."""
+    """A no-op in place of `rlzmq.roles.runner.env_watchdog.EnvWatch`."""
 
     def work(self, *, is_reset: bool = False) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -421,7 +421,7 @@ class _Unwatched:
 
 
 def _own(config: BaseConfig) -> Any:
-    """A copy that may be changed; what cannot be copied this way itself."""
+    """Return a copy that may be changed; a config that cannot be copied is returned as it is."""
     copy = getattr(config, "copy", None)
     return config if copy is None else copy(copy_frozen=False)
 
@@ -429,7 +429,7 @@ def _own(config: BaseConfig) -> Any:
 def sample_limits(
     config: BaseConfig, num_envs: int, worker_index: int, num_timesteps: int | None, num_episodes: int | None
 ) -> tuple[int | None, int | None]:
-    """What ``sample`` is asked for: (num_timesteps, num_episodes), exactly one of them not None.
+    """Return (num_timesteps, num_episodes) for ``sample``; exactly one of them is not None.
 
     Raises:
         AssertionError: Both are given, or one is negative.

@@ -1,4 +1,4 @@
-"""What a runner reports of its finished episodes and its counts."""
+"""Metrics of a runner's finished episodes, and its step counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOW_TO_LIMIT = (
     "gymnasium.wrappers.TimeLimit(env, max_episode_steps=…) where the environment is made, or "
     "env_config={'max_episode_steps': …} with an id of Gymnasium"
 )
-"""Episodes that never end: what to do."""
+"""Advice for episodes that never end."""
 
 _COUNTS = ("num_episodes", "num_env_steps", "num_episodes_lifetime", "num_env_steps_lifetime")
 _COUNTS_BY_NAME = ("agent_steps", "module_steps", "agent_steps_lifetime", "module_steps_lifetime")
@@ -28,7 +28,7 @@ class EpisodeMetrics:
     """Returns, lengths and durations of finished episodes, step counts, and timers.
 
     Args:
-        num_smoothed: Means, minima and maxima are over the newest so many episodes.
+        num_smoothed: Window of the means, minima and maxima, in episodes.
     """
 
     def __init__(self, num_smoothed: int = 100) -> None:
@@ -52,7 +52,7 @@ class EpisodeMetrics:
     def add_episodes(
         self, returns: Sequence[float], lengths: Sequence[int], durations_s: Sequence[float]
     ) -> None:
-        """Takes in finished episodes, one entry of each sequence per episode.
+        """Add finished episodes; each sequence has one entry per episode.
 
         Args:
             returns: Sums of rewards over whole episodes.
@@ -68,7 +68,7 @@ class EpisodeMetrics:
     def add_split_returns(
         self, agents: Mapping[str, Sequence[float]], modules: Mapping[str, Sequence[float]]
     ) -> None:
-        """Takes in finished episodes' returns by agent id and by module id."""
+        """Add finished episodes' returns by agent id and by module id."""
         for key, own, new in (
             ("agent", self.agent_returns, agents),
             ("module", self.module_returns, modules),
@@ -82,10 +82,10 @@ class EpisodeMetrics:
     def add_steps(
         self, num_env_steps: int, agent_steps: Mapping[str, int], module_steps: Mapping[str, int]
     ) -> None:
-        """Counts steps.
+        """Count steps.
 
         Args:
-            num_env_steps: Env steps (autoreset steps are none).
+            num_env_steps: Env steps, without autoreset steps.
             agent_steps: Agent id -> steps.
             module_steps: Module id -> steps.
         """
@@ -100,7 +100,7 @@ class EpisodeMetrics:
                 lifetime[name] = lifetime.get(name, 0) + num
 
     def get_state(self) -> dict[str, Any]:
-        """Windows and counts as plain values; timers are left out."""
+        """Return windows and counts as plain values, without timers."""
         state: dict[str, Any] = {name: dict(getattr(self, name)) for name in _COUNTS_BY_NAME}
         state |= {name: getattr(self, name) for name in _COUNTS}
         state |= {
@@ -114,7 +114,7 @@ class EpisodeMetrics:
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Become what `get_state` described; what is missing in it stays as it is."""
+        """Restore the state that `get_state` returned; missing entries keep their values."""
         for name in _COUNTS:
             setattr(self, name, int(state.get(name, getattr(self, name))))
         for name in _COUNTS_BY_NAME:
@@ -129,7 +129,7 @@ class EpisodeMetrics:
             )
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """What a MetricsLogger merges of everything since the last `reduce` (see its `aggregate`)."""
+        """Return everything since the last `reduce` as states that `MetricsLogger.aggregate` merges."""
         states: dict[str, dict[str, Any]] = {}
         for name, count in (
             ("num_episodes", self.num_episodes),
@@ -159,7 +159,7 @@ class EpisodeMetrics:
         return logged_state(reduction, values, window=self._num_smoothed)
 
     def reduce(self) -> dict[str, Any]:
-        """The results under RLlib's keys; counts start anew, means keep their window, timers are means per call."""
+        """Return the results under RLlib's keys; reset counts, keep the windows of means, average timers per call."""
         result: dict[str, Any] = {
             "num_episodes": self.num_episodes,
             "num_episodes_lifetime": self.num_episodes_lifetime,
@@ -196,10 +196,10 @@ class EpisodeMetrics:
 
 
 class EpisodeResults(dict[str, Any]):
-    """Results in which a statistic of episodes is NaN as long as no episode has ended.
+    """Results in which a statistic of episodes is NaN until an episode has ended.
 
-    So ``result["env_runners"]["episode_return_mean"] >= 450`` is False then, not a KeyError. Absent it is all the same:
-    for ``in``, ``get`` and whoever writes the results.
+    So ``result["env_runners"]["episode_return_mean"] >= 450`` is then False instead of a KeyError. The key is still
+    absent for ``in``, ``get`` and iteration.
     """
 
     _STATISTICS = frozenset(

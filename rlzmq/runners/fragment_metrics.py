@@ -1,4 +1,4 @@
-"""What runners say of their fragments, taken into a run's metrics."""
+"""Adds the fragment metadata sent by runners to a run's metrics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["add_fragment_metas"]
 def add_fragment_metas(
     episodes: EpisodeMetrics, metrics: MetricsLogger, metas: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Take fragments' metas into episode metrics, and what callbacks logged into `metrics`.
+    """Add fragments' metadata to episode metrics, and the values that callbacks logged to `metrics`.
 
     Args:
-        episodes, metrics: What takes them in.
-        metas: Each runner's in its own order.
+        episodes, metrics: Receivers of the data.
+        metas: Metadata per runner, in the order of its fragments.
     """
-    rounds: list[list[Any]] = []  # the runners' first fragments, which are of the same time, their second, …
+    rounds: list[list[Any]] = []  # the first fragment of each runner, then the second, …
     num_of_runner: Counter[Any] = Counter()
     for meta in metas:
         num_steps = int(meta.get("num_env_steps", 0))

@@ -1,4 +1,4 @@
-"""One act of a module on a whole vector step: arrays in, arrays out."""
+"""ModuleStep: the module's action computation for a whole vector step, arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 class ModuleStep:
-    """Runs a module the way the default connector pieces do, without the per-episode dicts.
+    """Runs a module with the same results as the default connector pieces, without the per-episode dicts.
 
     Args:
         module: The RLModule, in eval mode.
-        generator: Where the randomness of actions comes from.
-        device: Where the module is; None: CPU.
+        generator: Random generator of the actions.
+        device: Device of the module; None: CPU.
 
     Attributes:
         is_stateful: Whether the module has a state.
-        initial_row: Its initial state, a tree of tensors without batch dimension; None if stateless.
+        initial_row: The initial state, a tree of tensors without batch dimension; None if stateless.
     """
 
     def __init__(self, module: Any, generator: torch.Generator, device: Any = None) -> None:
@@ -47,23 +47,23 @@ class ModuleStep:
         self.begin(explore=True)
 
     def begin(self, *, explore: bool) -> None:
-        """Chooses between exploration and greedy inference for the following steps."""
+        """Choose between exploration and greedy inference for the following steps."""
         module = self.module
         self._explore = explore
         name = "forward_exploration" if explore else "forward_inference"
         self._forward = getattr(module, name)
         self._dist_cls: Any = None
-        # What TorchRLModule's public forward adds (modes, checks) is assured here already.
+        # The modes and checks that TorchRLModule's public forward adds are already ensured here.
         is_plain = getattr(type(module), name, None) is getattr(TorchRLModule, name)
         self._inner_forward = getattr(module, f"_{name}") if is_plain else self._forward
         self._chain = dense_chain(module)
 
     def initial_state(self, num_rows: int) -> Any:
-        """The module's initial state for so many rows: a tree of tensors ``[num_rows, ...]``."""
+        """Return the module's initial state for ``num_rows`` rows: a tree of tensors ``[num_rows, ...]``."""
         return tree_map(lambda leaf: leaf.unsqueeze(0).repeat(num_rows, *[1] * leaf.dim()), self.initial_row)
 
     def reset_rows(self, state: Any, rows: NDArray[np.int64]) -> Any:
-        """The state with the given rows set to the initial state (a copy)."""
+        """Return a copy of the state with the given rows set to the initial state."""
         index = torch.from_numpy(rows)
 
         def reset(leaf: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
@@ -80,12 +80,12 @@ class ModuleStep:
         return tree_map(to_numpy, self.initial_row)
 
     def forward(self, batch: dict[str, Any], t: int) -> Any:
-        """The module's forward pass alone, on a batch that connector pieces made."""
+        """Return the outputs of the module's forward pass for a batch that connector pieces made."""
         with torch.inference_mode():
             return self._forward(batch, t=t) if self._explore else self._forward(batch)
 
     def __call__(self, observations: Any, state: Any, t: int) -> tuple[dict[str, Any], Any]:
-        """Acts.
+        """Compute actions.
 
         Args:
             observations: Tree of arrays ``[N, ...]``, not changed, read before the call returns.
@@ -93,16 +93,16 @@ class ModuleStep:
             t: Lifetime env steps of the whole run, for exploration schedules.
 
         Returns:
-            Columns as arrays ``[N, ...]``, actions among them; and the state to go on with.
+            Columns as arrays ``[N, ...]``, including actions; and the next state.
 
         Raises:
-            ValueError: The module's outputs lack what actions are made of, or a state.
+            ValueError: The module's outputs lack the columns for actions, or a state.
         """
         guard = self._inference_mode
         guard.__enter__()
         try:
             if observations is self._seen:
-                inputs = self._seen_tensor  # on the same memory
+                inputs = self._seen_tensor  # shares the array's memory
             elif type(observations) is np.ndarray:
                 inputs = self._to_tensor(observations)
                 if self._device is None and observations.dtype is not _FLOAT64:
@@ -160,7 +160,7 @@ class ModuleStep:
         return columns, state_out
 
     def _with_logp(self, outputs: Any) -> Any:
-        """The outputs; if the module chose actions itself while exploring, with their log-probabilities."""
+        """Return the outputs, with log-probabilities if the module chose the actions itself while exploring."""
         if Columns.ACTIONS not in outputs or not self._explore:
             return outputs
         inputs = outputs.get(Columns.ACTION_DIST_INPUTS)
@@ -169,7 +169,7 @@ class ModuleStep:
         return {**outputs, **given_actions_logp(self._distribution(inputs), outputs[Columns.ACTIONS])}
 
     def _sample(self, inputs: torch.Tensor, wants_logp: bool = True) -> tuple[Any, Any]:
-        """Actions and their log-probabilities (or None), as GetActions draws them."""
+        """Return actions and their log-probabilities (or None), drawn as in GetActions."""
         result: tuple[Any, Any] = draw_actions(
             self._distribution(inputs), self._explore, self._generator, wants_logp=wants_logp
         )
@@ -218,7 +218,7 @@ def _add_time(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def to_numpy(leaf: Any) -> Any:
-    """A tensor's values as an array (a view where it can be one); anything else through numpy."""
+    """Return a tensor's values as an array (a view if possible); convert anything else with numpy."""
     return leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
 
 

@@ -1,4 +1,4 @@
-"""What one sampling call asks for, and how many vector steps are still to go."""
+"""SampleRequest: the extent of one sampling call, and the number of vector steps that remain."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["SampleRequest"]
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Exactly one of the three counts is set.
+    """The extent of a sampling call; exactly one of the three counts is set.
 
     Attributes:
         explore: Sample from the exploration distribution, else act greedily.
         random_actions: Sample actions from the action space.
-        num_vector_steps: Exactly so many vector steps (a lease).
-        num_timesteps: At least so many env steps.
-        num_episodes: Exactly so many finished episodes.
-        max_env_steps: With num_vector_steps: stop once so many env steps are reached.
-        ends_at: With num_vector_steps: stop after the vector step that ends later, by time.perf_counter().
+        num_vector_steps: Exact number of vector steps (a lease).
+        num_timesteps: Minimum number of env steps.
+        num_episodes: Exact number of finished episodes.
+        max_env_steps: With num_vector_steps: stop once this number of env steps is reached.
+        ends_at: With num_vector_steps: stop after the vector step that ends past this time.perf_counter().
     """
 
     explore: bool
@@ -33,14 +33,14 @@ class SampleRequest:
     def num_more_vector_steps(
         self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
     ) -> int:
-        """Vector steps to make before asking again; 0 when the request is fulfilled.
+        """Return the number of vector steps to make before asking again; 0 when the request is fulfilled.
 
         Args:
-            num_vector_steps: Made so far.
-            num_env_steps: Counted so far (autoreset steps are none).
+            num_vector_steps: Vector steps made so far.
+            num_env_steps: Env steps so far, without autoreset steps.
             num_ends: Episodes that ended so far.
-            num_envs: Env steps of a vector step, at most.
-            block: How many at once while waiting for episodes to end.
+            num_envs: Maximum number of env steps per vector step.
+            block: Vector steps at once while waiting for episodes to end.
         """
         if self.num_episodes is not None:
             return block if num_ends < self.num_episodes else 0
@@ -51,16 +51,16 @@ class SampleRequest:
         return (self.num_vector_steps or 0) - num_vector_steps
 
     def is_over(self, num_env_steps: int) -> bool:
-        """Whether it ends before its vector steps are made: enough env steps, or out of time."""
+        """Return whether the request ends early: enough env steps, or out of time."""
         if self.max_env_steps is not None and num_env_steps >= self.max_env_steps:
             return True
         return self.ends_at is not None and time.perf_counter() >= self.ends_at
 
     def num_vector_steps_expected(self, num_envs: int) -> int:
-        """How many vector steps to make room for at first."""
+        """Return the number of vector steps to allocate at first."""
         if self.num_vector_steps is not None:
             return self.num_vector_steps
         if self.num_timesteps is not None:
             least = -(-self.num_timesteps // num_envs)
-            return least + least // 8 + 2  # some slots go to autoresets
+            return least + least // 8 + 2  # autoresets use some slots
         return 256

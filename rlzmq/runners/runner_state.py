@@ -1,4 +1,4 @@
-"""EnvRunnerState: the weights and states of an env runner, and how they come in and go out."""
+"""EnvRunnerState: gets and sets the weights and states of an env runner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATE_COMPONENTS = (
 
 
 class EnvRunnerState(Checkpointable):
-    """Base of EnvRunner: weights by snapshot, connector states by delta, everything by component."""
+    """Base of EnvRunner: weights as snapshots, connector states as deltas, all other state by component."""
 
     checkpoint_name = "env_runner"
 
@@ -38,7 +38,7 @@ class EnvRunnerState(Checkpointable):
     # -- weights -------------------------------------------------------------------------------
 
     def get_weights_layout(self) -> Any:
-        """The byte layout of the weights that ``set_weights`` takes (a ``WeightsLayout``)."""
+        """Return the byte layout of the weights that ``set_weights`` takes (a ``WeightsLayout``)."""
         if self._weights_layout is None:
             from rlzmq.modules.weights import WeightsLayout
 
@@ -48,18 +48,18 @@ class EnvRunnerState(Checkpointable):
         return self._weights_layout
 
     def set_weights(self, buffer: Any, version: int, generation: int = 0) -> bool:
-        """Loads a snapshot of the weights.
+        """Load a snapshot of the weights.
 
         Args:
             buffer: ``get_weights_layout().num_bytes`` bytes.
-            version: Its version, stored with each step from now on; 0 forces.
-            generation: The learner group's generation.
+            version: Version of the snapshot, stored with each step; 0 loads it unconditionally.
+            generation: Generation of the learner group.
 
         Returns:
-            False if a newer version (or generation) is in use already, and nothing was loaded.
+            False if a newer version (or generation) is already in use and nothing was loaded.
 
         Raises:
-            ValueError: The buffer has another size.
+            ValueError: The buffer's size does not match.
         """
         if version and (generation, version) < (self.weights_generation, self.weights_seq_no):
             return False
@@ -71,11 +71,11 @@ class EnvRunnerState(Checkpointable):
     # -- connectors ----------------------------------------------------------------------------
 
     def get_connector_delta(self) -> dict[str, Any]:
-        """What the connector pieces' statistics took in since the last call, to be merged elsewhere.
+        """Return the statistics that connector pieces accumulated since the last call, to be merged elsewhere.
 
         Returns:
-            ``{"env_to_module_connector": {piece: delta}, "module_to_env_connector": {…}}``, without what is
-            empty.
+            ``{"env_to_module_connector": {piece: delta}, "module_to_env_connector": {…}}``, without empty
+            entries.
         """
         deltas = {
             "env_to_module_connector": _delta_of(self.env_to_module),
@@ -84,7 +84,7 @@ class EnvRunnerState(Checkpointable):
         return {name: delta for name, delta in deltas.items() if delta}
 
     def set_connector_state(self, state: Mapping[str, Any]) -> None:
-        """Puts merged connector states into the pipelines; what came after the last delta is kept.
+        """Load merged connector states into the pipelines; statistics since the last delta are kept.
 
         Args:
             state: ``{"env_to_module_connector": …, "module_to_env_connector": …}``; either may be missing.
@@ -99,26 +99,26 @@ class EnvRunnerState(Checkpointable):
             "module_to_env_connector": self.module_to_env,
         }
 
-    # -- how it samples ------------------------------------------------------------------------
+    # -- sampling state ------------------------------------------------------------------------
 
     def get_sampling_state(self, *, with_episodes: bool = True) -> dict[str, Any]:
-        """All that another runner needs to go on sampling just as this one would, beside the weights.
+        """Return everything beside the weights that another runner needs to continue sampling exactly like this one.
 
-        Random streams, counters, connector states, where each environment is in its episode, and what is
-        carried to the next fragment; plain values and arrays. To be called between two sample calls.
+        Random streams, counters, connector states, each environment's position in its episode, and the data carried to
+        the next fragment, as plain values and arrays. Call it between two sample calls.
 
         Args:
-            with_episodes: False: without the last two; new episodes begin.
+            with_episodes: False: leave out positions and carried data; new episodes begin.
         """
         return get_sampling_state(self, with_episodes=with_episodes)
 
     def set_sampling_state(self, state: Mapping[str, Any]) -> int:
-        """Goes on from what `get_sampling_state` gave.
+        """Continue from a state that `get_sampling_state` returned.
 
-        Environments with ``get_state()`` and ``set_state(state)`` are put back by them. Others are reset with the
-        random state that they had before their episode, and the episode's actions are replayed. Where the
-        last observation then differs, with more than 10,000 actions, and for environments that are
-        not stepped one by one in this process, new episodes begin.
+        Environments with ``get_state()`` and ``set_state(state)`` are restored with them. Others are reset with the
+        random state that they had before their episode, and the episode's actions are replayed. New episodes begin if
+        the last observation then differs, for more than 10,000 actions, and for environments that are not stepped one
+        by one in this process.
 
         Returns:
             The number of environments that begin new episodes.
@@ -133,13 +133,13 @@ class EnvRunnerState(Checkpointable):
         *,
         not_components: str | Collection[str] | None = None,
     ) -> dict[str, Any]:
-        """The runner's state by component.
+        """Return the runner's state by component.
 
         Args:
             components: Names, or paths such as ``"rl_module/policy_1"``; None for all of
                 rl_module, weights_seq_no, env_to_module_connector, module_to_env_connector and
                 num_env_steps_sampled_lifetime.
-            not_components: Names left out.
+            not_components: Names to leave out.
 
         Returns:
             Component -> plain state; ``rl_module`` by module id.
@@ -168,11 +168,11 @@ class EnvRunnerState(Checkpointable):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over what ``state`` holds; missing components stay as they are.
+        """Load the components in ``state``; missing components keep their values.
 
         Args:
-            state: As of ``get_state``. Weights are loaded if ``weights_seq_no`` is missing, 0 or newer than
-                the own one. ``rl_module`` may also be the state of the one single-agent module.
+            state: As returned by ``get_state``. Weights are loaded if ``weights_seq_no`` is missing, 0 or newer than
+                the current one. ``rl_module`` may also be the state of a single-agent module.
         """
         for key in state:
             if key not in STATE_COMPONENTS:

@@ -1,4 +1,4 @@
-"""What the samplers' states have in common."""
+"""Functions shared by the samplers' states."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["by_env", "check_sampler", "keep_actions"]
 
 
 def by_env(steps: Sequence[Any]) -> Any:
-    """Batched actions of T vector steps, leaves ``[N, ...]``, as one tree of arrays ``[N, T, ...]``."""
+    """Stack batched actions of T vector steps, leaves ``[N, ...]``, into a tree of arrays ``[N, T, ...]``."""
     return tree_map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves], axis=1), *steps)
 
 
 def check_sampler(sampler: Any, state: Mapping[str, Any], kind: str, num_envs: int) -> None:
-    """Raises ValueError: the state is another kind of sampler's, or of other sizes."""
+    """Raise ValueError if the state is of another kind of sampler or of other sizes."""
     found = (state["kind"], state["lookback"], num_envs)
     expected = (kind, sampler.lookback, sampler.num_envs)
     if found != expected:
@@ -27,6 +27,6 @@ def check_sampler(sampler: Any, state: Mapping[str, Any], kind: str, num_envs: i
 
 
 def keep_actions(env: Any, actions: Any, num_steps: int, convert: Callable[[Any], Any] | None = None) -> None:
-    """The actions of a fragment, for the history of an env that keeps one (see `StepHistory.add`)."""
+    """Record a fragment's actions in the history of an env that keeps one (see `StepHistory.add`)."""
     if type(env) is LeanSyncVectorEnv and num_steps:
         env.history.add(actions, num_steps, convert)

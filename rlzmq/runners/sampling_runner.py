@@ -1,4 +1,4 @@
-"""What single- and multi-agent runners do alike: requests in, one sampler's batch out, counted and described."""
+"""SamplingRunner: what single- and multi-agent runners share around their samplers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.runners.bad_steps import BadSteps
-from rlzmq.runners.env_failures import WayThere
+from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.env_runner import EnvRunner, sample_limits
 from rlzmq.runners.request import SampleRequest
 
@@ -21,11 +21,11 @@ EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "o
 
 
 class SamplingRunner(EnvRunner):
-    """An EnvRunner whose work is done by one of several samplers, chosen at each call.
+    """An EnvRunner that delegates to one of several samplers, chosen at each call.
 
     Attributes:
         use_fused: Set to False to always build real episodes.
-        shared_data: Shared by the pieces of both pipelines between two full resets.
+        shared_data: Dict shared by the pieces of both pipelines between two full resets.
     """
 
     def __init__(self, *, config: BaseConfig, **kwargs: Any) -> None:
@@ -35,22 +35,22 @@ class SamplingRunner(EnvRunner):
         self._bad_steps = BadSteps(self)
         self._chosen_for: tuple[Any, ...] = ()
         self._needs_seed = True
-        self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; (): of the run's begin
+        self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; (): at the start of the run
         self._id_prefix = uuid.uuid4().hex[:20]
         self._num_episode_ids = 0
         super().__init__(config=config, **kwargs)
 
     @abc.abstractmethod
     def _choose_sampler(self) -> Any:
-        """The sampler for the env, module and pipelines as they are now."""
+        """Return the sampler for the current env, module and pipelines."""
 
     @abc.abstractmethod
     def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
-        """Count what was sampled; what the batch's meta says beyond what all runners' say."""
+        """Count the sampled steps; return the runner-specific entries of the batch's meta."""
 
     @abc.abstractmethod
-    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
-        """How an environment came to return a value in the batch that was just sampled, where that is known."""
+    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
+        """Return the steps that led an environment to a value in the last sampled batch, if known."""
 
     def sample(
         self,
@@ -104,7 +104,7 @@ class SamplingRunner(EnvRunner):
         try:
             batch, finished, num_vector_steps = sampler.run(request)
         except BaseException:
-            sampler.forget()  # half a step was made: nothing can be continued
+            sampler.forget()  # a step was interrupted: nothing can be continued
             raise
         batch, num_unusable = self._bad_steps.cut_out_of(batch)
         finished.leave_out_unusable()
@@ -128,16 +128,16 @@ class SamplingRunner(EnvRunner):
         batch.meta["timers"] = self._time_sample(start_s)
         return batch
 
-    # -- what samplers ask for -----------------------------------------------------------------
+    # -- called by samplers --------------------------------------------------------------------
 
     def take_reset_seed(self) -> int | None:
-        """The seed of the coming reset: only a vector env's first reset is seeded."""
+        """Return the seed of the next reset; only a vector env's first reset is seeded."""
         if not self._needs_seed:
             return None
         self._needs_seed = False
         return self.env_seed(*self._seed_coordinates)
 
     def new_episode_id(self) -> str:
-        """An id that no other episode has, in this process or another."""
+        """Return an id that is unique across processes."""
         self._num_episode_ids += 1
         return f"{self._id_prefix}{self._num_episode_ids:012x}"

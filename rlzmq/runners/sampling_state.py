@@ -1,8 +1,8 @@
-"""The state in which an env runner samples: all that it needs to go on exactly as if it had never stopped.
+"""The sampling state of an env runner: all that it needs to continue exactly as if it had never stopped.
 
-Beside weights and connectors (`EnvRunnerState`) these are its random streams, its counters, where its environments
-are (`rlzmq.envs.env_state`), and what its sampler carries from one fragment to the next. Plain values and arrays
-only. What has no such form, e.g. what a user's piece keeps in ``shared_data``, is left out, and new episodes begin.
+Beside weights and connectors (`EnvRunnerState`) this is its random streams, its counters, its environments' positions
+(`rlzmq.envs.env_state`), and the data that its sampler carries from one fragment to the next. Only plain values and
+arrays: anything else, e.g. objects in ``shared_data``, is left out, and new episodes begin.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def set_sampling_state(runner: Any, state: Mapping[str, Any]) -> int:
 
 
 def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
-    """Environments and sampler; how many of the environments begin new episodes."""
+    """Restore environments and sampler; return the number of environments that begin new episodes."""
     positions, num_envs = state["envs"], int(runner.num_envs)
     if positions is None or type(runner.env) not in _WITH_POSITIONS or len(positions) != num_envs:
-        if runner._needs_seed:  # they were never reset before
+        if runner._needs_seed:  # the environments were never reset
             return 0
-        # Other numbers than at the run's begin, and the same for all who restore this state.
+        # Different numbers from the start of the run, but the same for every runner that restores this state.
         runner._needs_seed = True
         runner._seed_coordinates = (int(runner.num_env_steps_sampled) & 0x7FFFFFFF, 1, 0)
         _log.warning(
@@ -112,7 +112,7 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
             sampler.set_state(state["sampler"], replay.lost)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             sampler.forget()
-            why, num_lost = f"what the sampler held does not fit this config ({error})", num_envs
+            why, num_lost = f"the sampler's state does not fit this config ({error})", num_envs
         else:
             runner.shared_data.clear()
             runner.shared_data.update(decode(state["shared_data"]))
@@ -130,14 +130,16 @@ def _set_episodes(runner: Any, state: Mapping[str, Any]) -> int:
 
 def _why_no_positions(runner: Any, positions: Any) -> str:
     if type(runner.env) not in _WITH_POSITIONS:
-        return f"gym_env_vectorize_mode={str(runner.config.gym_env_vectorize_mode)!r} cannot put them back"
+        return f"gym_env_vectorize_mode={str(runner.config.gym_env_vectorize_mode)!r} does not allow restoring them"
     if positions is None:
-        return "the state says nothing of where they were"
+        return "the state does not contain their positions"
     return f"the state is that of {len(positions)} environments"
 
 
 def _action_space(runner: Any) -> Any:
-    single = getattr(runner.env, "single_action_spaces", None)  # multi-agent: that is what is sampled from
+    single = getattr(
+        runner.env, "single_action_spaces", None
+    )  # multi-agent: the space that actions are sampled from
     return getattr(runner.env, "action_space", None) if single is None else single
 
 

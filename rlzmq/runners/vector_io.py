@@ -1,4 +1,4 @@
-"""VectorStepper: any vector env behind one interface, with failed environments recreated."""
+"""VectorStepper: one interface to any vector env; recreates failed environments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.envs.observation_check import misfit
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv, SparseInfos, SparseStep
 from rlzmq.envs.vector import sparse_infos
-from rlzmq.runners.env_failures import WayThere, close_env
+from rlzmq.runners.env_failures import Reproduction, close_env
 
 if TYPE_CHECKING:
     from rlzmq.runners.env_runner import EnvRunner
@@ -28,14 +28,14 @@ class VectorStepper:
     """Resets and steps a runner's vector env.
 
     Observations come as trees of arrays ``[num_envs, ...]`` in the space's dtypes, valid until the next
-    call; infos by env index, without the empty ones.
+    call; infos by env index, without empty ones.
 
     Args:
-        runner: Whose ``env`` it is; its ``count_env_failure`` decides about exceptions.
+        runner: Owner of ``env``; its ``count_env_failure`` decides about exceptions.
 
     Attributes:
-        failed: Indices of the environments that raised in the last step and were recreated: what came
-            back for them is a reset, their action was not used.
+        failed: Indices of the environments that raised in the last step and were recreated. Their values are from a
+            reset; their actions were not used.
     """
 
     def __init__(self, runner: EnvRunner) -> None:
@@ -50,10 +50,10 @@ class VectorStepper:
         self.failed: list[int] = []
 
     def reset(self, seed: int | None = None) -> tuple[Any, SparseInfos]:
-        """Resets all environments.
+        """Reset all environments.
 
         Args:
-            seed: Environment i gets ``seed + i``; None: their generators go on.
+            seed: Environment i gets ``seed + i``; None: the generators continue.
 
         Raises:
             EnvironmentError_: An environment raised (see ``EnvRunner.count_env_failure``), or its first
@@ -81,11 +81,11 @@ class VectorStepper:
 
     @property
     def source(self) -> Any:
-        """What has ``step_sparse`` and ``failed``: for the hot loop, which asks it directly."""
+        """The object with ``step_sparse`` and ``failed`` that the hot loop calls directly."""
         return self if self._lean is None else self._lean
 
     def step_sparse(self, actions: Any) -> SparseStep:
-        """One vector step: observations, rewards, terminated, truncated, infos."""
+        """Make one vector step; return observations, rewards, terminated, truncated, infos."""
         if self._lean is not None:
             return self._lean.step_sparse(actions)
         if self.failed:
@@ -107,7 +107,7 @@ class VectorStepper:
         )
 
     def _recover_one(self, index: int, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Replaces one environment by a new one that was just reset."""
+        """Replace an environment by a new one; return the result of its reset."""
         lean = self._lean
         assert lean is not None
         where = "reset" if lean.needs_reset(index) else "step"
@@ -119,7 +119,7 @@ class VectorStepper:
             try:
                 lean.envs[index] = lean.env_fns[index]()
                 seed = self._runner.env_seed(index, self._runner.num_env_failures)
-                way = WayThere(seed, None, [])
+                way = Reproduction(seed, None, [])
                 observation, info = lean.envs[index].reset(seed=seed)
             except Exception as next_error:
                 error, where = next_error, "reset"
@@ -127,21 +127,21 @@ class VectorStepper:
                 lean.history.restart(index, seed)
                 return observation, info
 
-    def _way_there(self, index: int) -> WayThere | None:
+    def _way_there(self, index: int) -> Reproduction | None:
         lean = self._lean
         sampler: Any = getattr(self._runner, "_sampler", None)
         assert lean is not None
         latest = None if sampler is None or not sampler.has_episodes else sampler.actions_so_far()
         way = lean.history.actions_since(index, latest)
-        return None if way is None else WayThere.of_history(*way)
+        return None if way is None else Reproduction.of_history(*way)
 
-    def way_to(self, batch: Any, chunk: int, num_steps: int) -> WayThere | None:
-        """How an environment came to a step of the fragment that was just sampled.
+    def way_to(self, batch: Any, chunk: int, num_steps: int) -> Reproduction | None:
+        """Return the steps that led an environment to a step of the last sampled fragment.
 
         Args:
-            batch: All chunks of the fragment, those of one environment in the order in which they came.
-            chunk: One of them.
-            num_steps: Steps made in it.
+            batch: All chunks of the fragment; those of one environment in order of time.
+            chunk: Index of the chunk.
+            num_steps: Number of steps in it before that step.
         """
         lean, index = self._lean, int(batch.env_index[chunk])
         way = None if lean is None else lean.history.actions_since(index)
@@ -161,12 +161,12 @@ class VectorStepper:
             num_actions += len(tree_leaves(begin.actions)[0])
         if num_actions < 0:
             return None  # the actions since a later reset are known
-        return WayThere.of_history(
+        return Reproduction.of_history(
             begin, None if rows is None else tree_map(lambda leaf: leaf[:num_actions], rows)
         )
 
     def _remake(self, error: Exception, where: str) -> None:
-        """A vector env that raised cannot tell which part failed: all of it is made anew."""
+        """Recreate the whole vector env, since it cannot tell which of its environments raised."""
         self._runner.count_env_failure(error, None, where)
         close_env(self.env, self._runner.worker_index)
         self.env = self._runner.remake_env()
@@ -193,7 +193,7 @@ class VectorStepper:
 
 
 def cast_to_space(space: gym.Space[Any], values: Any) -> Any:
-    """Batched values as row-major arrays of the space's dtypes; nothing is copied where they fit already.
+    """Return batched values as row-major arrays of the space's dtypes, without a copy if they match.
 
     Row-major, since matrix products may round differently for other memory layouts.
     """

@@ -205,7 +205,8 @@ class FailsAtReset(FailsAt):
 def test_an_env_that_fails_in_reset_and_close_with_an_odd_exception(make_runner: Any, caplog: Any) -> None:
     runner = make_runner({"fails_at": 0, "failing": []}, env=FailsAtReset)
     with pytest.raises(
-        EnvironmentError_, match=r"raised Unpicklable in reset.*text cannot be made.*reset\(seed=\d+"
+        EnvironmentError_,
+        match=r"raised Unpicklable in reset.*original error cannot be rendered.*reset\(seed=\d+",
     ):
         runner.sample_lease(3)
     runner.stop()

@@ -11,7 +11,7 @@ from rlzmq.envs.registry import EnvContext
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModule
-from rlzmq.runners.env_failures import WayThere
+from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.multi.agents_env_runner import AgentsEnvRunner
 from rlzmq.runners.multi.episode_sampler import MultiAgentSampler
 from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
@@ -81,13 +81,13 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
             self._sampler = MultiAgentSampler(self)
         return self._sampler
 
-    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
+    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         e = value.episode
         came = self.env.histories[value.env_index]
         goes_on = not (batch.terminated[e] or batch.truncated[e])
         if not goes_on or len(came.episode_actions) != batch.env_t[e]:
             return None  # of an episode that is over
-        return WayThere.of_agents(came.episode_seed, came.episode_actions[: value.num_env_steps])
+        return Reproduction.of_agents(came.episode_seed, came.episode_actions[: value.num_env_steps])
 
     # -- construction --------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
         """The seed of the environment that replaces one that raised; raises if it is not to be replaced."""
         came = self.env.histories[index]
         actions = came.episode_actions
-        way = WayThere.of_agents(came.episode_seed, actions)
+        way = Reproduction.of_agents(came.episode_seed, actions)
         self.count_env_failure(error, index, "step" if actions else "reset", way)
         return self.env_seed(index, self.num_env_failures)
 

@@ -10,7 +10,7 @@ from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.vector import make_vec
 from rlzmq.episodes.bad_values import BadValue
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID
-from rlzmq.runners.env_failures import WayThere
+from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.module_step import ModuleStep
 from rlzmq.runners.sampling_runner import EPISODE_HOOKS
 from rlzmq.runners.single.episode_sampler import EpisodeSampler
@@ -79,7 +79,7 @@ class SingleAgentEnvRunner(VectorEnvRunner):
             self._sampler = EpisodeSampler(self)
         return self._sampler
 
-    def _way_to(self, batch: Any, value: BadValue) -> WayThere | None:
+    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         steps = value.num_env_steps - int(batch.t_started[value.episode])
         return self.stepper.way_to(batch, value.episode, steps)
 
