@@ -1,4 +1,4 @@
-"""AsyncEnvRunnerGroup: all runners of a run (or of its evaluation) as one."""
+"""AsyncEnvRunnerGroup: the env runners of a run, or of its evaluation, as one object."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _STATE_WITHIN_S = 5.0
 
 
 class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
-    """Samples with one local runner, or with several in processes of their own.
+    """Samples with one local runner, or with several runner processes.
 
     Args:
-        config: Says how many runners, envs and which.
-        system: The ActorSystem that spawns them. Without one there is a single local runner, and no
-            coroutine of the group ever waits.
+        config: Number of runners, their envs and modules.
+        system: The ActorSystem that spawns them. Without one there is a single local runner, and the group's
+            coroutines never wait.
         is_evaluation: Whether the group evaluates: its random streams differ from training's.
 
     Attributes:
@@ -40,8 +40,8 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         supervisor: Replaces runners that die; None for a local group.
         local_env_runner: The runner in this process, or None.
         synced_module_ids: The modules whose weights the learners bring; None: all.
-        reports_samples: Whether somebody takes what `sample` calls measured (`take_sampled_metas`). Else what
-            callbacks logged is left for `get_metrics`.
+        reports_samples: Whether `take_sampled_metas` is called for what `sample` calls measured. If not, metrics that
+            callbacks logged remain for `get_metrics`.
     """
 
     def __init__(self, config: BaseConfig, *, system: Any = None, is_evaluation: bool = False) -> None:
@@ -61,18 +61,18 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
     @property
     def num_env_runners(self) -> int:
-        """Runners that sample: the remote ones, or the one local one."""
+        """Number of runners that sample: the remote ones, or the local one."""
         return len(self.handles) or 1
 
     async def start(self) -> None:
-        """Make the runners; all remote ones at the same time."""
+        """Make the runners, all remote ones concurrently."""
         num = self.config.num_env_runners
         if num == 0 and (self._system is None or self._is_evaluation):
             self.local_env_runner = make_env_runner(self.config, self._worker_index(0))
             if self.synced_module_ids is not None:
                 self.local_env_runner.change_modules(self.config, self.synced_module_ids)
             return
-        # Where runners join by themselves and none is asked for here, nobody samples here.
+        # If runners join from outside and none is configured here, this group does not sample.
         is_open = self.config.listen or self.config.broker
         least = 0 if is_open and not self._is_evaluation else 1
         what = "evaluation env runner" if self._is_evaluation else "env runner"
@@ -81,10 +81,10 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         self.supervisor.prepare.append(self._bring_up_to_date)
 
     async def spawn_runner(self, index: int, incarnation: int = 0) -> Any:
-        """Start the runner of the place `index` (0-based); its handle, ready to sample."""
+        """Start the runner of place `index` (0-based) and return its handle, ready to sample."""
         local = self.config.num_env_runners == 0
         name = f"{'eval-' if self._is_evaluation else ''}runner-{index}"
-        # An environment's constructor may take as long as a reset; the runner itself sees to that.
+        # An environment's constructor may take as long as a reset; the runner enforces that limit.
         start_s, reset_s = self.config.process_start_timeout_s, self.config.env_reset_timeout_s
         timeout_s = start_s + reset_s if start_s and reset_s else 0.0
         spawn = self._system.spawn(
@@ -104,7 +104,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return handle
 
     async def _bring_up_to_date(self, index: int, handle: Any, incarnation: int) -> None:
-        """A replacement gets what `set_weights`, `set_connector_state` and `foreach_env_runner` gave to all."""
+        """Give a replacement what `set_weights`, `set_connector_state` and `foreach_env_runner` gave to all runners."""
         await self._give_env_config(index, handle)
         if self._weights is not None:
             await handle.set_weights(*self._weights)
@@ -113,7 +113,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
     @property
     def num_restarts(self) -> int:
-        """How many runner processes were replaced."""
+        """Number of runner processes that were replaced."""
         return self.supervisor.num_restarts if self.supervisor is not None else 0
 
     def _worker_index(self, index: int) -> int:
@@ -130,16 +130,16 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         random_actions: bool = False,
         force_reset: bool = False,
     ) -> list[Any]:
-        """Episodes from all runners at once, as one flat list.
+        """Return episodes sampled by all runners concurrently, as one flat list.
 
         Args:
-            num_timesteps: At least so many env steps over all runners.
-            num_episodes: Exactly so many whole episodes over all runners. With neither, each
+            num_timesteps: Minimum number of env steps over all runners.
+            num_episodes: Exact number of whole episodes over all runners. With neither, each
                 runner returns one fragment (see EnvRunner.sample).
-            explore, random_actions, force_reset: As of EnvRunner.sample.
+            explore, random_actions, force_reset: See EnvRunner.sample.
 
         Returns:
-            Episodes in runner order, each runner's in its own order.
+            Episodes in runner order; each runner's in the order it returned them.
         """
         batches = await self.sample_batches(
             num_timesteps=num_timesteps,
@@ -161,11 +161,11 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         with_metrics: bool = True,
         **options: Any,
     ) -> list[Any]:
-        """As `sample`, one EpisodeBatch per runner.
+        """Sample like `sample`; return one EpisodeBatch per runner.
 
         Args:
-            num_timesteps, num_episodes, options: As of `sample`.
-            with_metrics: Whether the batches' metas hold what callbacks logged; it is forgotten at the runners.
+            num_timesteps, num_episodes, options: See `sample`.
+            with_metrics: Whether to move what callbacks logged from the runners into the batches' metas.
         """
         calls = self.share_out(num_timesteps=num_timesteps, num_episodes=num_episodes, **options)
         if self.local_env_runner is not None:
@@ -189,7 +189,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
     def share_out(
         self, *, num_timesteps: int | None = None, num_episodes: int | None = None, **options: Any
     ) -> list[tuple[int, dict[str, Any]]]:
-        """What `sample` asks of each runner: (0-based index, options), of those that have anything to do."""
+        """Return (0-based index, options of its sample call) for every runner with work to do."""
         num = self.num_env_runners
         calls = []
         for index in range(num):
@@ -203,7 +203,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return calls
 
     def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
-        """What `sample` calls reported since the last take (for the result's metrics)."""
+        """Return the metadata of `sample` calls since the last take (for the result's metrics)."""
         taken, self._metas = self._metas, []
         return taken
 
@@ -213,8 +213,8 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         """Load one snapshot (``WeightsLayout.snapshot``) into every runner.
 
         Args:
-            snapshot, version: As `AsyncLearnerGroup.get_inference_weights` gives them.
-            generation: Weights of lower generations, which may still be on their way, are refused then.
+            snapshot, version: As returned by `AsyncLearnerGroup.get_inference_weights`.
+            generation: Weights of lower generations, which may still be in transit, are refused from now on.
         """
         if self.local_env_runner is not None:
             self.local_env_runner.set_weights(snapshot, version=version, generation=generation)
@@ -231,15 +231,15 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         await self._on_all(lambda handle: handle.set_connector_state(state))
 
     async def get_connector_deltas(self) -> list[Any]:
-        """What every runner's connector pieces learned since the last call."""
+        """Return the connector statistics of every runner since the last call."""
         if self.local_env_runner is not None:
             return [self.local_env_runner.get_connector_delta()]
         return await self._on_all(lambda handle: handle.get_connector_delta())
 
     async def get_sampling_states(self) -> dict[str, Any]:
-        """``{"runner-0": its state, …}``: what every runner needs to go on just as it would.
+        """Return ``{"runner-0": state, …}``: all that every runner needs to continue exactly as it would.
 
-        A runner that does not answer at once, e.g. since its env hangs, is left out.
+        Runners that do not answer in time, e.g. because their env hangs, are left out.
         """
         if self.local_env_runner is not None:
             return {"runner-0": self.local_env_runner.get_sampling_state()}
@@ -252,18 +252,18 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
                 async with asyncio.timeout(_STATE_WITHIN_S):
                     return await supervisor.call(index, lambda handle: handle.get_sampling_state())
             except TimeoutError:
-                _log.warning("runner-%d did not tell its state within %g s", index, _STATE_WITHIN_S)
+                _log.warning("runner-%d did not send its state within %g s", index, _STATE_WITHIN_S)
             except PeerLostError as error:
-                _log.warning("runner-%d cannot tell its state: %s", index, error)
+                _log.warning("runner-%d cannot send its state: %s", index, error)
             return None
 
         states = await asyncio.gather(*(state_of(index) for index in range(len(self.handles))))
         return {f"runner-{i}": unpack_blob(state) for i, state in enumerate(states) if state is not None}
 
     async def set_sampling_states(self, states: Mapping[str, Any]) -> None:
-        """Every runner goes on from what `get_sampling_states` gave, each from its own.
+        """Have every runner continue from its state as returned by `get_sampling_states`.
 
-        Those that were left out then, and all if there are more or fewer runners now, begin new episodes.
+        Runners without a state, or all if the number of runners differs, begin new episodes.
         """
         num_here = 1 if self.local_env_runner is not None else len(self.handles)
         numbers = {int(name.rpartition("-")[2]): state for name, state in states.items()}
@@ -271,8 +271,8 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             return
         if max(numbers) + 1 != num_here:
             _log.warning(
-                "The checkpoint is that of a run with %d env runners, this one has %d: its unfinished episodes are not "
-                "gone on with, all env runners begin new ones.",
+                "The checkpoint is from a run with %d env runners, this one has %d: its unfinished episodes are"
+                "dropped, and all env runners begin new ones.",
                 max(numbers) + 1,
                 num_here,
             )
@@ -290,11 +290,11 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         await asyncio.gather(*(give(index, state) for index, state in numbers.items()))
 
     async def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> None:
-        """Every runner takes over another set of modules (see EnvRunner.change_modules)."""
+        """Replace the set of modules of every runner (see EnvRunner.change_modules)."""
         self.config, self.synced_module_ids = config, synced_module_ids
         if self.local_env_runner is not None:
             self.local_env_runner.change_modules(config, synced_module_ids)
-        self._weights = None  # of another layout
+        self._weights = None  # their layout differs
         await self._on_all(self._change_modules_of)
 
     async def _change_modules_of(self, handle: Any) -> None:
@@ -307,7 +307,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return config_for_runners(self.config) if self.config.num_env_runners else self.config
 
     async def get_metrics(self) -> list[dict[str, Any]]:
-        """Each runner's metrics since the last call.
+        """Return each runner's metrics since the last call.
 
         What callbacks logged while a run sampled is in the run's results instead.
         """
@@ -316,7 +316,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         return await self._on_all(lambda handle: handle.get_metrics())
 
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
-        """``call(handle)`` of all remote runners at once; does not wait where there are none."""
+        """Await ``call(handle)`` for all remote runners concurrently; does not wait if there are none."""
         if self.supervisor is None:
             return []
         calls = (self.supervisor.call(index, call) for index in range(len(self.handles)))
@@ -335,12 +335,12 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
 
 def flatten_episodes(batches: Sequence[Any]) -> list[Any]:
-    """All episodes of several batches (or lists) in one list."""
+    """Return all episodes of several batches (or lists) in one list."""
     return [episode for batch in batches for episode in batch]
 
 
 async def asyncio_gather(handles: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
-    """``call(handle)`` of all handles at once; does not wait where there are none."""
+    """Await ``call(handle)`` for all handles concurrently; does not wait if there are none."""
     if not handles:
         return []
     return list(await asyncio.gather(*(call(handle) for handle in handles)))

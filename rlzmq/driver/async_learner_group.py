@@ -1,4 +1,4 @@
-"""AsyncLearnerGroup: one local learner, or several ranks in processes of their own, as one."""
+"""AsyncLearnerGroup: one local learner, or several learner processes, as one object."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from rlzmq.roles.learner.learner_role import LearnerRole, make_learner
 
 __all__ = ["AsyncLearnerGroup"]
 
-_JOIN_SPARE_S = 15.0  # beyond a collective that must fail first
+_JOIN_SPARE_S = 15.0  # added to the timeout of a collective, which must fail first
 
 
 class AsyncLearnerGroup:
     """Trains one module on equal shards of each batch.
 
     Args:
-        config: Says how many learners, of which class.
+        config: Number of learners and their class.
         module_spec: The MultiRLModuleSpec with its spaces.
-        system: The ActorSystem that spawns them; without one there is a single local learner, and
-            no coroutine of the group ever waits.
-        door: Where learners from other machines come in, if any are asked for.
+        system: The ActorSystem that spawns them; without one there is a single local learner, and the group's
+            coroutines never wait.
+        door: The LearnerDoor for learners from other machines, if any are expected.
 
     Attributes:
         handles: The ranks' actor handles in rank order; empty for a local group.
         local_learner: The Learner in this process, or None.
-        generation: +1 whenever the process group is formed anew.
+        generation: Number of the process group; +1 whenever it is re-formed.
         supervisor: Keeps the ranks training; None for a local learner.
-        num_changes: How many calls may have changed the weights.
+        num_changes: Number of calls that may have changed the weights.
         synced_module_ids: The modules whose weights runners need; None: all.
-        algorithm: The AsyncAlgorithm whose learners these are; None where the group stands alone.
+        algorithm: The AsyncAlgorithm that owns the learners; None for a standalone group.
     """
 
     def __init__(self, config: BaseConfig, module_spec: Any, *, system: Any = None, door: Any = None) -> None:
@@ -63,7 +63,7 @@ class AsyncLearnerGroup:
 
     @property
     def num_learners(self) -> int:
-        """Ranks: remote ones, or the one local one."""
+        """Number of ranks: the remote ones, or the local one."""
         return len(self.handles) or 1
 
     def _note_change(self) -> None:
@@ -106,12 +106,12 @@ class AsyncLearnerGroup:
         return handle
 
     async def _form(self, handles: Sequence[Any]) -> None:
-        """Bring these ranks together as the next generation, all with the newest state among them.
+        """Form the next generation of these ranks; all get the newest state among them.
 
-        The store that they meet in is the driver's, a file or a server: it outlives every rank.
+        Their store is the driver's, a file or a server, so it outlives every rank.
 
         Raises:
-            PeerLostError: One of them died meanwhile; the others can be formed again.
+            PeerLostError: A rank died meanwhile; the others can be formed again.
         """
         self.generation += 1
         if self._door is not None:
@@ -137,12 +137,12 @@ class AsyncLearnerGroup:
         timesteps: Mapping[str, int] | None = None,
         **options: Any,
     ) -> list[dict[str, Any]]:
-        """One update on these episodes, or this train batch, shared equally by all ranks.
+        """Train one update on these episodes, or this train batch, shared equally by all ranks.
 
         Args:
             batch: A ready train batch (see `Learner.update`); every rank trains the same number of its rows.
-            episodes: Episodes, or an EpisodeBatch; they are cut so that every rank trains the same
-                number of env steps (at most num_learners - 1 steps are left out, and counted).
+            episodes: Episodes, or an EpisodeBatch; cut so that every rank trains the same number of env steps
+                (at most num_learners - 1 steps are left out, and counted).
             timesteps: Lifetime counters that drive schedules.
             options: ``num_epochs``, ``minibatch_size``, ``shuffle_batch_per_epoch``.
 
@@ -170,7 +170,7 @@ class AsyncLearnerGroup:
     async def _update_ranks(
         self, batch: Any, episodes: Any, options: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], int]:
-        """An update of all ranks; if one dies, the others go on, each with a larger share."""
+        """Train one update on all ranks; if one dies, the others train larger shares."""
         assert self.supervisor is not None
         await self.supervisor.admit()
         start: list[int] = []
@@ -180,7 +180,7 @@ class AsyncLearnerGroup:
             start.append(version)
             name, shards, num_steps = _shards(batch, episodes, len(handles))
             if version > start[0]:
-                return [], num_steps  # committed before a rank died, which has its results
+                return [], num_steps  # committed before a rank died with its results
             results = await asyncio.gather(
                 *(
                     handle.update(**{name: shard}, **options)
@@ -190,18 +190,18 @@ class AsyncLearnerGroup:
             )
             failures = [result for result in results if isinstance(result, BaseException)]
             for failure in sorted(failures, key=lambda failure: isinstance(failure, PeerLostError)):
-                raise failure  # an error of the user's code before its consequences
+                raise failure  # prefer an error of the user's code to its consequences
             return list(results), num_steps  # type: ignore[arg-type]
 
         return await self.supervisor.call(attempt)  # type: ignore[no-any-return]
 
     def take_results(self) -> list[tuple[list[dict[str, Any]], int]]:
-        """(results, env steps) of `update` calls since the last take."""
+        """Return (results, env steps) of the `update` calls since the last take."""
         taken, self._results = self._results, []
         return taken
 
     def fault_tolerance(self) -> dict[str, int]:
-        """How many ranks live, how many were replaced, and how often the group was formed anew."""
+        """Return the number of living ranks, of replaced ranks, and of times the group was re-formed."""
         if self.supervisor is None:
             return {}
         return {
@@ -214,7 +214,7 @@ class AsyncLearnerGroup:
     # -- state ----------------------------------------------------------------------------------
 
     async def get_state(self) -> dict[str, Any]:
-        """Rank 0's learner state (all ranks hold the same)."""
+        """Return rank 0's learner state (all ranks hold the same)."""
         if self.local_learner is not None:
             return self.local_learner.get_state()  # type: ignore[no-any-return]
         state: dict[str, Any] = await self._on_rank_0(lambda handle: handle.get_state())
@@ -222,12 +222,12 @@ class AsyncLearnerGroup:
         return state
 
     def _remember(self, state: Mapping[str, Any]) -> None:
-        """Keep a whole state for the day when no rank is left."""
+        """Keep a whole state to restore if no rank is left."""
         if self.supervisor is not None and "weights_seq_no" in state:
             self.supervisor.last_resort = dict(state)
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Every rank takes over this state."""
+        """Load this state on every rank."""
         self._note_change()
         self._remember(state)
         if self.local_learner is not None:
@@ -239,15 +239,15 @@ class AsyncLearnerGroup:
         return write_part(path, LearnerBase.checkpoint_name, await self.get_state(), type(self))
 
     async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Every rank takes over the state of a checkpoint.
+        """Load the state of a checkpoint on every rank.
 
         Args:
-            path: What `save_to_path` or a Learner's wrote, an algorithm's checkpoint, or a path into one.
-            component: What is at `path` is this part only: ``"learner/rl_module/p0"`` also takes a module's own
+            path: A checkpoint written by `save_to_path` or by a Learner, an algorithm's checkpoint, or a path into one.
+            component: Only this part is at `path`: ``"learner/rl_module/p0"`` also accepts a module's own
                 checkpoint.
 
         Raises:
-            CheckpointError: Nothing of that kind is there, or it is torn or altered.
+            CheckpointError: There is no such checkpoint, or it is incomplete or altered.
         """
         part = (component or "").strip("/").removeprefix("learner").strip("/")
         name, _, module_id = part.partition("/")
@@ -258,12 +258,12 @@ class AsyncLearnerGroup:
             await self.set_state(read_part(path, LearnerBase.checkpoint_name, part))
 
     async def get_weights(self) -> dict[str, Any]:
-        """``{module id: {name: array}}`` of rank 0."""
+        """Return rank 0's weights, ``{module id: {name: array}}``."""
         state = await self.get_state()
         return state["rl_module"]  # type: ignore[no-any-return]
 
     async def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Every rank takes over these weights; optimisers stay as they are."""
+        """Load these weights on every rank; optimizers keep their state."""
         await self.set_state({"rl_module": dict(weights)})
 
     async def load_module_state(
@@ -273,16 +273,16 @@ class AsyncLearnerGroup:
         modules_to_load: Collection[str] | None = None,
         rl_module_ckpt_dirs: Mapping[str, str | Path] | None = None,
     ) -> None:
-        """Every rank takes over weights from checkpoints; optimisers stay as they are.
+        """Load weights from checkpoints on every rank; optimizers keep their state.
 
         Args:
             multi_rl_module_ckpt_dir: An algorithm's checkpoint, or a MultiRLModule's.
-            modules_to_load: Of these only the modules with these ids; None: all that the learners have.
-            rl_module_ckpt_dirs: Module id → checkpoint of a module, or path to it in an algorithm's; these win.
+            modules_to_load: Load only the modules with these ids; None: all that the learners have.
+            rl_module_ckpt_dirs: Module id → checkpoint of a module, or path to it in an algorithm's; takes precedence.
 
         Raises:
-            CheckpointError: A module is not there.
-            KeyError: The learners do not have it.
+            CheckpointError: A module is missing from the checkpoint.
+            KeyError: The learners have no such module.
         """
         weights = weights_to_load(
             self.module_spec,
@@ -300,10 +300,10 @@ class AsyncLearnerGroup:
         config_overrides: Mapping[str, Any] | None = None,
         new_should_module_be_updated: Any = None,
     ) -> Any:
-        """Add a module to the learners alone, between two updates; a run's own: see `Algorithm.add_module`.
+        """Add a module to the learners of a standalone group, between two updates (in a run: `Algorithm.add_module`).
 
         Args:
-            module_id: Its id.
+            module_id: Id of the new module.
             module_spec: Its RLModuleSpec.
             config_overrides: Settings for this module alone.
             new_should_module_be_updated: New `policies_to_train`.
@@ -312,7 +312,7 @@ class AsyncLearnerGroup:
             The specs of the learners' modules.
 
         Raises:
-            ValueError: There is a module of this id.
+            ValueError: A module with this id exists.
         """
         options = {
             "config_overrides": config_overrides,
@@ -327,10 +327,10 @@ class AsyncLearnerGroup:
         return self.module_spec
 
     async def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> Any:
-        """Remove a module from the learners alone, between two updates.
+        """Remove a module from the learners of a standalone group, between two updates.
 
         Args:
-            module_id: Its id.
+            module_id: Id of the module.
             new_should_module_be_updated: New `policies_to_train`.
 
         Returns:
@@ -358,14 +358,14 @@ class AsyncLearnerGroup:
         """Add or remove modules on every rank, between two updates.
 
         Args:
-            config, module_spec: As they are from now on.
-            change: ``change(learner)`` does it.
-            synced_module_ids: Of which modules runners need the weights; None: all.
+            config, module_spec: The config and the spec with the new modules.
+            change: ``change(learner)`` adds or removes them.
+            synced_module_ids: Modules whose weights runners need; None: all.
         """
         self._note_change()
         self.config, self.module_spec, self.synced_module_ids = config, module_spec, synced_module_ids
         if self.supervisor is not None:
-            self.supervisor.last_resort = None  # of other modules
+            self.supervisor.last_resort = None  # it holds other modules
         if self.local_learner is not None:
             change(self.local_learner)
 
@@ -375,10 +375,10 @@ class AsyncLearnerGroup:
         await self._on_all(lambda handle: handle.apply(on_role, change, synced_module_ids))
 
     async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
-        """(snapshot of what runners need, version).
+        """Return (snapshot of the weights that runners need, version).
 
         Args:
-            module_ids: Only of these modules; None: all that training runners have.
+            module_ids: Only these modules; None: all that training runners have.
         """
         module_ids = self.synced_module_ids if module_ids is None else module_ids
         if self.local_learner is not None:
@@ -391,12 +391,12 @@ class AsyncLearnerGroup:
         return snapshot, version
 
     async def _on_rank_0(self, call: Callable[[Any], Any]) -> Any:
-        """``call(handle)`` of rank 0, whoever that is; again if it dies meanwhile."""
+        """Await ``call(handle)`` for the current rank 0; repeat it if the rank dies meanwhile."""
         assert self.supervisor is not None
         return await self.supervisor.call(lambda handles: call(handles[0]))
 
     async def _on_all(self, call: Callable[[Any], Any]) -> list[Any]:
-        """``call(handle)`` of every rank at once; again if one dies meanwhile. Nobody: no waiting."""
+        """Await ``call(handle)`` for all ranks concurrently; repeat it if one dies. Without ranks it does not wait."""
         if self.supervisor is None:
             return []
 
@@ -406,9 +406,9 @@ class AsyncLearnerGroup:
         return await self.supervisor.call(call_all)  # type: ignore[no-any-return]
 
     async def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
-        """``func(learner)`` on every rank; the results in rank order.
+        """Call ``func(learner)`` on every rank; return the results in rank order.
 
-        After changing weights with it, call `sync_weights`.
+        If it changes weights, call `sync_weights` afterwards.
         """
         if self.local_learner is not None:
             return [func(self.local_learner)]
@@ -428,7 +428,7 @@ class AsyncLearnerGroup:
 
 
 def _shards(batch: Any, episodes: Any, num_ranks: int) -> tuple[str, list[Any], int]:
-    """(Which argument of `Learner.update` they are, a shard per rank, steps over all of them)."""
+    """Return (argument name of `Learner.update`, a shard per rank, steps over all shards)."""
     if batch is None:
         of_episodes, num_steps = shard_episodes(episodes, num_ranks)
         return "episodes", of_episodes, num_steps

@@ -1,4 +1,4 @@
-"""Updates through the broker: any number of runner and learner processes.
+"""BrokerPipeline: updates through a broker, with any number of runner and learner processes.
 
     driver ──OPEN_UPDATE──► broker ──leases──► runners ──fragments──► broker ──shards──► learners
     driver ◄──REPORT─────── broker ◄──────────────── UPDATE_DONE, weights ──────────────┘
@@ -55,10 +55,10 @@ class BrokerPipeline:
     Args:
         config: The run's config.
         system: The ActorSystem.
-        env_runner_group, learner_group: Started before `start` is called.
+        env_runner_group, learner_group: The groups, started before `start` is called.
         connectors: Merges the runners' connector states.
-        join_keys: Of peers from outside; None where there are none.
-        control_address: Where learners from outside come in; None where there are none.
+        join_keys: Keys for peers from outside; None: no such peers.
+        control_address: Address where learners from outside connect; None: no such learners.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class BrokerPipeline:
         self.accounting = Accounting()
 
     async def start_broker(self) -> None:
-        """Start the broker's process, or find the one that runs."""
+        """Start the broker's process, or connect to an external one."""
         if self._config.broker is not None:
             self._broker = FoundBroker(self._config.broker)
             self._run_id = self._broker.run_id
@@ -151,8 +151,8 @@ class BrokerPipeline:
         learners.supervisor.watch_failures()
 
     async def _take_over(self, epoch: int) -> None:
-        """A broker of somebody else's may have served drivers before this one: it drops what is theirs, and
-        this one's learners, connector states and drops count from above theirs."""
+        """Take over a standalone broker that may have served other drivers: it drops their data, and this driver's
+        learners, connector states and drop counts continue above theirs."""
         assert self._driver is not None
         driver, learners = self._driver, self._learners
         await asyncio.wait((driver.welcome, driver.ended), return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +160,7 @@ class BrokerPipeline:
             reason, detail = driver.ended.result()
             raise PeerLostError(f"the broker did not take this driver: {reason} {detail}")
         welcome = driver.welcome.result()
-        # Runners may hold what the broker, restarted, knows nothing of; but time goes on.
+        # Runners may hold data that a restarted broker does not know of; time still advances.
         learners.generation = max(learners.generation, welcome.generation, epoch)
         if self._connectors.is_needed:
             self._connector_version = max(welcome.connector_version, epoch)
@@ -174,7 +174,7 @@ class BrokerPipeline:
             self._link(
                 name,
                 weights_address=self._broker.addresses["weights"],
-                incarnation=incarnation + 1,  # 0 would leave it to the broker, and 1 is what it would choose
+                incarnation=incarnation + 1,  # 0 lets the broker choose, and it would choose 1
                 peer_id=peer_id,
                 replaces=self._peer_of.get(index, ""),
                 **self._keys_of("runner"),
@@ -196,7 +196,7 @@ class BrokerPipeline:
         )
 
     def _expect_learners(self, handles: list[Any]) -> None:
-        """These ranks are the group's now; whoever else was one is not awaited any more."""
+        """Make these ranks the expected ones; others are not awaited any more."""
         assert self._driver is not None
         for name in self._ranks:
             self._driver.excuse("learner", name)
@@ -205,7 +205,7 @@ class BrokerPipeline:
             self._driver.expect("learner", name)
 
     async def _register_learners(self, *, begins_lineage: bool) -> None:
-        """Connect the ranks and have them register; again if one dies meanwhile."""
+        """Connect and register the ranks; repeat it if one dies meanwhile."""
         supervisor, is_done = self._learners.supervisor, False
         while not is_done:
             async with supervisor.steady() as handles:
@@ -216,11 +216,11 @@ class BrokerPipeline:
         return {"run_id": self._run_id, "name": name, "data_address": self._broker.addresses["data"], **more}
 
     def _keys_of(self, role: str) -> dict[str, Any]:
-        """What a local peer needs beyond addresses: keys, where the broker is somebody else's."""
+        """Return the keys that a local peer needs with a standalone broker; {} otherwise."""
         return {"curve": self._broker.keys(role)} if isinstance(self._broker, FoundBroker) else {}
 
     def _runner_name(self, index: int) -> str:
-        # A broker of somebody else's takes every runner for one from outside.
+        # A standalone broker treats every runner as one from outside.
         at = f"@{socket.gethostname()[:60]}-{os.getpid()}" if isinstance(self._broker, FoundBroker) else ""
         return f"runner-{index}{at}"
 
@@ -234,7 +234,7 @@ class BrokerPipeline:
         task.add_done_callback(self._tasks.discard)
 
     async def _watch(self, handle: Any, name: str) -> None:
-        """What a runner's code raises ends the run; that its process ends is its supervisor's business."""
+        """End the run if a runner's code raises; the end of its process is left to its supervisor."""
         try:
             ended = await handle.call("run_until_failure")
         except ActorLostError:
@@ -248,10 +248,10 @@ class BrokerPipeline:
         handle.kill()
 
     def _break(self, error: BaseException) -> None:
-        """The run ends: whoever waits for an update raises this."""
+        """End the run with this error, which is raised in every wait for an update."""
         if not self._broken.done():
             self._broken.set_exception(error)
-            self._broken.exception()  # those who wait raise it; nobody needs to
+            self._broken.exception()  # mark as retrieved: there may be no waiter
 
     # -- for the watchdog -----------------------------------------------------------------------
 
@@ -259,15 +259,15 @@ class BrokerPipeline:
         return [self._broker.handle] if isinstance(self._broker, BrokerKeeper) else []
 
     async def _status(self) -> dict[str, Any]:
-        """What the broker knows, and what it cannot know."""
+        """Return the broker's and the driver's waits, as far as they are known."""
         waits = [f"driver: {line}" for line in self._learners.supervisor.waits()]
         for handle in self._own_broker():
             status = await handle.status()
             return {**status, "waits": [*waits, *status["waits"]]}
-        return {"waits": [*waits, "the broker is somebody else's: see `rlzmq top`"]}
+        return {"waits": [*waits, "the broker is external: see `rlzmq top`"]}
 
     def _patience_s(self) -> float:
-        """Processes that are being started take their time."""
+        """Return the time limits of processes that are starting now."""
         runners = self._runners.supervisor
         is_starting = not runners.num_healthy and not runners.failed.done()
         return self._config.env_runner_restore_timeout_s if is_starting else 0.0
@@ -279,7 +279,7 @@ class BrokerPipeline:
                 handle.kill()
 
     def _on_notice(self, notice: Notice) -> None:
-        """The broker misses someone, or got unusable data."""
+        """Handle a notice: the broker misses a peer, or received unusable data."""
         event, detail = notice.event, notice.detail
         if self._journal is not None:
             self._journal.num_failures += event == "journal_failed"
@@ -288,15 +288,15 @@ class BrokerPipeline:
             return
         index = self._index_of.get(notice.name)
         if notice.role != "runner" or index is None:
-            return  # one from outside is not ours to restart
+            return  # a runner from outside cannot be restarted here
         runners = self._runners.supervisor
         if event in _MISSED:
             self._run_task(runners.suspect(index, event, detail))
         elif event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
-            runners.blame(index, detail)  # else it is of the process before this one
+            runners.blame(index, detail)  # else it concerns the previous process
 
     def _on_new_broker(self) -> None:
-        """Who was stopped meanwhile is not waited for: where brokers die in a row, none gets to miss it."""
+        """Check for stopped processes: if brokers die in a row, none lives long enough to miss a peer."""
         why = "a new broker came"
         for index in range(len(self._runners.handles)):
             self._run_task(self._runners.supervisor.suspect(index, "lost", why))
@@ -309,7 +309,7 @@ class BrokerPipeline:
         self._driver.set_connector_state(self._connector_version, state)
 
     async def run_update(self) -> UpdateResult:
-        """One update; returns once it is committed and the new weights are with the broker.
+        """Run one update; return once it is committed and the broker has the new weights.
 
         Raises:
             PeerLostError: A process that the update needs died and is not replaced.
@@ -318,18 +318,18 @@ class BrokerPipeline:
         """
         start = time.perf_counter()
         if self._journal is not None and self._journal.is_due:
-            # Nothing was restored: what another run's journal holds is of other weights.
+            # No checkpoint was restored: the journal of another run belongs to other weights.
             await self._journal.read(-1)
             await self._journal.recall(-1)
         report = None
         async with self._watchdog.update():
-            while report is None:  # again where all learners died and went back to an earlier state
+            while report is None:  # repeat if all learners died and were rolled back
                 await self._open_updates()
                 report = await self._next_report()
         return self._take(report, time.perf_counter() - start)
 
     def _take(self, report: Report, waited_s: float) -> UpdateResult:
-        """Account for a committed update, and merge what its fragments taught the connectors."""
+        """Account for a committed update and merge its connector statistics."""
         update_id = report.report.update_id
         fragments = self._reader.take_new(report)
         metas = [self._reader.open_meta(fragment, meta) for fragment, _, meta in fragments]
@@ -369,13 +369,13 @@ class BrokerPipeline:
         )
 
     def _max_lag(self) -> int:
-        """How many versions old a trained step may be; -1: any number."""
+        """Return the maximum age of a trained step in weights versions; -1: unlimited."""
         plan = self._config.update_plan()
-        # Of a batch smaller than a vector step the slots are filled with older data by construction.
+        # If a batch is smaller than a vector step, its slots are filled with older data by construction.
         return plan.max_policy_lag if plan.num_env_steps >= self._config.num_envs_per_env_runner else -1
 
     async def _open_updates(self) -> None:
-        """Keep as many updates open as the plan says."""
+        """Open updates until as many are open as planned."""
         assert self._driver is not None
         await self._unless_broken(self._learners.supervisor.admit())
         plan, driver = self._config.update_plan(), self._driver
@@ -396,7 +396,7 @@ class BrokerPipeline:
             )
 
     async def _next_report(self) -> Report | None:
-        """The report of the first open update; None if the learners went back meanwhile."""
+        """Return the report of the first open update; None if the learners were rolled back meanwhile."""
         assert self._driver is not None
         update_id, future = next(iter(self._driver.open_reports.items()))
         report = await self._first_of(future)
@@ -405,7 +405,7 @@ class BrokerPipeline:
         return report
 
     async def settle(self) -> list[UpdateResult]:
-        """Wait until no update is open; the reports of those that were."""
+        """Wait until no update is open; return the reports of those that were."""
         assert self._driver is not None
         reports = []
         while self._driver.open_reports:
@@ -437,20 +437,20 @@ class BrokerPipeline:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
             return None if future.cancelled() else future.result()
-        self._driver.give_up_reports()  # the run ends: a last checkpoint waits for none of them
+        self._driver.give_up_reports()  # the run ends: a last checkpoint must not wait for them
         for failure in failures:
             if failure.done():
                 failure.result()
         reason, detail = self._driver.ended.result()
         if reason == "fenced":
             raise ConfigurationError(
-                "another driver has taken over this run at its broker: this one ends. A broker serves one driver; "
-                "start the second one with a broker of its own."
+                "another driver has taken over this run at its broker: this run ends. A broker serves one driver; "
+                "start a second broker for the second driver."
             )
-        raise PeerLostError(f"the broker does not serve this driver any more: {reason}, {detail}")
+        raise PeerLostError(f"the broker no longer serves this driver: {reason}, {detail}")
 
     def _note_work(self, report: Report) -> None:
-        """Whoever contributed to a committed update has no failures in a row."""
+        """Reset the failure counts of all peers that contributed to a committed update."""
         assert self._broker is not None
         self._broker.worked()
         self._learners.supervisor.worked()
@@ -459,16 +459,16 @@ class BrokerPipeline:
                 self._runners.supervisor.worked(index)
 
     async def read_journal(self, next_update: int) -> list[str]:
-        """See `RunJournal.read`; without a journal nobody has anything to come back."""
+        """Read the journal (see `RunJournal.read`); [] without one."""
         return [] if self._journal is None else await self._journal.read(next_update)
 
     async def note_checkpoint(self, next_update: int) -> None:
-        """A checkpoint that a run would go on from holds all updates below this one."""
+        """Note that a checkpoint holds all updates below this one."""
         if self._journal is not None:
             await self._journal.note_checkpoint(next_update)
 
     def fault_tolerance(self) -> dict[str, int]:
-        """How often the broker was replaced, and env steps whose fragments' reports went with one."""
+        """Return the number of broker restarts, and of env steps whose fragment metadata was lost with a broker."""
         counts = {
             "num_broker_restarts": self._broker.num_restarts if self._broker is not None else 0,
             "num_env_steps_without_report": self._reader.num_env_steps_without_report,
@@ -478,12 +478,12 @@ class BrokerPipeline:
         )
 
     async def pause(self) -> None:
-        """No more leases: the learners' state is about to be replaced."""
+        """Stop issuing leases, since the learners' state is about to be replaced."""
         assert self._driver is not None
         self._driver.do(self._driver.core.pause())
 
     async def restart(self) -> None:
-        """Go on from the state that the learners were given."""
+        """Continue from the state that was loaded into the learners."""
         assert self._driver is not None
         await self._register_learners(begins_lineage=True)
         if self._journal is not None and self._journal.is_due:
@@ -491,11 +491,11 @@ class BrokerPipeline:
         self._driver.do(self._driver.core.resume())
 
     async def _begin_lineage(self, handles: list[Any]) -> bool:
-        """Everyone forgets what was under way; False if a rank died meanwhile."""
+        """Discard everything in progress on all peers; return False if a rank died meanwhile."""
         return await self._form(handles, begins_lineage=True)
 
     async def _form(self, handles: list[Any], *, begins_lineage: bool) -> bool:
-        """The ranks of a group that stands register under the next generation; False if one died meanwhile."""
+        """Register the ranks of a formed group under the next generation; return False if one died meanwhile."""
         assert self._driver is not None
         learners, num_ranks = self._learners, len(handles)
         supervisor = learners.supervisor
@@ -520,7 +520,7 @@ class BrokerPipeline:
         return True
 
     async def stop(self) -> None:
-        """Disconnect everyone; what is pending then is dropped ("stopped")."""
+        """Disconnect all peers; pending data is dropped ("stopped")."""
         for supervisor in (self._runners.supervisor, self._learners.supervisor):
             if supervisor is not None:
                 await supervisor.stop()
@@ -528,10 +528,10 @@ class BrokerPipeline:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._driver is not None:  # first: that roles leave now is no news any more
+        if self._driver is not None:  # first, so that peers leaving now are not reported
             await self._driver.stop()
         handles = [*self._runners.handles, *self._learners.handles]
-        # Of a process that was stopped meanwhile no answer comes: it is killed when its actor is ended.
+        # A stopped process does not answer: it is killed when its actor is ended.
         goodbyes = (handle.call("disconnect", deadline_s=_GOODBYE_S) for handle in handles)
         await asyncio.gather(*goodbyes, return_exceptions=True)
         if self._broker is not None:

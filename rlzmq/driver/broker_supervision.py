@@ -1,7 +1,7 @@
-"""Keeps the run's broker alive: one that dies or hangs is started again on the same addresses.
+"""Supervision of the run's broker: one that dies or hangs is restarted on the same addresses.
 
-Peers reconnect by themselves, notice another incarnation and tell the new broker what they hold, so
-nothing that was accepted is lost (`rlzmq.protocol.broker.core`).
+Peers reconnect, notice the new incarnation and tell the broker what they hold, so no accepted data is lost
+(`rlzmq.protocol.broker.core`).
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _PING_DEADLINE_S = 3.0
 
 
 class BrokerKeeper:
-    """Starts the broker's process, and starts it again.
+    """Starts and restarts the broker's process.
 
     Args:
-        system: The ActorSystem; its private directory has the addresses.
-        run_id: Of the run.
-        config: Whose fault-tolerance settings count.
-        keys: Of peers from outside; None where there are none.
-        control_address: Where learners from outside come in; None where there are none.
+        system: The ActorSystem; the sockets are in its private directory.
+        run_id: Id of the run.
+        config: Source of the fault-tolerance settings.
+        keys: Keys for peers from outside; None: no such peers.
+        control_address: Address where learners from outside connect; None: no such learners.
 
     Attributes:
         addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
-        remote_addresses: The same for peers from outside, once it listens for them; else {}.
-        join_files: Role → the file that lets it in; {} where nobody may.
-        failed: Has an exception once there will be no broker any more.
-        epoch: 0: no driver came before this one (see `FoundBroker`).
-        num_restarts: So far.
+        remote_addresses: Addresses for peers from outside, once the broker listens for them; else {}.
+        join_files: Role → the join file; {} if no peer may join.
+        failed: Has an exception once the broker will not be restarted.
+        epoch: 0: no driver used this broker before (see `FoundBroker`).
+        num_restarts: Number of restarts.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class BrokerKeeper:
         """Start the broker and its supervision.
 
         Raises:
-            ConfigurationError: `config.listen` cannot be listened on, or the join file not be written.
+            ConfigurationError: `config.listen` is not available, or the join file cannot be written.
         """
         await start_first(
             lambda incarnation: self._spawn(),
@@ -101,11 +101,11 @@ class BrokerKeeper:
         self._task = asyncio.create_task(self._supervise(), name="supervise the broker")
 
     def worked(self) -> None:
-        """An update went through it: its failures so far are over."""
+        """Reset the failure count, after an update was committed."""
         self._machine.worked()
 
     async def stop(self) -> None:
-        """End the supervision, then the broker."""
+        """Stop the supervision, then the broker."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -113,9 +113,9 @@ class BrokerKeeper:
             await asyncio.gather(self._handle.stop(), return_exceptions=True)
         if not self.failed.done():
             self.failed.set_exception(ClosedError("the run was stopped"))
-        self.failed.exception()  # seen
+        self.failed.exception()  # mark as retrieved
         for file in self.join_files.values():
-            file.unlink(missing_ok=True)  # its keys open nothing any more
+            file.unlink(missing_ok=True)  # its keys are now useless
 
     def _write_join_files(self, keys: JoinKeys) -> None:
         config = self._config
@@ -133,7 +133,7 @@ class BrokerKeeper:
             )
 
     async def _spawn(self) -> None:
-        # Peers tell brokers apart by a number that rises, also when the wall clock is set back.
+        # Peers order brokers by this number: it must rise even if the wall clock is set back.
         self._incarnation = max(self._incarnation + 1, int(time.time() * 1000))
         timeout_s = self._config.process_start_timeout_s
         spawn = self._system.spawn(
@@ -153,7 +153,7 @@ class BrokerKeeper:
         handle = await spawn_within(timeout_s, "process_start_timeout_s", spawn)
         try:
             addresses = await attended(handle, handle.start())
-            if self._listen is not None:  # the ports that it got are those of every later broker too
+            if self._listen is not None:  # later brokers use the ports that this one got
                 self._listen = {name: addresses[f"remote_{name}"] for name in ("data", "weights")}
                 self.remote_addresses = self._listen
         except BaseException:
@@ -170,7 +170,7 @@ class BrokerKeeper:
                 decision = self._machine.failed(time.monotonic())
                 if not self._config.restart_failed_broker or isinstance(decision, GiveUp):
                     self.failed.set_exception(error)
-                    self.failed.exception()  # those who wait raise it; nobody needs to
+                    self.failed.exception()  # mark as retrieved: there may be no waiter
                     return
                 _log.warning("%s Restarted in %g s.", first_line(error), decision.delay_s)
                 await asyncio.sleep(decision.delay_s)
@@ -183,7 +183,7 @@ class BrokerKeeper:
                 break
 
     async def _wait_for_end(self, handle: Any) -> None:
-        """Its death; a broker that does not answer is killed."""
+        """Return the error with which the broker ended; kill it if it does not answer."""
         while not handle.exited.done():
             try:
                 await handle.call("ping", deadline_s=_PING_DEADLINE_S)
@@ -197,10 +197,10 @@ class BrokerKeeper:
             except (ActorLostError, PeerLostError):
                 await handle.exited
             except Exception:
-                handle.kill()  # it has failed, and has said why
+                handle.kill()  # it has failed and reported its error
                 await handle.exited
 
 
 def _options(config: BaseConfig) -> dict[str, Any]:
-    """When a rank counts as hung."""
+    """Return the broker options with which it detects hung ranks."""
     return {"rank_first_hung_after_s": float(config.learner_timeout_s)}

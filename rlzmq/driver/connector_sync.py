@@ -1,4 +1,4 @@
-"""The driver's side of connector state: all runners' deltas in, one merged state out."""
+"""ConnectorSync: merges all runners' connector deltas into one state."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NAMES = ("env_to_module_connector", "module_to_env_connector")
 
 
 class ConnectorSync:
-    """Merges what runners' connector pieces learned from samples (running means, …).
+    """Merges the statistics of runners' connector pieces (running means, …).
 
     Args:
-        config: Whose connectors the runners use.
+        config: Source of the runners' connectors.
         spaces: ``{"__env_single__": (obs, act), …}``.
 
     Attributes:
-        is_needed: Whether any piece has such state; without one nothing is merged or sent.
+        is_needed: Whether any piece has such state; if not, nothing is merged or sent.
     """
 
     def __init__(self, config: BaseConfig, spaces: Mapping[str, Any]) -> None:
@@ -43,18 +43,18 @@ class ConnectorSync:
         self.is_needed = self._merges and any(_has_state(piece) for piece in pieces)
 
     def stored_observation_space(self) -> Any:
-        """The space of the observations in runners' episodes, as plain data; None where it cannot be told, or where
-        the config lets envs break their spaces."""
+        """Return the space of the observations in runners' episodes, as plain data; None if it cannot be determined
+        or the config lets envs violate their spaces."""
         plan = self._pipelines["env_to_module_connector"].columnar_plan()
         if plan is None or self._lets_envs_stray:
             return None
         try:
             return space_to_plain(plan.stored_observation_space)
-        except NotPlainError:  # a space of the user's own kind
+        except NotPlainError:  # a custom space class
             return None
 
     def merge(self, deltas: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-        """Fold in what runners' `get_connector_delta` returned.
+        """Merge the results of runners' `get_connector_delta`.
 
         Returns:
             The merged state for every runner's `set_connector_state`, or None if no piece has any.
@@ -64,7 +64,7 @@ class ConnectorSync:
         listed = []
         for delta in deltas:
             if delta and not _is_finite(delta):
-                _log.warning("a runner's connector state holds NaN or infinity: it is left out")
+                _log.warning("a runner's connector state holds NaN or infinity: ignored")
             elif delta:
                 listed.append(delta)
         for name, pipeline in self._pipelines.items():
@@ -74,11 +74,11 @@ class ConnectorSync:
         return self.get_state()
 
     def get_state(self) -> dict[str, Any]:
-        """The merged state by pipeline."""
+        """Return the merged state by pipeline."""
         return {name: state for name, p in self._pipelines.items() if (state := p.get_state())}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Become what `get_state` returned, e.g. out of a checkpoint."""
+        """Load a state that `get_state` returned, e.g. from a checkpoint."""
         for name, pipeline in self._pipelines.items():
             pipeline.reset_state()
             if state.get(name):
@@ -96,6 +96,6 @@ def _is_finite(delta: Any) -> bool:
 
 
 def _has_state(piece: ConnectorV2) -> bool:
-    """Whether the piece keeps a state at all; before the first sample it may still be empty."""
+    """Return whether the piece has state; before the first sample the state may still be empty."""
     names = ("get_state", "get_delta")
     return any(getattr(type(piece), name) is not getattr(ConnectorV2, name) for name in names)

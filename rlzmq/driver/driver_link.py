@@ -1,4 +1,4 @@
-"""The driver's connection to the broker: updates opened, reports awaited."""
+"""DriverLink: the driver's connection to the broker; opens updates and awaits their reports."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _QUIET_EVENTS = ("joined", "left")
 
 
 class DriverLink(PeerLink):
-    """Opens updates and hands out their reports, each exactly once and in order.
+    """Opens updates and returns their reports, each exactly once and in order.
 
     Args:
-        run_id: Of the run.
-        data_address: The broker's.
+        run_id: Id of the run.
+        data_address: Address of the broker's data socket.
         next_update: The first update: the weights version that the learners start from.
         incarnation: See `DriverCore`.
-        on_notice: Called with what the broker tells a supervisor.
-        on_new_broker: Called when another broker than the first one has come.
-        trained, dropped: Env steps accounted for before.
-        packed_config: The config as one frame, for runners that join by themselves.
-        spaces_digest: Of the env's spaces: runners that join must have the same.
-        curve: Keys, for a broker that is reached by TCP.
+        on_notice: Called with the broker's notices for supervisors.
+        on_new_broker: Called when the broker was replaced.
+        trained, dropped: Env steps that were accounted for before.
+        packed_config: The config as one frame, for runners that join.
+        spaces_digest: Digest of the env's spaces, which must be equal at runners that join.
+        curve: Keys, for a broker reached over TCP.
 
     Attributes:
         welcome: Resolved with the first broker's WELCOME.
-        open_reports: Update id → future of its report, in order, of the updates that were opened; cancelled when
-            the learners go back. Whoever takes a report takes its entry out.
+        open_reports: Update id → future of its report, in the order of opening; cancelled if the learners are rolled
+            back. The reader of a report removes its entry.
     """
 
     def __init__(
@@ -77,29 +77,29 @@ class DriverLink(PeerLink):
         self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
 
     def open_update(self, update: OpenUpdate) -> None:
-        """Open the next update; `open_reports` has its report once it is committed."""
+        """Open the next update; its report is in `open_reports` once it is committed."""
         self.open_reports[update.update_id] = self._loop.create_future()
         self.do(self.core.open_update(update))
 
     def set_connector_state(self, version: int, state: Any) -> None:
-        """Give all runners a merged connector state, before leases that ask for it."""
+        """Send a merged connector state to all runners, ahead of the leases that require it."""
         self.do(self.core.set_connector_state(version, pack_blob(state)))
 
     def reset(self, generation: int, next_update: int) -> None:
-        """The learners hold another state now: open updates are void."""
+        """Announce that the learners hold another state; open updates are void."""
         self.give_up_reports()
         self.do(self.core.reset(generation, next_update))
 
     def expect(self, role: str, name: str) -> None:
-        """A process is connected: where it does not register, `on_notice` hears of it."""
+        """Expect a connected process to register; if it does not, `on_notice` is called."""
         self.core.expected.add((role, name))
 
     def excuse(self, role: str, name: str) -> None:
-        """It is gone, or is about to register anew."""
+        """Stop expecting a process that has ended or is about to register again."""
         self.core.expected.discard((role, name))
 
     def act(self, instruction: Instruction) -> None:
-        """Reports resolve their update's future; notices go to the supervisor and the log."""
+        """Carry out an instruction: reports resolve their update's future, notices go to supervisor and log."""
         if isinstance(instruction, Report):
             future = self.open_reports.get(instruction.report.update_id)
             if future is not None and not future.done():
@@ -123,7 +123,7 @@ class DriverLink(PeerLink):
                 self._on_notice(message)
 
     def give_up_reports(self) -> None:
-        """Nobody waits for the open updates any more: `open_reports` is empty."""
+        """Stop waiting for open updates; `open_reports` is then empty."""
         for future in self.open_reports.values():
             future.cancel()
         self.open_reports.clear()

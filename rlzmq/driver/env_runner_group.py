@@ -1,4 +1,4 @@
-"""EnvRunnerGroup: the env runners for callers that have no event loop."""
+"""EnvRunnerGroup: the env runners for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["EnvRunnerGroup"]
 
 
 class EnvRunnerGroup:
-    """The synchronous face of AsyncEnvRunnerGroup.
+    """Synchronous interface to AsyncEnvRunnerGroup.
 
     Args:
         config: With ``num_env_runners=0`` the group is one local runner.
@@ -36,18 +36,18 @@ class EnvRunnerGroup:
             self._system = ActorSystem()
             run(self._system.start())
         self._group = AsyncEnvRunnerGroup(config, system=self._system)
-        self._group.reports_samples = False  # there are no results that they would join
+        self._group.reports_samples = False  # there are no results to add them to
         run(self._group.start())
 
     @classmethod
     def facing(cls, group: AsyncEnvRunnerGroup, run: Run) -> Self:
-        """The face of a group that lives already."""
+        """Return the synchronous interface to an existing group."""
         face = cls.__new__(cls)
         face._run, face._system, face._group = run, None, group
         return face
 
     def sample(self, **kwargs: Any) -> list[Any]:
-        """Episodes from all runners (see AsyncEnvRunnerGroup.sample)."""
+        """Return episodes from all runners (see AsyncEnvRunnerGroup.sample)."""
         return self._run(self._group.sample(**kwargs))  # type: ignore[no-any-return]
 
     @property
@@ -57,38 +57,38 @@ class EnvRunnerGroup:
 
     @property
     def num_env_runners(self) -> int:
-        """Runners that sample."""
+        """Number of runners that sample."""
         return self._group.num_env_runners
 
     def num_remote_env_runners(self) -> int:
-        """Runners in processes of their own."""
+        """Number of runner processes."""
         return self._group.num_remote_env_runners()
 
     def num_healthy_remote_env_runners(self) -> int:
-        """Those of them whose processes live."""
+        """Number of runner processes that are alive."""
         return self._group.num_healthy_remote_env_runners()
 
     num_remote_workers = num_remote_env_runners
     num_healthy_remote_workers = num_healthy_remote_env_runners
 
     def foreach_env_runner(self, func: Any, **options: Any) -> list[Any]:
-        """``func(env_runner)`` in every runner's process (see RunnerCalls.foreach_env_runner)."""
+        """Call ``func(env_runner)`` in every runner's process (see RunnerCalls.foreach_env_runner)."""
         return self._run(self._group.foreach_env_runner(func, **options))  # type: ignore[no-any-return]
 
     def foreach_env_runner_async(self, func: Any, tag: str | None = None, **options: Any) -> int:
-        """Begin to call ``func(env_runner)`` (see RunnerCalls.foreach_env_runner_async)."""
+        """Start calls of ``func(env_runner)`` (see RunnerCalls.foreach_env_runner_async)."""
         return self._run(self._group.foreach_env_runner_async(func, tag, **options))  # type: ignore[no-any-return]
 
     def fetch_ready_async_reqs(self, **options: Any) -> list[tuple[int, Any]]:
-        """What the calls begun have returned (see RunnerCalls.fetch_ready_async_reqs)."""
+        """Return results of started calls (see RunnerCalls.fetch_ready_async_reqs)."""
         return self._run(self._group.fetch_ready_async_reqs(**options))  # type: ignore[no-any-return]
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
-        """``func(env)`` for every env of every runner; a list per runner."""
+        """Call ``func(env)`` for every env of every runner; return a list per runner."""
         return self._run(self._group.foreach_env(func))  # type: ignore[no-any-return]
 
     def get_metrics(self) -> list[dict[str, Any]]:
-        """Each runner's metrics since the last call (see AsyncEnvRunnerGroup.get_metrics)."""
+        """Return each runner's metrics since the last call (see AsyncEnvRunnerGroup.get_metrics)."""
         return self._run(self._group.get_metrics())  # type: ignore[no-any-return]
 
     def sync_weights(
@@ -97,7 +97,7 @@ class EnvRunnerGroup:
         from_worker_or_learner_group: Any = None,
         **options: Any,
     ) -> None:
-        """Bring weights to all runners (see RunnerSync.sync_weights)."""
+        """Send weights to all runners (see RunnerSync.sync_weights)."""
         source = from_worker_or_learner_group
         if isinstance(source, LearnerGroup):
             source = (
@@ -110,14 +110,14 @@ class EnvRunnerGroup:
         self._run(self._group.sync_env_runner_states(**options))
 
     def stop(self) -> None:
-        """End the runners."""
+        """Stop the runners."""
         self._run(self._group.stop())
         if self._system is not None:
             self._run(self._system.stop())
 
 
 class _WithState:
-    """A state that was asked for already, in place of what it is of."""
+    """A state that was already fetched, with the interface of its source."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Equal shards of episodes or of a train batch: every rank trains exactly the same number of steps."""
+"""Equal shards of episodes or of a train batch, so that every rank trains the same number of steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["shard_batch", "shard_episodes"]
 def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]:
     """Cut episodes into `num_ranks` lists of equally many env steps, in order.
 
-    An episode that lies across a border is sliced there; the first part is then not done, and goes
-    on in the next rank's shard.
+    An episode that crosses a border is sliced there; its first part is then not done, and the rest is in the next
+    rank's shard.
 
     Args:
         episodes: Episodes, an EpisodeBatch, or a list of EpisodeBatches.
@@ -46,7 +46,7 @@ def shard_episodes(episodes: Any, num_ranks: int) -> tuple[list[list[Any]], int]
 
 
 def shard_batch(batch: Mapping[str, Any], num_ranks: int) -> list[dict[str, Any]]:
-    """Cut a train batch into `num_ranks` batches of equally many rows, in order; what is left over is left out.
+    """Cut a train batch into `num_ranks` batches of equally many rows, in order; surplus rows are left out.
 
     Args:
         batch: Module id → column → array or tensor ``[rows, ...]`` (or just column → …).

@@ -1,4 +1,4 @@
-"""What a runner says of its fragment beside the data, looked at before the driver acts on it."""
+"""Validation of the fragment metadata sent by runners, before the driver uses it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["MetaCheck"]
 
 
 class MetaCheck:
-    """Tries metas on metrics and connectors of its own, so that one that lies cannot end the run.
+    """Applies metadata to scratch metrics and connectors first, so that invalid metadata cannot end the run.
 
-    Where nobody may join, all runners are the run's own and nothing is tried.
+    If no peer may join, all runners belong to the run and nothing is tried.
 
     Args:
-        config: The run's.
-        spaces: As of `ConnectorSync`.
+        config: The run's config.
+        spaces: See `ConnectorSync`.
     """
 
     def __init__(self, config: BaseConfig, spaces: Any) -> None:
@@ -32,14 +32,14 @@ class MetaCheck:
             self._connectors = ConnectorSync(config, spaces)
 
     def open(self, blob: Any, *, is_trusted: bool) -> dict[str, Any]:
-        """The meta in a fragment's last frame.
+        """Return the metadata in a fragment's last frame.
 
         Args:
-            blob: As it came.
-            is_trusted: Of a runner that this driver has started: it runs this very code.
+            blob: The frame as received.
+            is_trusted: Whether this driver started the runner, which then runs the same code.
 
         Raises:
-            ValueError: Not a meta, or not one that can be used.
+            ValueError: The frame is not metadata, or cannot be used.
         """
         try:
             meta = unpack_blob(blob)
@@ -58,5 +58,5 @@ class MetaCheck:
             if not keeps_errors and meta.get("connector_delta"):
                 self._connectors.merge([meta["connector_delta"]])
         except Exception as error:
-            if not keeps_errors:  # else the user's code logged what does not fit: the run says so itself
+            if not keeps_errors:  # else the run reports the user's error
                 raise ValueError(f"{type(error).__name__}: {error}") from error

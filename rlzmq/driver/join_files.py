@@ -1,4 +1,4 @@
-"""How peers from outside get into a run: one server key, one client key per role, and the join files."""
+"""Keys and join files for peers from outside: one server key and one client key per role."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ROLES = ("runner", "learner", "driver", "observer")
 
 @dataclass(frozen=True, slots=True)
 class JoinKeys:
-    """The keys of one run: made when it starts, worthless when it ends.
+    """The keys of one run, valid until it ends.
 
     Attributes:
-        server: Proves the run to whoever joins.
-        clients: Role → the key pair that gives this role, and no other.
+        server: Proves the run's identity to peers that join.
+        clients: Role → the key pair that authorizes this role only.
     """
 
     server: KeyPair
@@ -50,7 +50,7 @@ class JoinKeys:
 
     @property
     def curve(self) -> CurveServer:
-        """For sockets that listen."""
+        """The server keys, for sockets that listen."""
         return CurveServer(self.server)
 
     @property
@@ -59,26 +59,24 @@ class JoinKeys:
         return {keys.public: role for role, keys in self.clients.items()}
 
     def join_file(self, role: str, run_id: str, addresses: Mapping[str, str]) -> JoinFile:
-        """What a peer of this role needs."""
+        """Return the join file for peers of this role."""
         return JoinFile(run_id, role, dict(addresses), self.server.public, self.clients[role].secret)
 
 
 def listen_addresses(listen: str) -> dict[str, str]:
-    """``{"data": …, "weights": …}`` of config.listen: the port and the one after it, or any two.
+    """Return ``{"data": …, "weights": …}`` for config.listen: its port and the next one, or any two if it is 0.
 
     Raises:
-        ConfigurationError: Malformed, or there is no port after it.
+        ConfigurationError: The address is malformed, or there is no next port.
     """
     host, port = split_tcp(listen)
     if port == 65535:
-        raise ConfigurationError(
-            f"listen={listen!r}: weights go by the port after it, so it is at most 65534."
-        )
+        raise ConfigurationError(f"listen={listen!r}: weights use the next port, so expected at most 65534.")
     return {"data": f"tcp://{host}:{port}", "weights": f"tcp://{host}:{port + 1 if port else 0}"}
 
 
 def at_host(address: str, host: str | None) -> str:
-    """The address as peers see it: by another host name, if there is one."""
+    """Return the address with the advertised host name, if there is one."""
     if host is None:
         return address
     return f"tcp://{host}:{split_tcp(address)[1]}"
@@ -107,7 +105,7 @@ def write_join_files(
 
 
 def pack_config(config: BaseConfig) -> bytes:
-    """The run's config for peers that join: plain data; code only by importable names.
+    """Return the run's config for peers that join, as plain data; code only as importable names.
 
     Raises:
         ConfigurationError: A setting holds code without an importable name.
@@ -122,8 +120,8 @@ def pack_config(config: BaseConfig) -> bytes:
         spec_plain = None if spec is None else [hasattr(spec, "rl_module_specs"), spec.to_dict()]
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{error} Whoever joins over config.listen={config.listen!r} imports code by its name; "
-            "a run without `listen` takes it as it is."
+            f"{error} Peers that join over config.listen={config.listen!r} import code by its name; "
+            "a run without `listen` accepts any code."
         ) from None
     kind = type(config)
     name = f"{kind.__module__}:{kind.__qualname__}"
@@ -132,12 +130,12 @@ def pack_config(config: BaseConfig) -> bytes:
 
 
 def unpack_config(blob: Any) -> tuple[str, dict[str, Any]]:
-    """(the config class's name, its settings, with spaces and module specs made) of `pack_config`'s frame.
+    """Return (name of the config class, settings) from `pack_config`'s frame, with spaces and module specs built.
 
-    Module classes are imported by their names: whoever joins a run trusts it with that.
+    Module classes are imported by name: a peer that joins a run trusts it to name them.
 
     Raises:
-        ConfigurationError: It is of another version of rlzmq, or is no config, or names a class that is not here.
+        ConfigurationError: The frame is from another version of rlzmq or invalid, or names an unknown class.
     """
     from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
     from rlzmq.modules.spec import RLModuleSpec
@@ -146,13 +144,13 @@ def unpack_config(blob: Any) -> tuple[str, dict[str, Any]]:
     theirs = data.get("rlzmq") if isinstance(data, dict) else None
     if theirs != package_version():
         raise ConfigurationError(
-            f"the run is of rlzmq {theirs}, here is rlzmq {package_version()}: install the same version"
+            f"the run uses rlzmq {theirs}, this machine has rlzmq {package_version()}: install the same version"
         )
     try:
         name, settings = str(data["class"]), dict(data["settings"])
         spaces, spec = dict(data["spaces"]), data["rl_module_spec"]
     except (KeyError, TypeError, ValueError):
-        raise ConfigurationError("the run's configuration is not what this rlzmq understands") from None
+        raise ConfigurationError("this rlzmq cannot read the run's configuration") from None
     settings |= {key: space_from_plain(space) for key, space in spaces.items() if key in _SPACES}
     if spec is not None:
         is_multi, plain = spec

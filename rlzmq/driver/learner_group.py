@@ -1,4 +1,4 @@
-"""LearnerGroup: the learners for callers that have no event loop."""
+"""LearnerGroup: the learners for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LearnerGroup"]
 
 
 class LearnerGroup(Checkpointable):
-    """The synchronous face of AsyncLearnerGroup.
+    """Synchronous interface to AsyncLearnerGroup.
 
     Args:
         config: With ``num_learners=0`` the group is one local learner.
@@ -39,54 +39,54 @@ class LearnerGroup(Checkpointable):
 
     @classmethod
     def facing(cls, group: AsyncLearnerGroup, run: Run) -> Self:
-        """The face of a group that lives already."""
+        """Return the synchronous interface to an existing group."""
         face = cls.__new__(cls)
         face._run, face._system, face._group = run, None, group
         return face
 
     def update(self, **kwargs: Any) -> list[dict[str, Any]]:
-        """One update (see AsyncLearnerGroup.update)."""
+        """Train one update (see AsyncLearnerGroup.update)."""
         return self._run(self._group.update(**kwargs))  # type: ignore[no-any-return]
 
     def get_state(self) -> dict[str, Any]:
-        """Rank 0's learner state."""
+        """Return rank 0's learner state."""
         return self._run(self._group.get_state())  # type: ignore[no-any-return]
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Every rank takes over this state."""
+        """Load this state on every rank."""
         self._run(self._group.set_state(state))
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Every rank takes over the state of a checkpoint (see AsyncLearnerGroup.restore_from_path)."""
+        """Load the state of a checkpoint on every rank (see AsyncLearnerGroup.restore_from_path)."""
         self._run(self._group.restore_from_path(path, component))
 
     def get_weights(self) -> dict[str, Any]:
-        """``{module id: {name: array}}``."""
+        """Return ``{module id: {name: array}}``."""
         return self._run(self._group.get_weights())  # type: ignore[no-any-return]
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Every rank takes over these weights."""
+        """Load these weights on every rank."""
         self._run(self._group.set_weights(weights))
 
     def load_module_state(self, **options: Any) -> None:
-        """Every rank takes over weights from checkpoints (see AsyncLearnerGroup.load_module_state)."""
+        """Load weights from checkpoints on every rank (see AsyncLearnerGroup.load_module_state)."""
         self._run(self._group.load_module_state(**options))
 
     def add_module(self, **options: Any) -> Any:
-        """Add a module to the learners alone (see AsyncLearnerGroup.add_module)."""
+        """Add a module to a standalone group (see AsyncLearnerGroup.add_module)."""
         return self._run(self._group.add_module(**options))
 
     def remove_module(self, module_id: str, **options: Any) -> Any:
-        """Remove a module from the learners alone (see AsyncLearnerGroup.remove_module)."""
+        """Remove a module from a standalone group (see AsyncLearnerGroup.remove_module)."""
         return self._run(self._group.remove_module(module_id, **options))
 
     def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
-        """``func(learner)`` on every rank; the results in rank order."""
+        """Call ``func(learner)`` on every rank; return the results in rank order."""
         return self._run(self._group.foreach_learner(func))  # type: ignore[no-any-return]
 
     @property
     def group(self) -> AsyncLearnerGroup:
-        """What this is the face of."""
+        """The underlying asynchronous group."""
         return self._group
 
     @property
@@ -95,7 +95,7 @@ class LearnerGroup(Checkpointable):
         return self._group.num_learners
 
     def shutdown(self) -> None:
-        """End the learners."""
+        """Stop the learners."""
         self._run(self._group.shutdown())
         if self._system is not None:
             self._run(self._system.stop())

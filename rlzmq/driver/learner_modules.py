@@ -1,4 +1,4 @@
-"""Modules of a learner group that stands alone: weights from checkpoints, modules more or less."""
+"""Modules of a standalone learner group: loading weights from checkpoints, adding and removing modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def weights_to_load(
     modules_to_load: Collection[str] | None,
     rl_module_ckpt_dirs: Mapping[str, str | Path] | None,
 ) -> dict[str, Any]:
-    """Module id → weights; arguments and errors are as of `AsyncLearnerGroup.load_module_state`."""
+    """Return module id → weights; for arguments and errors see `AsyncLearnerGroup.load_module_state`."""
     mine = module_spec.as_multi_rl_module_spec()
     weights: dict[str, Any] = {}
     if multi_rl_module_ckpt_dir is not None:
@@ -39,7 +39,7 @@ def weights_to_load(
     for module_id, path in (rl_module_ckpt_dirs or {}).items():
         weights[module_id] = read_module_states(path, module_id)
     for module_id in weights:
-        mine[module_id]  # KeyError: the learners do not have it
+        mine[module_id]  # KeyError: the learners have no such module
     return weights
 
 
@@ -52,7 +52,7 @@ def one_more(
     config_overrides: Mapping[str, Any] | None,
     new_should_module_be_updated: Any,
 ) -> Changed:
-    """(config, specs, what adds the module to a learner); arguments as of `AsyncLearnerGroup.add_module`."""
+    """Return (config, specs, function that adds the module to a learner); see `AsyncLearnerGroup.add_module`."""
     specs = _copied(module_spec)
     specs.add_modules({module_id: new}, override=False)
     config = config.copy(copy_frozen=False)
@@ -74,9 +74,9 @@ def one_more(
 def one_less(
     config: BaseConfig, module_spec: Any, module_id: str, *, new_should_module_be_updated: Any
 ) -> Changed:
-    """(config, specs, what removes the module from a learner)."""
+    """Return (config, specs, function that removes the module from a learner)."""
     specs = _copied(module_spec)
-    specs[module_id]  # KeyError: there is none
+    specs[module_id]  # KeyError: no such module
     specs.remove_modules(module_id)
 
     def change(learner: Any) -> None:

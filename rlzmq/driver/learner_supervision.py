@@ -1,6 +1,6 @@
-"""Keeps a learner group training: survivors of a dead rank come together anew, its replacement joins later.
+"""LearnerSupervisor: re-forms the group of the survivors of a dead rank; its replacement joins later.
 
-    a rank dies ──► survivors: rejoin, generation + 1, the newest state among them ──► they train on
+    a rank dies ──► survivors: rejoin, generation + 1, the newest state among them ──► training continues
             └────► a replacement starts meanwhile ──► joins between two updates, generation + 1
 
 | consumes                             | produces              | waits for         | unblocked by          |
@@ -33,40 +33,40 @@ __all__ = ["LearnerSupervisor"]
 
 _log = logging.getLogger("rlzmq.driver")
 
-# Failures in a row, without an update between them, before a rank is not replaced any more.
+# Failures in a row, without an update in between, after which a rank is no longer replaced.
 _POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, max_delay_s=30.0)
-# After a peer was lost every rank's collective has failed, and so has an attempt to connect that was called off:
-# whoever does not answer by then hangs.
+# After a peer is lost, every rank's collective fails, and so does a connection attempt that was called off: a rank
+# that does not answer within this time hangs.
 _ANSWER_SPARE_S = 1.0
-# After so long without an answer to a call, and again, the ranks' processes are looked at.
+# If a call is not answered within this time, and each time it passes again, the ranks' processes are checked.
 _LOOK_S = 2.0
-# How often in a row ranks that all live may fail to come together.
+# Failed attempts in a row to form a group of ranks that are all alive.
 _MAX_FAILED_FORMINGS = 5
-# A rank's connection ended because this run, or its broker, ends.
+# Reasons for which a rank's connection ends because the run or its broker ends.
 _ORDERLY = frozenset({"closed", "goodbye", "left"})
 
 
 class LearnerSupervisor:
-    """Watches the ranks of one learner group and forms the group anew when it must be.
+    """Supervises the ranks of a learner group and re-forms the group after losses.
 
     Args:
-        config: Whose fault-tolerance settings count.
-        handles: An empty list, for the ranks in rank order; it always holds those of the current generation.
-        spawn: ``await spawn(place, incarnation)`` starts a learner that is in no group yet; its handle.
-        form: ``await form(handles)`` brings these ranks together as the next generation.
+        config: Source of the fault-tolerance settings.
+        handles: An empty list, filled with the ranks of the current generation in rank order.
+        spawn: ``await spawn(place, incarnation)`` starts a learner outside any group; returns its handle.
+        form: ``await form(handles)`` forms the next generation of these ranks.
 
     Attributes:
-        prepare: ``await prepare(handle)`` before a rank is in a group, e.g. to connect it; None: nothing to do.
-        on_group: Called with the ranks of a group that stands, and with [] while it is formed anew.
-        is_untouched: Nothing was trained or loaded yet: a replacement has the weights of any other rank.
-        last_resort: The learner state to go back to where no rank is left, e.g. of the last checkpoint; or None.
-        begin_lineage: ``await begin_lineage(handles)`` after going back to it: everybody forgets what was under
-            way; False if a rank died meanwhile.
-        failed: Has an exception once the group cannot go on.
-        num_restarts: Replacements that joined.
-        num_rollbacks: How often all went back to `last_resort`.
-        num_reforms: How often survivors came together anew.
-        recovery_times_s: Per reform, from the notice of the loss to the new generation.
+        prepare: ``await prepare(handle)``, called before a rank joins a group, e.g. to connect it; None: nothing to do.
+        on_group: Called with the ranks of each formed group, and with [] while it is being re-formed.
+        is_untouched: Whether nothing was trained or loaded yet, so that a replacement has the others' weights.
+        last_resort: The learner state to restore if no rank is left, e.g. from the last checkpoint; or None.
+        begin_lineage: ``await begin_lineage(handles)``, called after that: all peers discard work in progress; returns
+            False if a rank died meanwhile.
+        failed: Has an exception once the group cannot continue.
+        num_restarts: Number of replacements that joined.
+        num_rollbacks: Number of times that all ranks were rolled back to `last_resort`.
+        num_reforms: Number of times that survivors were re-formed.
+        recovery_times_s: Per reform, seconds from noticing the loss to the new generation.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class LearnerSupervisor:
     # -- use ------------------------------------------------------------------------------------
 
     async def begin(self, num_ranks: int) -> None:
-        """Start all ranks and form the first generation; who dies meanwhile is replaced.
+        """Start all ranks and form the first generation; ranks that die meanwhile are replaced.
 
         Raises:
-            PeerLostError: Too many died, or they cannot reach each other.
-            DeadlineError: One of them did not get ready.
+            PeerLostError: Too many ranks died, or they cannot reach each other.
+            DeadlineError: A rank did not start in time.
             Exception: What the user's code raised in one of them.
         """
         self._machines = [Supervision(_POLICY) for _ in range(num_ranks)]
@@ -136,19 +136,19 @@ class LearnerSupervisor:
         )
 
     def watch_failures(self) -> None:
-        """From now on (they are connected) also hear of ranks whose training fails."""
+        """Also watch for ranks whose training fails, now that they are connected."""
         self._watches_training = True
         for handle in self._handles:
             self._start(self._watch_training(handle), f"failures of {handle.name}")
 
     async def admit(self) -> None:
-        """Between two updates: replacements that are ready join. Returns at once where there are none."""
+        """Let replacements that are ready join, between two updates; return at once if there are none."""
         if self._ready:
             async with self._lock:
                 await self._reform()
 
     async def wait_formed(self) -> None:
-        """Wait until the group stands.
+        """Wait until the group is formed.
 
         Raises:
             Exception: It cannot be formed any more.
@@ -162,10 +162,10 @@ class LearnerSupervisor:
             self.failed.result()
 
     async def call(self, call: Callable[[list[Any]], Awaitable[Any]]) -> Any:
-        """``call(handles)`` with the ranks of a group that stands; again if a rank dies meanwhile.
+        """Await ``call(handles)`` with the ranks of a formed group; repeat it if a rank dies meanwhile.
 
         Raises:
-            Exception: What the call raised, or why the group cannot be formed any more.
+            Exception: The call raised, or the group cannot be formed any more.
         """
         while True:
             await self.wait_formed()
@@ -173,13 +173,13 @@ class LearnerSupervisor:
             try:
                 return await self.attended(handles, call(handles))
             except PeerLostError:
-                self.notice()  # the watchers may hear of it later than the caller
+                self.notice()  # the watchers may notice later than the caller
 
     async def attended(self, handles: list[Any], work: Awaitable[Any]) -> Any:
-        """Await what these ranks are to answer; who is stopped, or whose event loop does not turn, is ended.
+        """Await the answers of these ranks; kill those that are stopped or whose event loop is blocked.
 
         Raises:
-            Exception: What the call raised.
+            Exception: The call raised.
         """
         answer = asyncio.ensure_future(work)
         try:
@@ -194,7 +194,7 @@ class LearnerSupervisor:
 
     @contextlib.asynccontextmanager
     async def steady(self) -> AsyncIterator[list[Any]]:
-        """Within the block nobody joins and no generation is formed; the ranks of the group."""
+        """Hold off joins and new generations within the block; yield the ranks of the group."""
         while True:
             await self.wait_formed()
             async with self._lock:
@@ -203,7 +203,7 @@ class LearnerSupervisor:
                     return
 
     async def prepare_all(self, handles: list[Any]) -> None:
-        """Call `prepare` for whoever of these it was not called for.
+        """Call `prepare` for those of these ranks that were not prepared yet.
 
         Raises:
             PeerLostError: One of them died.
@@ -215,20 +215,19 @@ class LearnerSupervisor:
             self._prepared.add(handle)
 
     def worked(self) -> None:
-        """An update was committed: failures in a row are over."""
+        """Reset the failure counts, after an update was committed."""
         self.is_untouched = False
         self._patience.worked()
         for handle in self._handles:
             self._machines[_place(handle)].worked()
 
     async def suspect(self, name: str, event: str, why: str) -> None:
-        """The broker misses this rank: end it if it hangs or its process was stopped.
+        """Handle the broker's notice that it misses this rank: kill it if it hangs or was stopped.
 
         Args:
-            name: Of the rank.
-            event: "hung": the other ranks wait for it; "silent": it was at work and does not answer; "lost":
-                neither is known.
-            why: In words.
+            name: Name of the rank.
+            event: "hung": other ranks wait for it; "silent": it was at work and does not answer; "lost": unknown.
+            why: Description.
         """
         for handle in [handle for handle in self._handles if handle.name == name]:
             if event == "silent":
@@ -247,23 +246,23 @@ class LearnerSupervisor:
         deadline_s: float = ANSWER_DEADLINE_S,
         is_certain: bool = False,
     ) -> bool:
-        """Kill a rank that is stopped, or does not answer. The only one left has the only weights of now: it is
-        continued where it was stopped, and gets more time.
+        """Kill a rank that is stopped or does not answer. The last rank has the only current weights: it is continued
+        if it was stopped, and gets more time.
 
         Args:
-            handle: Of the rank.
-            what: What it holds up, for the log.
+            handle: The rank.
+            what: The work that it blocks, for the log.
             method, deadline_s: See `processes.why_hanging`.
-            is_certain: It hangs, whatever it answers.
+            is_certain: Whether it is known to hang, whatever it answers.
 
         Returns:
-            Whether it hung, or has ended meanwhile.
+            Whether it hung or has ended.
         """
         why = "it takes too long" if is_certain else await why_hanging(handle, method, deadline_s)
         if why and not handle.exited.done() and not self._others(handle):
             if is_stopped(handle.pid):
                 _log.warning(
-                    "%s (pid %d) was stopped, and holds the only weights: it is continued.",
+                    "%s (pid %d) was stopped, and holds the only weights: continuing it.",
                     handle.name,
                     handle.pid,
                 )
@@ -273,14 +272,14 @@ class LearnerSupervisor:
                 why = await why_hanging(handle, method, self._config.learner_timeout_s)
         if not why or handle.exited.done():
             return bool(handle.exited.done())
-        self._ending.add(handle)  # before anything is awaited: of two that hang one is spared
-        _log.warning("%s (pid %d) hangs in %s: %s. It is killed.", handle.name, handle.pid, what, why)
+        self._ending.add(handle)  # before any await, so that one of two hanging ranks is spared
+        _log.warning("%s (pid %d) hangs in %s: %s. Killing it.", handle.name, handle.pid, what, why)
         await handle.kill_hanging()
         self._patience.killed()
         return True
 
     def _others(self, handle: Any) -> list[Any]:
-        """Ranks of the group beside this one that hold its weights, too."""
+        """Return the other ranks of the group that hold the same weights."""
         return [
             other
             for other in self._handles
@@ -288,7 +287,7 @@ class LearnerSupervisor:
         ]
 
     def waits(self) -> list[str]:
-        """What the group waits for, in words; [] where it stands."""
+        """Return descriptions of what the group waits for; [] if it is formed."""
         if self._formed.is_set():
             return []
         names = ", ".join(handle.name for handle in self._handles) or "nobody"
@@ -297,7 +296,7 @@ class LearnerSupervisor:
         ]
 
     async def stop(self) -> None:
-        """End the supervision; replacements that have not joined are ended, too."""
+        """Stop the supervision and end replacements that have not joined."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -305,7 +304,7 @@ class LearnerSupervisor:
         await asyncio.gather(*(handle.stop() for handle in self._ready), return_exceptions=True)
         if not self.failed.done():
             self.failed.set_exception(ClosedError("the run was stopped"))
-        self.failed.exception()  # seen
+        self.failed.exception()  # mark as retrieved
 
     # -- noticing -------------------------------------------------------------------------------
 
@@ -336,19 +335,19 @@ class LearnerSupervisor:
                 return
             else:
                 _log.warning("%s: the connection to the broker has ended: %s", handle.name, reason)
-                if reason[0] not in _ORDERLY:  # it will not train any more: another takes its place
+                if reason[0] not in _ORDERLY:  # it no longer trains: replace it
                     handle.kill()
                 return
 
     def notice(self) -> None:
-        """A rank was lost, or a collective of theirs: the group is formed anew."""
+        """Re-form the group after a rank or a collective was lost."""
         self._formed.clear()
         self._is_lost.set()
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # those who wait raise it; nobody needs to
+            self.failed.exception()  # mark as retrieved: there may be no waiter
 
     # -- forming --------------------------------------------------------------------------------
 
@@ -366,7 +365,7 @@ class LearnerSupervisor:
             self._fail(error)
 
     async def _reform(self) -> None:
-        """One generation after the other until one stands; everybody who lives and is ready is in it."""
+        """Form generations until one holds; each includes all ranks that are alive and ready."""
         went_back = False
         num_failed = 0
         while True:
@@ -409,7 +408,7 @@ class LearnerSupervisor:
                 return
 
     def _take_ready(self) -> list[Any]:
-        """Replacements that are alive; those that died are replaced in turn."""
+        """Return replacements that are alive; those that died are replaced in turn."""
         ready, self._ready[:] = list(self._ready), []
         for handle in [handle for handle in ready if handle.exited.done()]:
             ready.remove(handle)
@@ -419,8 +418,8 @@ class LearnerSupervisor:
     def _check_attempts(self, num_failed: int, error: PeerLostError) -> None:
         if num_failed >= _MAX_FAILED_FORMINGS:
             raise PeerLostError(
-                f"The learners live and do not come together: {num_failed} attempts in a row have failed, the last "
-                f"one with: {error} Check that they reach each other (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name "
+                f"The learners are alive but cannot form a group: {num_failed} attempts in a row failed, the last "
+                f"with: {error} Check that they reach each other (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name "
                 "the network interface; a firewall between them?). A checkpoint can be restored in a new run."
             ) from error
 
@@ -428,9 +427,9 @@ class LearnerSupervisor:
         return self._config.restart_failed_learners and (self.last_resort is not None or self.is_untouched)
 
     async def _start_over(self) -> None:
-        """No rank is left: replacements take over `last_resort`, unless there was nothing to lose yet."""
+        """Load `last_resort` on replacements, as no rank is left; skip it if there was nothing to lose yet."""
         if not self._ready and not self.is_untouched:
-            _log.warning("All learners have died: going back to the last state that the driver has.")
+            _log.warning("All learners have died: restoring the driver's last copy of their state.")
             self.num_rollbacks += 1
         await self._wait_for_replacement()
         if self.last_resort is not None:
@@ -443,7 +442,7 @@ class LearnerSupervisor:
             await asyncio.sleep(0.02)
 
     async def _end_hanging(self) -> None:
-        """Whoever does not answer although its collective has failed hangs: it is killed."""
+        """Kill ranks that do not answer although their collective has failed."""
         deadline_s = max(ANSWER_DEADLINE_S, connecting_timeout_s(self._config) + _ANSWER_SPARE_S)
         await asyncio.gather(
             *(
@@ -466,7 +465,7 @@ class LearnerSupervisor:
             )
 
     def _bury(self, handle: Any) -> None:
-        """A rank is gone: its replacement starts, if there is to be one."""
+        """Start the replacement of a rank that has ended, if it is to be replaced."""
         _log.warning("%s", first_line(lost_error(handle)))
         if not self._config.restart_failed_learners:
             return

@@ -1,4 +1,4 @@
-"""ModuleConfigs: which modules live where, once some were added to or removed from a running run."""
+"""ModuleConfigs: which modules live in which processes, after modules were added to or removed from a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ModulePlace = Literal["learners", "env_runners", "eval_env_runners"]
 
 @dataclass(frozen=True)
 class ModuleConfigs:
-    """One config per place; they differ in their modules only.
+    """One config per place; they differ only in their modules.
 
     Attributes:
-        run: With all modules.
-        learners, env_runners, eval_env_runners: With those that are there.
+        run: Config with all modules.
+        learners, env_runners, eval_env_runners: Configs with the modules of these places.
     """
 
     run: BaseConfig
@@ -28,11 +28,11 @@ class ModuleConfigs:
 
     @classmethod
     def everywhere(cls, config: BaseConfig) -> ModuleConfigs:
-        """All modules at all places."""
+        """Create with all modules at all places."""
         return cls(config, config, config, config)
 
     def synced_module_ids(self, place: Literal["env_runners", "eval_env_runners"]) -> list[str] | None:
-        """The modules whose weights go from the learners to a place; None: all of them."""
+        """Return the modules whose weights are sent from the learners to a place; None: all."""
         there = getattr(self, place).module_ids
         if set(there) == set(self.learners.module_ids):
             return None

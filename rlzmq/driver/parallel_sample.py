@@ -1,4 +1,4 @@
-"""synchronous_parallel_sample: rounds of samples from all runners, until there are enough steps."""
+"""synchronous_parallel_sample: rounds of samples from all runners until there are enough steps."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def synchronous_parallel_sample(
     _uses_new_env_runners: bool = True,
     _return_metrics: bool = False,
 ) -> Any:
-    """Have every runner sample a fragment, round after round, until there are enough steps (RLlib's function).
+    """Have every runner sample fragments, in rounds, until there are enough steps (RLlib's function).
 
-    A round waits for its slowest runner; ``env_runner_group.sample(num_timesteps=…)`` shares the steps out instead.
+    A round waits for its slowest runner; ``env_runner_group.sample(num_timesteps=…)`` divides the steps instead.
 
     Args:
         worker_set: An EnvRunnerGroup.
-        max_agent_steps: Enough are so many agent steps.
-        max_env_steps: Enough are so many env steps. With neither, one round.
-        concat: One flat list of episodes; False: a list per sample.
-        sample_timeout_s: Runners whose sample has not come by then are left out of a round; None: all are waited for.
+        max_agent_steps: Stop at this number of agent steps.
+        max_env_steps: Stop at this number of env steps. With neither limit, make one round.
+        concat: Return one flat list of episodes; False: a list per sample.
+        sample_timeout_s: Runners whose samples take longer are left out of a round; None: no limit.
         random_actions: Sample without the module.
-        _uses_new_env_runners: Only True, or left out.
-        _return_metrics: Also return what the runners' `get_metrics` gave, for
+        _uses_new_env_runners: Must be True.
+        _return_metrics: Also return the results of the runners' `get_metrics`, for
             ``metrics.aggregate(…, key="env_runners")``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The config that goes to another process: with those callbacks alone that are called there."""
+"""The config sent to other processes, with only those callbacks that are called there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["config_for_learners", "config_for_runners"]
 
 
 def config_for_runners(config: BaseConfig) -> BaseConfig:
-    """A config for env runners: what the driver calls stays here, with the files and locks that it may hold.
+    """Return a config for env runners, without the driver's callbacks and the files and locks they may hold.
 
     Raises:
         ConfigurationError: A callback with hooks for runners cannot be sent to their processes.
@@ -30,7 +30,7 @@ def config_for_runners(config: BaseConfig) -> BaseConfig:
 
 
 def config_for_learners(config: BaseConfig) -> BaseConfig:
-    """A config for learners, which call no callbacks."""
+    """Return a config for learners, without callbacks."""
     return _with_hooks(config, ())
 
 
@@ -61,9 +61,9 @@ def _check_can_be_sent(item: Any, what: str) -> None:
         by_value.dumps(item, "it")
     except TypeError as error:
         raise ConfigurationError(
-            f"callbacks: {what} runs in the env runners' processes, and cannot be sent there: "
-            f"{error.__cause__ or error}. Make what cannot be sent (files, writers, locks) in a hook, at its first "
-            "use; or put the hooks that run in this process (on_train_result, …) into a class of their own."
+            f"callbacks: {what} runs in the env runners' processes, but cannot be sent there: "
+            f"{error.__cause__ or error}. Create what cannot be sent (files, writers, locks) in a hook, on first "
+            "use; or put the hooks that run in this process (on_train_result, …) into a separate class."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What a supervisor wants to know of a process of its own."""
+"""Checks of the run's processes by their supervisors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlzmq.core.errors import DeadlineError, PeerLostError
 __all__ = ["ANSWER_DEADLINE_S", "first_line", "lost_error", "wake", "why_hanging"]
 
 ANSWER_DEADLINE_S = 5.0
-"""Seconds after which a process that does not answer hangs, where nothing else is known of it."""
+"""Seconds after which a process without an answer counts as hanging, if nothing else is known."""
 
 _WAKE_S = 1.0
 
 
 async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANSWER_DEADLINE_S) -> str:
-    """Why a process counts as hanging: it is stopped, or does not answer; "" where it answers, or has ended.
+    """Return why a process counts as hanging (stopped, or no answer); "" if it answers or has ended.
 
     Args:
-        handle: Of the process.
-        method: Is called; "beat" asks whether its event loop turns.
-        deadline_s: Seconds for the answer.
+        handle: The process.
+        method: The method to call; "beat" checks that its event loop runs.
+        deadline_s: Seconds to wait for the answer.
     """
     if is_stopped(handle.pid):
         return "its process is stopped"
@@ -39,7 +39,7 @@ async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANS
 
 
 async def wake(handle: Any) -> None:
-    """Continue a process that was stopped; returns when it is, or after a second."""
+    """Continue a stopped process; return when it runs, or after a second."""
     handle.send_signal(signal.SIGCONT)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_WAKE_S):
@@ -48,7 +48,7 @@ async def wake(handle: Any) -> None:
 
 
 def lost_error(handle: Any) -> ActorLostError:
-    """The error for an actor that has ended although nobody asked it to."""
+    """Return the error for an actor that ended unexpectedly."""
     status = handle.exited.result()
     text = f"{handle.name} (pid {handle.pid}) {status}."
     if status.stderr_lines:
@@ -57,9 +57,9 @@ def lost_error(handle: Any) -> ActorLostError:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's text for a log line: with what the process said last, if it ended by itself.
+    """Return an error's text for a log line, with the process's last stderr line if it ended by itself.
 
-    Its last lines on stderr were passed on already.
+    Earlier stderr lines were forwarded already.
     """
     text = str(error).partition("\n")[0]
     status = error.exit_status if isinstance(error, ActorLostError) else None

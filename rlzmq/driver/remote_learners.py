@@ -1,10 +1,10 @@
-"""Where learners from other machines come in: the driver's side of ``rlzmq learner --join FILE``.
+"""LearnerDoor: the driver's listener for learners from other machines (``rlzmq learner --join FILE``).
 
     learner ──HELLO──► door: waits in line ──take()──► build(config, spaces), then an actor like any other
 
-A learner that came is called like one in a process of the driver's own (`ActorHandle`), over CURVE and
-without pickle: only the methods that `remote_learner` lists. More learners than ranks wait as spares and
-replace ranks that die. A broken connection counts as the process's end.
+A learner that joined is called like a local learner process (`ActorHandle`), over CURVE and without pickle, with
+only the methods that `remote_learner` lists. Surplus learners wait as spares and replace ranks that die. A broken
+connection counts as the end of the process.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class _BrokenConnection(ExitStatus):
 
 
 class _RemoteProcess:
-    """Stands for a forked child: ends by its connection, is killed by a message."""
+    """Process interface of a remote learner: ends with its connection, is killed by a message."""
 
-    pid = -1  # of another machine: not to be looked up here
+    pid = -1  # on another machine: cannot be looked up here
 
     def __init__(self, door: LearnerDoor, routing: bytes) -> None:
         self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
@@ -73,7 +73,7 @@ class _RemoteProcess:
         self._door.forget(self._routing)
 
     def signal(self, number: int) -> None:
-        """Its own machine's business."""
+        """Do nothing: signals do not reach other machines."""
 
 
 class _RemoteLink(ProcessLink):
@@ -84,21 +84,21 @@ class _RemoteLink(ProcessLink):
 
     async def apply(self, function: Any, args: Any, kwargs: Any) -> Any:
         raise ConfigurationError(
-            f"{getattr(function, '__name__', 'a function')} cannot run in {self.role}: functions do not travel to "
-            "other machines. Put it into the Learner class, or use learners of this machine."
+            f"{getattr(function, '__name__', 'a function')} cannot run in {self.role}: functions cannot be sent to "
+            "other machines. Add it to the Learner class, or use local learners."
         )
 
 
 class LearnerDoor:
-    """Listens for learners and hands them out as actors.
+    """Listens for learners and returns them as actors.
 
     Args:
-        config: Whose `listen` and `advertise` count: control on its port + 2, the store on its port + 3.
-        keys: The run's.
+        config: Uses `listen` and `advertise`: control on its port + 2, the store on its port + 3.
+        keys: The run's keys.
         spaces: (observation space, action space) of one env.
 
     Attributes:
-        control_address, store_address: As the learners reach them.
+        control_address, store_address: Addresses as the learners reach them.
     """
 
     def __init__(self, config: BaseConfig, keys: JoinKeys, spaces: tuple[Any, Any]) -> None:
@@ -114,10 +114,10 @@ class LearnerDoor:
         self.control_address = self.store_address = ""
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            ConfigurationError: An address is taken.
+            ConfigurationError: An address is in use.
         """
         assert self._config.listen is not None  # remote learners need it
         host, port = split_tcp(self._config.listen)
@@ -138,12 +138,12 @@ class LearnerDoor:
         self.store_address = at_host(f"tcp://{host}:{self._store.port}", self._config.advertise)
 
     async def take(self, config: BaseConfig, rank: int, *, replaces: bool = False) -> Any:
-        """The next learner that has come, built for a rank; waits until there is one.
+        """Wait for the next learner that joins; return it, built for a rank.
 
         Args:
-            config: The run's.
-            rank: Of the learner.
-            replaces: One of this rank has died: the log says so where no spare waits.
+            config: The run's config.
+            rank: Rank of the learner.
+            replaces: Whether this rank has died; if so and no spare waits, log a warning.
 
         Returns:
             An ActorHandle of a `LearnerRole`.
@@ -157,14 +157,14 @@ class LearnerDoor:
         while True:
             try:
                 return await self._take_next(config, rank)
-            except ActorLostError as error:  # nothing of it was used yet: any other will do
+            except ActorLostError as error:  # it was not used yet: any other will do
                 _log.warning("learner-%d left while it was being built: %s", rank, error)
 
     async def _take_next(self, config: BaseConfig, rank: int) -> Any:
         while not self._waiting:
             self._came.clear()
             await self._came.wait()
-        # By the rank that a scheduler gave it, then in order of arrival.
+        # Prefer the rank that a scheduler assigned, then the order of arrival.
         routing = min(self._waiting, key=lambda waiting: abs(self._waiting[waiting].rank - rank))
         hello = self._waiting.pop(routing)
         process: Any = _RemoteProcess(self, routing)
@@ -194,7 +194,7 @@ class LearnerDoor:
         return handle
 
     def send(self, routing: bytes, frames: list[Any], *, must: bool = False) -> None:
-        """To one learner; with `must` an unreachable one raises PeerLostError."""
+        """Send to one learner; with `must`, raise PeerLostError if it is unreachable."""
         try:
             self._socket.send([routing, *frames])
         except PeerLostError:
@@ -203,11 +203,11 @@ class LearnerDoor:
                 raise
 
     def forget(self, routing: bytes) -> None:
-        """What it still says is dropped."""
+        """Drop all further messages from this peer."""
         self._links.pop(routing, None)
 
     async def close(self) -> None:
-        """Stop listening, and let learners go that nobody has ended: spares, and who was being built. Idempotent."""
+        """Stop listening and release the remaining learners: spares, and those being built. Idempotent."""
         if self._context is None:
             return
         for routing in [*self._waiting, *self._links]:
@@ -231,15 +231,15 @@ class LearnerDoor:
                 return
             message, _ = decode_message(frames[1:])
         except (WireError, ProtocolError) as error:
-            _log.warning("the learner door refused a message: %s", error)
-            if isinstance(error, UnknownVersionError):  # it reads at least the version of this
+            _log.warning("refused a message from a learner: %s", error)
+            if isinstance(error, UnknownVersionError):  # it can read at least this version
                 self.send(routing, encode_reply(Refused("version", str(error)[:1000])))
-            self._lost(routing)  # whoever waits for what it said would wait for ever
+            self._lost(routing)  # else a waiter for this message would never return
             return
         if isinstance(message, Hello) and message.role == "learner":
             ours = package_version()
             if message.package_version != ours:
-                detail = f"the run is of rlzmq {ours}, the learner of rlzmq {message.package_version[:60]}"
+                detail = f"the run uses rlzmq {ours}, the learner rlzmq {message.package_version[:60]}"
                 _log.warning("%s was refused: %s", message.name[:200], detail)
                 self.send(routing, encode_reply(Refused("package_version", detail)))
                 return
@@ -249,11 +249,11 @@ class LearnerDoor:
     def _on_event(self, event: SocketEvent) -> None:
         if event.kind == "disconnected":
             self._probe()
-            # The event may be ahead of the socket's own knowledge.
+            # The event may precede the socket's own state change.
             asyncio.get_running_loop().call_later(_PROBE_AGAIN_S, self._probe)
 
     def _probe(self) -> None:
-        """Find out who is not connected any more."""
+        """Find peers that are no longer connected."""
         if self._context is None:
             return
         for routing in [*self._links, *self._waiting]:

@@ -1,6 +1,6 @@
-"""The driver's reading of the broker's reports: each fragment once, each env step in the account once.
+"""ReportReader: accepts each fragment of the broker's reports once, and accounts for each env step once.
 
-A broker that is restarted makes reports anew that the one before it made, too, and fragments may be in both.
+A restarted broker repeats reports of the one before it, so fragments may be in both.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _log = logging.getLogger("rlzmq.driver")
 
 
 class ReportReader:
-    """Remembers what was reported, by runner, until a report says that this runner is forgotten.
+    """Remembers the reported fragments by runner, until a report declares the runner forgotten.
 
     Args:
-        metas: Opens what runners say of their fragments.
-        place_of: Which of this run's own runners a process is; None: one from outside.
-        blame: Called with such a place and why, where its runner says what cannot be.
+        metas: Validates and opens the fragment metadata sent by runners.
+        place_of: Returns the place of a process in this run's runner group; None: it is from outside.
+        blame: Called with such a place and the reason if its runner sent invalid metadata.
 
     Attributes:
-        num_env_steps_without_report: Trained or dropped, and in the report of no fragment: its runner and the
-            broker died one after the other.
+        num_env_steps_without_report: Env steps trained or dropped whose fragment is in no report, because its runner
+            and the broker died one after the other.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class ReportReader:
 
     @property
     def num_runners(self) -> int:
-        """Processes of runners that are remembered."""
+        """Number of runner processes that are remembered."""
         return len(self._reported)
 
     def begin_after(self, dropped: Mapping[str, int]) -> None:
-        """The broker has dropped these env steps by reason under drivers before this one: not of this run."""
+        """Exclude env steps that the broker dropped under earlier drivers, by reason, from this run's account."""
         self._dropped = Counter(dropped)
 
     def take_new(self, report: Report) -> list[tuple[FragmentId, int, Any]]:
-        """The report's fragments, without those that a broker before this one reported."""
+        """Return the report's fragments without those that an earlier broker reported."""
         new = []
         for item in report.fragments:
             fragment = item[0]
@@ -65,7 +65,7 @@ class ReportReader:
             if not record.is_committed(fragment.seq):
                 record.commit(fragment.seq)
                 new.append(item)
-        for key, watermark in report.watermarks.items():  # what was refused at the door is in no report
+        for key, watermark in report.watermarks.items():  # refused fragments are in no report
             if key in self._reported:
                 self._reported[key].commit_below(watermark)
         for key in report.forgotten:
@@ -73,19 +73,19 @@ class ReportReader:
         return new
 
     def open_meta(self, fragment: FragmentId, blob: Any) -> dict[str, Any]:
-        """What a runner says of a fragment: of one that lies, only how much it is."""
+        """Return a fragment's metadata; if it is unusable, only the fragment's size."""
         place = self._place_of(fragment.runner)
         try:
             return self._metas.open(blob, is_trusted=place is not None)
         except ValueError as error:
-            detail = cut(printable(str(error)))  # it may repeat what the runner sent
+            detail = cut(printable(str(error)))  # it may quote data from the runner
             _log.warning("the meta of fragment %s is unusable: %s", fragment, detail)
             if place is not None:
                 self._blame(place, f"an unusable meta: {detail}")
             return {}
 
     def open_results(self, blobs: Sequence[Any]) -> list[dict[str, Any]]:
-        """What the ranks say of an update; of one that cannot be read, nothing."""
+        """Return the ranks' results of an update; {} for unreadable ones."""
         results = []
         for rank, blob in enumerate(blobs):
             try:
@@ -97,12 +97,12 @@ class ReportReader:
         return results
 
     def account(self, report: Report, sampled: int, accounting: Accounting) -> None:
-        """Bring the run's account up to the broker's.
+        """Update the run's account from the broker's.
 
         Args:
-            report: The newest.
+            report: The newest report.
             sampled: Env steps of its new fragments.
-            accounting: Of the run; changed.
+            accounting: The run's account; changed in place.
         """
         total_dropped = Counter(report.report.dropped)
         dropped = total_dropped - self._dropped

@@ -1,4 +1,4 @@
-"""Run coroutines for synchronous callers: in their own stack where nothing waits, else on a loop's thread."""
+"""Runs coroutines for synchronous callers: on their own stack if nothing waits, else on an event loop's thread."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def needs_processes(config: BaseConfig) -> bool:
-    """Whether a run of this config talks to any other process."""
+    """Return whether a run with this config uses other processes."""
     return bool(has_broker(config) or config.evaluation_num_env_runners)
 
 
 def has_broker(config: BaseConfig) -> bool:
-    """Whether runners and learners meet at a broker, instead of in this process."""
+    """Return whether runners and learners communicate through a broker instead of within this process."""
     return bool(config.num_env_runners or config.num_learners or config.listen or config.broker)
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits, computed in the caller's own stack.
+    """Return the result of a coroutine that never waits, computed on the caller's stack.
 
-    So a serial run needs no event loop, works inside one that runs already, and a debugger steps
-    through it like through any function.
+    A serial run thus needs no event loop, works inside a running one, and can be stepped through with a debugger.
 
     Raises:
-        RuntimeError: The coroutine did wait: it talks to another process and needs a loop.
+        RuntimeError: The coroutine waited: it uses another process and needs a loop.
     """
     try:
         with ShortTraceback(is_inner=True):
@@ -44,7 +43,7 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def runner_for(config: BaseConfig) -> Run:
-    """What runs a coroutine to its end for a synchronous caller."""
+    """Return a function that runs coroutines to completion for a synchronous caller."""
     if not needs_processes(config):
         return drive
     from rlzmq.actors.loop_thread import get_loop_thread

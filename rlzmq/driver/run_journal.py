@@ -1,4 +1,4 @@
-"""The driver's side of the journal: what of the run before is given back, and when checkpoints make it needless."""
+"""RunJournal: recovers the data of the previous run from the journal, and prunes it after checkpoints."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["RunJournal"]
 
 _log = logging.getLogger("rlzmq.driver")
 
-# Versions by which data of a journal may be older than the checkpoint: updates train data of their own version.
+# Number of versions by which journal data may be older than the checkpoint: updates train data of their own version.
 _MAX_LAG = 0
 
 
 class RunJournal:
-    """The journal is looked at once, before the run's first update, and given back once.
+    """The journal of the previous run, read once before the run's first update and restored once.
 
     Args:
-        broker: Its keeper: whichever broker it has now writes the journal.
+        broker: The BrokerKeeper, whose current broker writes the journal.
 
     Attributes:
-        is_due: It was not given back yet.
-        num_failures: How often a broker could not write it.
+        is_due: Whether it was not restored yet.
+        num_failures: Number of brokers' failures to write it.
     """
 
     def __init__(self, broker: BrokerKeeper) -> None:
@@ -34,13 +34,13 @@ class RunJournal:
         self.num_failures = 0
 
     async def read(self, next_update: int) -> list[str]:
-        """Look at what the journal of a run before this one holds, before going on from a checkpoint.
+        """Read the journal of the previous run, before continuing from a checkpoint.
 
         Args:
-            next_update: The checkpoint's weights version; -1: the run begins anew.
+            next_update: The checkpoint's weights version; -1: the run starts from scratch.
 
         Returns:
-            Runners whose fragments come back: to go on from the checkpoint they would sample those again.
+            Runners whose fragments are recovered: if they continued from the checkpoint, they would sample those again.
         """
         if not self.is_due:
             return []
@@ -49,15 +49,15 @@ class RunJournal:
         return names
 
     async def recall(self, generation: int) -> None:
-        """Give the broker what `read` found, in the lineage that has just begun."""
+        """Send the broker what `read` found, in the lineage that has just begun."""
         counts = await self._broker.handle.recall(generation, *self._terms)
         self.is_due = False
         if counts:
             text = ", ".join(f"{reason} {num_steps}" for reason, num_steps in sorted(counts.items()))
-            _log.warning("env steps in the journal of the run before: %s", text)
+            _log.warning("env steps in the journal of the previous run: %s", text)
 
     async def note_checkpoint(self, next_update: int) -> None:
-        """A checkpoint that a run would go on from holds all updates below this one."""
-        # Untold, a new broker keeps a little more than it must.
+        """Note that a checkpoint holds all updates below this one."""
+        # If this is lost, a new broker only keeps more than necessary.
         with contextlib.suppress(PeerLostError):
             await self._broker.handle.checkpoint_covers(next_update)

@@ -1,4 +1,4 @@
-"""RunnerCalls: functions called with every env runner of a group, at once or in the background."""
+"""RunnerCalls: functions called on every env runner of a group, directly or in the background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RunnerFunction = Callable[..., Any] | str
 
 
 class RunnerCalls:
-    """The part of AsyncEnvRunnerGroup that calls functions; runners are numbered from 1, as in RLlib."""
+    """The function calls of AsyncEnvRunnerGroup; runners are numbered from 1, as in RLlib."""
 
     handles: list[Any]
     local_env_runner: Any
@@ -26,16 +26,16 @@ class RunnerCalls:
 
     def __init__(self) -> None:
         self._in_background: dict[tuple[str | None, int], asyncio.Task[Any]] = {}
-        self._env_configs: dict[int, dict[str, Any]] = {}  # by place, where a function changed it
+        self._env_configs: dict[int, dict[str, Any]] = {}  # by place, if a function changed it
 
-    # -- how many there are ---------------------------------------------------------------------
+    # -- number of runners ----------------------------------------------------------------------
 
     def num_remote_env_runners(self) -> int:
-        """Runners in processes of their own."""
+        """Number of runner processes."""
         return len(self.handles)
 
     def num_healthy_remote_env_runners(self) -> int:
-        """Those of them whose processes live."""
+        """Number of runner processes that are alive."""
         return self.supervisor.num_healthy if self.supervisor is not None else 0
 
     num_remote_workers = num_remote_env_runners
@@ -52,18 +52,18 @@ class RunnerCalls:
         remote_worker_ids: Collection[int] | None = None,
         timeout_seconds: float | None = None,
     ) -> list[Any]:
-        """``func(env_runner)`` in every runner's process; the results in runner order.
+        """Call ``func(env_runner)`` in every runner's process; return the results in runner order.
 
-        A runner that dies meanwhile is replaced, and its replacement called.
+        If a runner dies meanwhile, the call is repeated on its replacement.
 
         Args:
-            func: Travels by value to local processes; its result must be plain values, arrays or episodes. Or a
-                method's name, or a list with one of either for each runner.
+            func: Pickled by value for local processes; its result must be plain values, arrays or episodes. Or the name
+                of a method, or a list of either with one item per runner.
             kwargs: Further arguments.
-            local_env_runner: Whether the runner in this process, where there is one, is called, too.
+            local_env_runner: Whether to also call the runner in this process, if there is one.
             remote_worker_ids: Only these runner processes, numbered from 1; None: all.
-            timeout_seconds: Whose result has not come by then is left out, with a warning; None: all are waited for.
-                0: none is; the calls are made all the same.
+            timeout_seconds: Results that take longer are left out, with a warning; None: no limit. 0: make the calls
+                without waiting for results.
 
         Raises:
             Exception: What `func` raised.
@@ -102,7 +102,7 @@ class RunnerCalls:
         return [task.result() for task in tasks if task.done()]
 
     def _forget(self, done: asyncio.Task[Any]) -> None:
-        """A call whose result nobody waits for has ended."""
+        """Discard the result of a call that has ended without a waiter."""
         self._in_background = {key: task for key, task in self._in_background.items() if task is not done}
         if not done.cancelled() and done.exception() is not None:
             _log.warning("foreach_env_runner: a late call failed: %s", done.exception())
@@ -115,14 +115,14 @@ class RunnerCalls:
         kwargs: Mapping[str, Any] | None = None,
         remote_worker_ids: Collection[int] | None = None,
     ) -> int:
-        """Begin to call ``func(env_runner)`` in every runner process; `fetch_ready_async_reqs` gets the results.
+        """Start calls of ``func(env_runner)`` in all runner processes; `fetch_ready_async_reqs` returns the results.
 
         Args:
-            func, kwargs, remote_worker_ids: As of `foreach_env_runner`.
-            tag: A name for these calls. Each runner has one call of a tag under way at most.
+            func, kwargs, remote_worker_ids: See `foreach_env_runner`.
+            tag: A name for these calls. Each runner has at most one pending call per tag.
 
         Returns:
-            How many calls were begun: one for each runner whose last result of this tag has been fetched.
+            Number of calls started: one for each runner whose last result for this tag has been fetched.
         """
         numbers = self._chosen(remote_worker_ids)
         begun = 0
@@ -140,14 +140,14 @@ class RunnerCalls:
         tags: str | Collection[str | None] | None = None,
         timeout_seconds: float | None = 0.0,
     ) -> list[tuple[int, Any]]:
-        """Results of calls that `foreach_env_runner_async` began: (runner's number, result).
+        """Return results of calls started by `foreach_env_runner_async`: (runner's number, result).
 
         Args:
-            tags: Only those of this tag, or of these; None: all.
-            timeout_seconds: How long to wait for the first where none is ready; None: as long as it takes.
+            tags: Only results with this tag, or one of these; None: all.
+            timeout_seconds: Time to wait for the first result if none is ready; None: no limit.
 
         Raises:
-            Exception: What a function raised.
+            Exception: A function raised.
         """
         wanted = [tags] if isinstance(tags, str) else tags
         mine = {
@@ -164,11 +164,11 @@ class RunnerCalls:
         return [(number, mine[tag, number].result()) for tag, number in ready]
 
     async def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
-        """``func(env)`` for every env of every runner; a list per runner."""
+        """Call ``func(env)`` for every env of every runner; return a list per runner."""
         return await self.foreach_env_runner(lambda env_runner: env_runner.foreach_env(func))
 
     async def cancel_calls(self) -> None:
-        """Give up the calls in the background."""
+        """Cancel the calls in the background."""
         tasks, self._in_background = list(self._in_background.values()), {}
         for task in tasks:
             task.cancel()
@@ -194,7 +194,7 @@ class RunnerCalls:
         return result
 
     async def _give_env_config(self, index: int, handle: Any) -> None:
-        """A replacement makes its envs as the runner before it did last, whatever a function changed (a curriculum)."""
+        """Give a replacement the env config of its predecessor, which a function may have changed (a curriculum)."""
 
         def make_again(role: Any, env_config: dict[str, Any]) -> None:
             role.env_runner.config.environment(env_config=env_config)
@@ -211,7 +211,7 @@ def _call(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) 
 
 
 def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping[str, Any]) -> Any:
-    """(the function's result, the runner's env config if the function changed that, else None)."""
+    """Return (result, the runner's env config if the function changed it, else None)."""
     before = dict(getattr(env_runner.config, "env_config", None) or {})
     result = _call(env_runner, function, kwargs)
     after = dict(getattr(env_runner.config, "env_config", None) or {})
@@ -220,7 +220,7 @@ def _call_and_compare(env_runner: Any, function: RunnerFunction, kwargs: Mapping
     try:
         pack_blob(after)
     except (TypeError, ValueError) as error:
-        _log.warning("A runner that replaces this one will have the run's own env_config: %s", error)
+        _log.warning("A replacement of this runner will use the run's env_config: %s", error)
         return result, None
     return result, after
 

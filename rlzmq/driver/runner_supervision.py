@@ -1,4 +1,4 @@
-"""Keeps a group's runner processes alive: who died is replaced, with back-off, until the budget is spent.
+"""RunnerSupervisor: replaces runner processes that end, with back-off and within the restart budget.
 
 | consumes                    | produces                 | waits for          | unblocked by            |
 |-----------------------------|--------------------------|--------------------|-------------------------|
@@ -33,17 +33,17 @@ _log = logging.getLogger("rlzmq.driver")
 
 _MAX_DELAY_S = 30.0
 _MAX_BAD_FRAGMENTS = 3
-# After so long without an answer to a call, and again, its process is looked at.
+# If a call is not answered within this time, and each time it passes again, the process is checked.
 _LOOK_S = 2.0
-# For an answer that came while this event loop was busy with something else.
+# Time for answers that arrived while this event loop was busy.
 _TURN_S = 0.2
-# A runner that never did anything is not worth the whole budget: its machine or its env is broken.
+# A runner that never worked does not get the whole budget: its machine or env is broken.
 _MAX_FAILURES_BEFORE_ANY_WORK = 5
 
 
 @dataclass(slots=True)
 class _Place:
-    """One runner of the group, through all its incarnations."""
+    """One runner of the group through all its incarnations."""
 
     index: int
     handle: Any
@@ -59,20 +59,20 @@ class _Place:
 
 
 class RunnerSupervisor:
-    """Replaces runner processes that end, whatever ended them.
+    """Replaces runner processes, whatever ended them.
 
     Args:
-        config: Whose fault-tolerance settings count.
-        spawn: ``await spawn(index, incarnation)`` starts a runner; its handle.
-        handles: An empty list, for the runners that live now; replaced in it, place by place.
+        config: Source of the fault-tolerance settings.
+        spawn: ``await spawn(index, incarnation)`` starts a runner and returns its handle.
+        handles: An empty list, filled with the current runners by place.
 
     Attributes:
-        prepare: ``await prepare(index, handle, incarnation)`` before a new runner is used, e.g. to give it
-            weights; all are awaited, in order.
-        failed: Has an exception once a runner died that is not to be replaced: the run is over.
-        num_restarts: Over all places.
+        prepare: ``await prepare(index, handle, incarnation)`` functions, awaited in order before a new runner is used,
+            e.g. to load weights.
+        failed: Has an exception once a runner died that must not be replaced: the run is over.
+        num_restarts: Number of restarts over all places.
         recreated: Indices of places replaced since the last `take_recreated`.
-        downtimes_s: Per replacement, from the death's notice to the new runner's readiness.
+        downtimes_s: Per replacement, seconds from noticing the death to the new runner's readiness.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class RunnerSupervisor:
         self.downtimes_s: list[float] = []
 
     async def start(self, num_runners: int) -> None:
-        """Start all runners for the first time, at once, and supervise them from then on.
+        """Start all runners concurrently, and supervise them from then on.
 
         Raises:
             PeerLostError: One of them died in each of several attempts.
-            DeadlineError: One of them did not get ready.
-            Exception: What a constructor of theirs raised.
+            DeadlineError: One of them did not start in time.
+            Exception: A constructor raised.
         """
         self._places = places = await all_started(map(self._start_first, range(num_runners)))
         self._handles[:] = [place.handle for place in places]
@@ -128,10 +128,10 @@ class RunnerSupervisor:
         return place
 
     async def prepare_all(self, prepare: Callable[[int, Any, int], Awaitable[None]]) -> None:
-        """Prepare the runners that are there, and from now on each new one.
+        """Prepare the existing runners, and from now on each new one.
 
         Raises:
-            Exception: What `prepare` raised, but for a runner's end: its replacement is prepared, too.
+            Exception: `prepare` raised, other than for the end of a runner, whose replacement is prepared too.
         """
         self.prepare.append(prepare)
         await asyncio.gather(*(self._prepare(place, prepare) for place in self._places))
@@ -144,35 +144,35 @@ class RunnerSupervisor:
             except ActorLostError:
                 await handle.exited
                 if place.handle is handle:
-                    place.up.clear()  # its supervising task may not have run yet
+                    place.up.clear()  # the supervising task may not have run yet
         await self._wait_up(place)
 
     # -- facts ----------------------------------------------------------------------------------
 
     @property
     def num_healthy(self) -> int:
-        """Runners that are up."""
+        """Number of runners that are up."""
         return sum(place.up.is_set() and not place.is_given_up for place in self._places)
 
     def incarnation(self, index: int) -> int:
-        """How many times this place was restarted."""
+        """Return the number of restarts of this place."""
         return self._places[index].machine.incarnation
 
     def take_recreated(self) -> list[int]:
-        """Places replaced since the last take."""
+        """Return the places replaced since the last take."""
         taken, self.recreated = self.recreated, []
         return taken
 
     # -- use ------------------------------------------------------------------------------------
 
     async def call(self, index: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        """``call(handle)`` of a place; again with its replacement if it dies meanwhile.
+        """Await ``call(handle)`` for a place; repeat it on the replacement if the runner dies meanwhile.
 
         Returns:
-            The result; None where the place was given up (``ignore_env_runner_failures``).
+            The result; None if the place was given up (``ignore_env_runner_failures``).
 
         Raises:
-            Exception: What the call raised, or why the place may not be replaced.
+            Exception: The call raised, or the place must not be replaced.
         """
         place = self._places[index]
         while True:
@@ -191,7 +191,7 @@ class RunnerSupervisor:
             return result
 
     async def _attend(self, index: int, handle: Any, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        """``call(handle)``; a process that stands still meanwhile is killed, which ends the call."""
+        """Await ``call(handle)``; kill the process if it is stopped or blocked, which ends the call."""
         answer = asyncio.ensure_future(call(handle))
         try:
             while not (await asyncio.wait((answer,), timeout=_LOOK_S))[0]:
@@ -211,7 +211,7 @@ class RunnerSupervisor:
             self.failed.result()
 
     def worked(self, index: int) -> None:
-        """The runner did something useful: its failures in a row are over."""
+        """Reset the failure count, after the runner delivered useful work."""
         place = self._places[index]
         if place.up.is_set() and not place.is_given_up:
             place.machine.worked()
@@ -219,10 +219,10 @@ class RunnerSupervisor:
             place.has_worked = True
 
     def blame(self, index: int, why: str) -> None:
-        """A fragment of this runner was unusable; after a few it is replaced: its envs are made anew."""
+        """Count an unusable fragment of this runner; after several, restart it with new envs."""
         place = self._places[index]
         if place.killed_for is not None:
-            return  # it is on its way out
+            return  # it is already being replaced
         place.num_bad += 1
         if place.num_bad >= _MAX_BAD_FRAGMENTS and not place.handle.exited.done():
             place.killed_for = PeerLostError(
@@ -231,13 +231,13 @@ class RunnerSupervisor:
             place.handle.kill()
 
     async def suspect(self, index: int, event: str, why: str) -> None:
-        """The broker misses this runner: replace it if its process hangs or is stopped.
+        """Handle the broker's notice that it misses this runner: replace it if it hangs or is stopped.
 
         Args:
-            index: Of the runner's place.
-            event: "hung": it answers, but never registers; "silent": it was at work and does not answer; "lost":
-                nothing is known of it.
-            why: In words.
+            index: The runner's place.
+            event: "hung": it answers but never registers; "silent": it was at work and does not answer; "lost":
+                nothing is known.
+            why: Description.
         """
         place = self._places[index]
         handle = place.handle
@@ -248,21 +248,21 @@ class RunnerSupervisor:
             if await _beats(handle, self._config.env_step_timeout_s or first_s):
                 return
             place.patience.killed()
-            why = "its event loop does not turn (does a step hold the GIL? see env_step_timeout_s)"
+            why = "its event loop is blocked (does a step hold the GIL? see env_step_timeout_s)"
         elif event != "hung":
             why = f"its process is stopped ({why})"
-        _log.warning("%s %d (pid %d) hangs: %s. It is killed.", self._what, index, handle.pid, why)
+        _log.warning("%s %d (pid %d) hangs: %s. Killing it.", self._what, index, handle.pid, why)
         await handle.kill_hanging()
 
     async def stop(self) -> None:
-        """End the supervision; the runners live on."""
+        """Stop the supervision; the runners stay alive."""
         tasks = [place.task for place in self._places if place.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if not self.failed.done():
             self.failed.set_exception(ClosedError("the run was stopped"))
-        self.failed.exception()  # seen
+        self.failed.exception()  # mark as retrieved
 
     # -- the loop of one place ------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class RunnerSupervisor:
             self.downtimes_s.append(time.monotonic() - noticed_at)
 
     def _decide(self, place: _Place, error: BaseException) -> float | None:
-        """Seconds until the restart; None: there is none."""
+        """Return seconds until the restart; None: no restart."""
         config = self._config
         place.first_failure = place.first_failure or error
         decision = place.machine.failed(time.monotonic())
@@ -308,13 +308,13 @@ class RunnerSupervisor:
         if config.ignore_env_runner_failures and others:
             _log.warning("%s The run goes on without it (%s).", first_line(error), reason)
             place.is_given_up = True
-            place.up.set()  # whoever waits for it learns that it is given up
+            place.up.set()  # wake its waiters: it is given up
             return None
         first = place.first_failure
         first.add_note(f"{self._what} {place.index} is not restarted: {reason}.")
         if not self.failed.done():
             self.failed.set_exception(first)
-            self.failed.exception()  # those who wait raise it; nobody needs to
+            self.failed.exception()  # mark as retrieved: there may be no waiter
         return None
 
     async def _restart(self, place: _Place) -> None:
@@ -345,7 +345,7 @@ class RunnerSupervisor:
 
 
 async def _beats(handle: Any, within_s: float) -> bool:
-    """Whether the process answers in time, or has ended."""
+    """Return whether the process answers in time or has ended."""
     loop = asyncio.get_running_loop()
     start = loop.time()
     beat = asyncio.ensure_future(handle.call("beat"))
@@ -354,7 +354,7 @@ async def _beats(handle: Any, within_s: float) -> bool:
             late_s = loop.time() - start - within_s
             await asyncio.wait((beat,), timeout=_TURN_S + late_s)
         if beat.done():
-            with contextlib.suppress(PeerLostError):  # who waits for its end hears of it
+            with contextlib.suppress(PeerLostError):  # reported to those that wait for its end
                 beat.result()
         return bool(beat.done())
     finally:

@@ -1,6 +1,6 @@
-"""RunnerSync: weights and connector states brought to the env runners of a group by hand.
+"""RunnerSync: explicit synchronization of the weights and connector states of a group's env runners.
 
-A run does it by itself; training steps of one's own, and groups that stand alone, call these.
+A run does this by itself; custom training steps and standalone groups call these methods.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["RunnerSync"]
 
 
 class RunnerSync:
-    """The part of AsyncEnvRunnerGroup that synchronises.
+    """The synchronization methods of AsyncEnvRunnerGroup.
 
     Attributes:
-        learner_group: The learners of the run; None where the group stands alone.
-        sync_with_run: Brings their weights to all runners.
-        connector_sync: Merges connector states; the run's, or made when it is needed.
+        learner_group: The learners of the run; None for a standalone group.
+        sync_with_run: Sends their weights to all runners.
+        connector_sync: Merges connector states; the run's, or made on first use.
     """
 
     config: BaseConfig
@@ -44,16 +44,16 @@ class RunnerSync:
         inference_only: bool = True,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Bring weights to all runners, and wait until they have them.
+        """Send weights to all runners and wait until they have loaded them.
 
         Args:
-            policies: Only those of these modules; None: all.
+            policies: Only the weights of these modules; None: all.
             from_worker_or_learner_group: A LearnerGroup, a Learner or an EnvRunner; None: the run's learners.
-            inference_only, timeout_seconds: Kept for RLlib's sake: runners never take what only learners need, and the
-                call returns when all have the weights.
+            inference_only, timeout_seconds: Accepted for RLlib compatibility: runners only get inference weights,
+                and the call returns when all have loaded them.
 
         Raises:
-            ValueError: There is no run whose learners they could be from.
+            ValueError: The group has no run, and no source was given.
             KeyError: There is no such module.
         """
         source = self.learner_group if from_worker_or_learner_group is None else from_worker_or_learner_group
@@ -70,14 +70,16 @@ class RunnerSync:
         if unknown:
             raise KeyError(f"sync_weights: no module {unknown[0]!r}.{did_you_mean(unknown[0], modules)}")
         chosen = modules if policies is None else {module_id: modules[module_id] for module_id in policies}
-        await self.set_module_states({"rl_module": chosen, "weights_seq_no": 0})  # 0: also if they are older
+        await self.set_module_states(
+            {"rl_module": chosen, "weights_seq_no": 0}
+        )  # 0: load them even if they are older
 
     async def set_module_states(self, state: Mapping[str, Any]) -> None:
-        """Every runner takes over these weights.
+        """Load these weights on every runner.
 
         Args:
             state: ``{"rl_module": {module id: {name: array}}, "weights_seq_no": version}``; modules that a runner does
-                not have are left out.
+                not have are ignored.
         """
         if self.local_env_runner is not None:
             self.local_env_runner.set_state(state)
@@ -90,12 +92,12 @@ class RunnerSync:
         env_steps_sampled: int | None = None,
         rl_module_state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Merge what the runners' connector pieces learned, and give the result to all.
+        """Merge the runners' connector states and send the result to all.
 
         Args:
-            config: Kept for RLlib's sake: the group's own says what is merged (``merge_env_runner_states``).
+            config: Accepted for RLlib compatibility: ``merge_env_runner_states`` of the group's config applies.
             env_steps_sampled: Lifetime env steps of all runners, for exploration schedules.
-            rl_module_state: Weights, as of `set_module_states`.
+            rl_module_state: Weights, see `set_module_states`.
         """
         sync = self.connector_sync
         if sync is None:

@@ -1,10 +1,9 @@
-"""Updates in one process: the runner samples, the learner trains, in turn, in the caller's stack.
+"""SerialPipeline: updates in one process; the runner samples and the learner trains in turn.
 
     runner.sample_lease ──fragments──► exact batch ──► learner.update ──weights v+1──► runner
 
-Leases are planned by the same function as the broker's, fragments are cut by the same rule, and
-connector states are merged at the same point, so a run with one runner and one learner process
-trains on the very same numbers.
+Leases are planned by the same function as the broker's, fragments are cut by the same rule, and connector states
+are merged at the same point, so a run with one runner and one learner process trains on the same numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["SerialPipeline"]
 
 
 class SerialPipeline:
-    """Runs updates with a runner and a learner that live in this process.
+    """Runs updates with a runner and a learner in this process.
 
     Args:
         config: The run's config.
@@ -32,7 +31,7 @@ class SerialPipeline:
         connectors: Merges the runner's connector state.
 
     Attributes:
-        accounting: Of every env step so far.
+        accounting: Account of all env steps so far.
     """
 
     def __init__(self, config: BaseConfig, runner: Any, learner: Any, connectors: ConnectorSync) -> None:
@@ -43,11 +42,11 @@ class SerialPipeline:
         self.accounting = Accounting()
 
     async def start(self) -> None:
-        """Bring the learner's weights to the runner."""
+        """Send the learner's weights to the runner."""
         self.push_weights()
 
     async def run_update(self) -> UpdateResult:
-        """Sample one batch under the newest weights, train on it, and hand the new weights over."""
+        """Sample one batch with the newest weights, train on it, and pass the new weights to the runner."""
         start = time.perf_counter()
         update_id = self._learner.weights_seq_no
         batches, metas = self._sample()
@@ -56,12 +55,12 @@ class SerialPipeline:
         num_consumed = self.accounting.num_consumed + num_steps
         results = self._learner.update(
             episodes=batches,
-            # Without any sampling the learner's own count of trained steps is what schedules follow.
+            # If nothing is sampled, schedules follow the learner's count of trained steps.
             timesteps={"num_env_steps_sampled_lifetime": num_consumed} if num_consumed else None,
         )
         trained = time.perf_counter()
         num_kept = num_steps if self._learner.was_trained else 0
-        # What lay in a buffer counted as trained before.
+        # Steps from a buffer were counted as trained before.
         num_kept -= sum(item.num_steps for item in self._learner.left_out if num_kept or not item.is_fresh)
         self.accounting.add(trained=num_kept, dropped={"skipped": num_steps - num_kept})
         self.accounting.note_sources([results])
@@ -83,7 +82,7 @@ class SerialPipeline:
         )
 
     async def settle(self) -> list[UpdateResult]:
-        """Every update is over when `run_update` returns."""
+        """Return []: every update is over when `run_update` returns."""
         return []
 
     def _sample(self) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -115,25 +114,25 @@ class SerialPipeline:
         self._runner.set_weights(snapshot, version=self._learner.weights_seq_no)
 
     async def read_journal(self, next_update: int) -> list[str]:
-        """There is none: nothing is sampled ahead of its training."""
+        """Return []: nothing is sampled ahead of its training."""
         return []
 
     async def note_checkpoint(self, next_update: int) -> None:
-        """Nothing is kept for checkpoints."""
+        """Do nothing: no data is kept for checkpoints."""
 
     def fault_tolerance(self) -> dict[str, int]:
-        """Nothing can die alone here."""
+        """Return {}: no process can die alone."""
         return {}
 
     async def pause(self) -> None:
-        """Nothing runs between two updates."""
+        """Do nothing: no work runs between two updates."""
 
     async def restart(self) -> None:
-        """Go on from the state that the learner was given."""
-        self._runner.weights_seq_no = 0  # what it has may be newer
+        """Continue from the state that was loaded into the learner."""
+        self._runner.weights_seq_no = 0  # its weights may be newer
         self.push_weights()
         self._runner.set_connector_state(self._connectors.get_state())
 
     async def stop(self) -> None:
-        """Count what was sampled and never trained."""
+        """Account for steps that were sampled and never trained."""
         self.accounting.drop_pending("stopped")

@@ -1,4 +1,4 @@
-"""Session: who samples, who learns, and the pipeline between them, for one run."""
+"""Session: the runners, the learners and the pipeline of one run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Session:
         config: Frozen.
 
     Attributes:
-        system: The ActorSystem; None when everything is in this process.
+        system: The ActorSystem; None if everything is in this process.
         env_runner_group, learner_group: Set by `start`.
-        accounting: Of every env step of the run.
+        accounting: Account of all env steps of the run.
         spaces: (observation space, action space) of one env.
     """
 
@@ -49,7 +49,7 @@ class Session:
         self._learner_door: Any = None
 
     async def start(self) -> None:
-        """Start the processes, form the groups, bring the first weights to the runners."""
+        """Start the processes, form the groups, and send the first weights to the runners."""
         config = self.config
         self.spaces = single = config.single_spaces()
         spaces = {"__env_single__": single, "__env__": single}
@@ -101,7 +101,7 @@ class Session:
         await self._pipeline.start()
 
     async def _open_door(self) -> Any:
-        """Make the keys for peers from outside, and listen for learners among them; None: no peers."""
+        """Create keys for remote peers and listen for learners; return the LearnerDoor, None without remote peers."""
         if self.config.listen is None:
             return None
         from rlzmq.driver.join_files import JoinKeys
@@ -115,7 +115,7 @@ class Session:
         return keys
 
     async def run_update(self) -> UpdateResult:
-        """One update through the pipeline."""
+        """Run one update through the pipeline."""
         if self._num_changes_told != self.num_weight_changes:
             await self._pipeline.pause()
             await self._restart()
@@ -125,33 +125,33 @@ class Session:
         return report  # type: ignore[no-any-return]
 
     async def settle(self) -> list[UpdateResult]:
-        """Wait until no update is open: the reports of those that ran ahead of `run_update`."""
+        """Wait until no update is open; return the reports of those that ran ahead of `run_update`."""
         reports: list[UpdateResult] = await self._pipeline.settle()
         self._num_changes += len(reports)
         self._num_changes_told = self.num_weight_changes
         return reports
 
     async def _restart(self) -> None:
-        """The pipeline goes on from the learners' state, which was changed from outside of it."""
+        """Restart the pipeline from the learners' state, which was changed from outside."""
         await self._pipeline.restart()
         self._num_changes_told = self.num_weight_changes
 
     @property
     def num_weight_changes(self) -> int:
-        """How often weights or connector states may have changed."""
+        """Number of times that weights or connector states may have changed."""
         return self._num_changes + int(self.learner_group.num_changes)
 
     async def sync_weights(self) -> None:
-        """Give all runners the learners' weights and the merged connector state."""
+        """Send the learners' weights and the merged connector state to all runners."""
         self._num_changes += 1
         snapshot, version = await self.get_inference_weights()
-        if self.learner_group.handles:  # what the broker still has under way is older
+        if self.learner_group.handles:  # the broker's data in transit is older
             self.learner_group.generation += 1
         await self.env_runner_group.set_weights(snapshot, version, self.learner_group.generation)
         await self.env_runner_group.sync_env_runner_states()
 
     async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
-        """(snapshot of what runners need, version); see AsyncLearnerGroup.get_inference_weights."""
+        """Return (snapshot, version); see AsyncLearnerGroup.get_inference_weights."""
         return await self.learner_group.get_inference_weights(module_ids)  # type: ignore[no-any-return]
 
     async def change_modules(
@@ -159,11 +159,11 @@ class Session:
         configs: ModuleConfigs,
         change: Callable[[Any], Any],
     ) -> None:
-        """Add or remove modules between two updates; everybody goes on with the learners' weights.
+        """Add or remove modules between two updates; all peers continue with the learners' weights.
 
         Args:
-            configs: As they are from now on.
-            change: ``change(learner)`` adds or removes them at a learner.
+            configs: The configs with the new modules.
+            change: ``change(learner)`` adds or removes the modules.
         """
         self.config = configs.run
         spaces = {"__env_single__": self.spaces}
@@ -175,11 +175,11 @@ class Session:
         await self._restart()
 
     def get_connector_state(self) -> dict[str, Any]:
-        """The merged connector state ({} where no piece has any)."""
+        """Return the merged connector state; {} if no piece has state."""
         return self._connectors.get_state() if self._connectors.is_needed else {}
 
     def get_pipeline(self, name: Literal["env_to_module", "module_to_env"]) -> Any:
-        """The connector pipeline of the runner in this process; without one, an equal one with the merged states."""
+        """Return the local runner's connector pipeline; without one, an equal pipeline with the merged states."""
         runner = self.env_runner_group.local_env_runner
         if runner is not None:
             return getattr(runner, name)
@@ -190,7 +190,7 @@ class Session:
         return pipeline
 
     async def get_module(self, module_id: str) -> Any:
-        """An RLModule with the current weights, in this process."""
+        """Return a local RLModule with the current weights."""
         if self.learner_group.local_learner is not None:
             modules = self.learner_group.local_learner.module
         else:
@@ -202,16 +202,16 @@ class Session:
         return modules[module_id]
 
     def take_sampled_metas(self) -> list[list[dict[str, Any]]]:
-        """What `env_runner_group.sample` reported since the last take; counted as sampled."""
+        """Return the metadata of `env_runner_group.sample` calls since the last take, and count it as sampled."""
         taken: list[list[dict[str, Any]]] = self.env_runner_group.take_sampled_metas()
         for metas in taken:
             self.accounting.add(sampled=sum(int(meta.get("num_env_steps", 0)) for meta in metas))
         return taken
 
     def take_learner_results(self) -> list[tuple[list[dict[str, Any]], int]]:
-        """What `learner_group.update` returned since the last take; counted as trained.
+        """Return the results of `learner_group.update` calls since the last take, and count them as trained.
 
-        Steps that were trained before (a replay buffer's) are not counted twice.
+        Steps that were trained before (from a replay buffer) are not counted twice.
         """
         taken: list[tuple[list[dict[str, Any]], int]] = self.learner_group.take_results()
         for _, num_steps in taken:
@@ -219,7 +219,7 @@ class Session:
         return taken
 
     def fault_tolerance(self) -> dict[str, Any]:
-        """RLlib's keys of the result's ``fault_tolerance``, and the same for learners and the broker."""
+        """Return the result's ``fault_tolerance`` under RLlib's keys, and the same for learners and the broker."""
         group = self.env_runner_group
         return {
             "num_healthy_workers": group.num_healthy_remote_env_runners()
@@ -231,14 +231,14 @@ class Session:
         }
 
     def take_recreated_runners(self) -> list[int]:
-        """1-based indices of the runners that were replaced since the last take."""
+        """Return 1-based indices of the runners replaced since the last take."""
         supervisor = self.env_runner_group.supervisor
         return [index + 1 for index in supervisor.take_recreated()] if supervisor is not None else []
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     async def get_state(self, *, with_runners: bool = True) -> dict[str, Any]:
-        """Components of a checkpoint: learner, connectors, accounting, and each runner's sampling state."""
+        """Return a checkpoint's components: learner, connectors, accounting, and each runner's sampling state."""
         runners = await self.env_runner_group.get_sampling_states() if with_runners else {}
         return {
             **{f"{_RUNNERS}{name}": state for name, state in runners.items()},
@@ -248,9 +248,9 @@ class Session:
         }
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`'s components; runners get weights and connector states at once.
+        """Continue from `get_state`'s components; runners get weights and connector states at once.
 
-        Components may be missing, and stay as they are.
+        Missing components keep their state.
         """
         learner = state.get(_LEARNER)
         self._num_changes += 1
@@ -258,7 +258,7 @@ class Session:
         if learner is not None:
             await self.learner_group.set_state(learner)
         if "env_runner" in state:
-            # Of a whole run what is not there is empty; one pipeline alone leaves the other as it is.
+            # In a whole run's state, missing states are empty; a single pipeline's state leaves the other as it is.
             kept = {} if "accounting" in state else self.get_connector_state()
             self._connectors.set_state({**kept, **state["env_runner"]})
         recalled: list[str] = []
@@ -266,7 +266,7 @@ class Session:
             self.accounting.set_state(state["accounting"], with_sources=bool((learner or {}).get("source")))
             if learner is not None:
                 recalled = await self._pipeline.read_journal(learner["weights_seq_no"])
-        # A runner whose fragments come back would sample them a second time from where it was: it begins anew.
+        # A runner whose fragments are recovered would sample them again from its old state: it starts from scratch.
         left_out = {f"{_RUNNERS}{name}" for name in recalled}
         await self.env_runner_group.set_sampling_states(
             {
@@ -278,11 +278,11 @@ class Session:
         await self._restart()
 
     async def note_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """This state is on disk: a run that is resumed would go on from it."""
+        """Note that this state, from which a run can be resumed, is on disk."""
         await self._pipeline.note_checkpoint(int(state[_LEARNER]["weights_seq_no"]))
 
     async def stop(self) -> None:
-        """End everything, in the order in which nothing is lost. May be called after a failed start."""
+        """Stop everything, in an order that loses no data. May be called after a failed start."""
         try:
             if self._pipeline is not None:
                 await self._pipeline.stop()

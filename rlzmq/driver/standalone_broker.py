@@ -1,4 +1,4 @@
-"""A broker that somebody else runs (``rlzmq broker``), as the driver's pipeline sees it."""
+"""FoundBroker: the driver's view of a standalone broker (``rlzmq broker``)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlzmq.wire.messages import Config, ConfigRequest, Refused
 
 __all__ = ["FoundBroker"]
 
-_WAIT_S = 30.0  # for one that is only being started
+_WAIT_S = 30.0  # it may still be starting
 
 
 class FoundBroker:
-    """Stands for a `BrokerKeeper`: whoever started that broker also restarts it, peers reconnect.
+    """Replacement of `BrokerKeeper` for a broker that was started, and is restarted, by someone else.
 
     Args:
-        path: Its ``*.driver.toml``; the runners' and learners' files lie next to it.
+        path: Its ``*.driver.toml``; the runners' and learners' files are next to it.
 
     Attributes:
-        addresses, failed, num_restarts, handle: As of `BrokerKeeper`.
-        run_id: The broker's.
-        epoch: Of this driver: above that of any before it. Milliseconds of wall time, unless that was set back.
+        addresses, failed, num_restarts, handle: See `BrokerKeeper`.
+        run_id: The broker's run id.
+        epoch: Epoch of this driver, above that of earlier ones. Milliseconds of wall time, unless it was set back.
 
     Raises:
         ConfigurationError: A file is missing, readable by others, or for another role.
@@ -35,7 +35,9 @@ class FoundBroker:
     def __init__(self, path: str) -> None:
         driver = Path(path)
         if not driver.name.endswith(".driver.toml"):
-            raise ConfigurationError(f"config.broker={path!r}: expected the *.driver.toml that it wrote")
+            raise ConfigurationError(
+                f"config.broker={path!r}: expected the *.driver.toml file written by the broker"
+            )
         stem = driver.name.removesuffix(".driver.toml")
         files = {
             "driver": driver,
@@ -54,16 +56,16 @@ class FoundBroker:
         self.epoch = 0
 
     def keys(self, role: str) -> tuple[str, str]:
-        """(server's public key, own secret key) of a local peer of this role."""
+        """Return (server's public key, own secret key) for a local peer of this role."""
         join = self._joins[role]
         return join.server_public_key, join.client_secret_key
 
     async def start(self) -> None:
-        """See that it runs and takes the driver's key; whom it serves already does not notice.
+        """Check that the broker runs and accepts the driver's key, without disturbing peers that it serves.
 
         Raises:
-            PeerLostError: Nothing answers within half a minute, or another version does.
-            AuthenticationError: It has other keys: the files are an earlier broker's.
+            PeerLostError: There is no answer within half a minute, or another version answers.
+            AuthenticationError: It has other keys: the files are from an earlier broker.
         """
         join = self._joins["driver"]
         async with Conversation(join.addresses["data"], join) as conversation:
@@ -76,10 +78,10 @@ class FoundBroker:
         self.epoch = max(before + 1, int(time.time() * 1000))
 
     def worked(self) -> None:
-        """An update went through it."""
+        """Do nothing: the broker is not supervised here."""
 
     async def stop(self) -> None:
-        """It runs on, for the next driver."""
+        """Leave the broker running for the next driver."""
         if not self.failed.done():
             self.failed.set_exception(ClosedError("the run was stopped"))
-        self.failed.exception()  # seen
+        self.failed.exception()  # mark as retrieved

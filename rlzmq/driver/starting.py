@@ -1,9 +1,9 @@
-"""Starting a process of the run: who is killed or stopped meanwhile is replaced, who hangs ends the run.
+"""Starts processes of the run: one that is killed or stopped meanwhile is replaced, one that hangs ends the run.
 
 | consumes                     | produces                | waits for       | unblocked by                        |
 |------------------------------|-------------------------|-----------------|-------------------------------------|
 | a spawn                      | a handle, or the error  | the constructor | its end, SIGSTOP seen, the deadline |
-| a call to who has just come  | its answer              | the answer      | its end, SIGSTOP seen, a late beat  |
+| a call to a new process      | its answer              | the answer      | its end, SIGSTOP seen, a late beat  |
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _log = logging.getLogger("rlzmq.driver")
 
 BEAT_DEADLINE_S = 30.0
-"""Seconds for the event loop of a process of which nothing else is known: an import may hold the GIL."""
+"""Seconds to wait for a process of which nothing else is known: an import may hold the GIL."""
 
 _LOOK_S = 1.0
 _MAX_FIRST_STARTS = 6
@@ -36,17 +36,17 @@ _MAX_FIRST_STARTS = 6
 async def start_first(
     spawn: Callable[[int], Awaitable[Any]], machine: Supervision, name: str, *, is_replaced: bool
 ) -> Any:
-    """Start a process for the first time, again if it is killed or stopped meanwhile.
+    """Start a process for the first time; repeat it if the process is killed or stopped meanwhile.
 
     Args:
-        spawn: ``await spawn(incarnation)`` starts it; its handle.
-        machine: Counts its deaths, and goes on to do so.
-        name: Of the process, for texts.
-        is_replaced: Whether its death may be survived at all.
+        spawn: ``await spawn(incarnation)`` starts the process and returns its handle.
+        machine: Counts its deaths, also after the start.
+        name: Name of the process, for messages.
+        is_replaced: Whether the process may be replaced at all.
 
     Raises:
         PeerLostError: It ended in each of several attempts: the first of these errors.
-        Exception: What its constructor raised, or that it hangs: another attempt would end likewise.
+        Exception: Its constructor raised, or it hangs: another attempt would end likewise.
     """
     first: PeerLostError | None = None
     for number in range(1, _MAX_FIRST_STARTS + 1):
@@ -59,16 +59,16 @@ async def start_first(
                 raise
             decision = machine.failed(time.monotonic())
             if isinstance(decision, GiveUp) or number == _MAX_FIRST_STARTS:
-                first.add_note(f"{name} was started {number} times and ended while it started, each time.")
+                first.add_note(f"{name} was started {number} times and ended during each start.")
                 raise first from None
             reason = first_line(error).removesuffix(".")
-            _log.warning("%s. Started again in %g s.", reason, decision.delay_s)
+            _log.warning("%s. Restarted in %g s.", reason, decision.delay_s)
             await asyncio.sleep(decision.delay_s)
     raise AssertionError("the last attempt returns or raises")
 
 
 async def all_started(starts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all starts at once; the first error ends those that are under way."""
+    """Await all starts concurrently; the first error cancels the others."""
     try:
         async with asyncio.TaskGroup() as tasks:
             started = [tasks.create_task(start) for start in starts]
@@ -78,12 +78,12 @@ async def all_started(starts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) -> Any:
-    """Await a spawn that has this deadline; its error names the setting.
+    """Await a spawn with this deadline; on timeout, raise an error that names the setting.
 
     Args:
-        timeout_s: The spawn's own deadline, for the text.
-        setting: What it follows from.
-        spawn: Of `ActorSystem`, with this deadline.
+        timeout_s: The spawn's deadline, for the message.
+        setting: The setting that determines it.
+        spawn: A spawn of `ActorSystem` with this deadline.
 
     Raises:
         DeadlineError: It took longer.
@@ -98,15 +98,15 @@ async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) ->
 
 
 async def attended(handle: Any, work: Awaitable[Any]) -> Any:
-    """Await an answer of a process that nobody else watches yet; it is killed where it is stopped or hangs.
+    """Await an answer of a process that is not supervised yet; kill the process if it is stopped or hangs.
 
     Args:
-        handle: Of the process.
-        work: A call, or several, of this handle.
+        handle: The process.
+        work: One or several calls of this handle.
 
     Raises:
         PeerLostError: The process ended, killed for hanging or otherwise.
-        Exception: What the call raised.
+        Exception: The call raised.
     """
     answer = asyncio.ensure_future(work)
     try:
@@ -114,7 +114,7 @@ async def attended(handle: Any, work: Awaitable[Any]) -> Any:
             why = await why_hanging(handle, deadline_s=BEAT_DEADLINE_S)
             if why and not answer.done():
                 _log.warning(
-                    "%s (pid %d) hangs while it starts: %s. It is killed.", handle.name, handle.pid, why
+                    "%s (pid %d) hangs while it starts: %s. Killing it.", handle.name, handle.pid, why
                 )
                 await handle.kill_hanging()
         return answer.result()

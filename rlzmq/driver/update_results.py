@@ -1,4 +1,4 @@
-"""What one update tells the driver, and the account of every env step of a run."""
+"""UpdateResult and Accounting: results of one update, and the account of all env steps of a run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ __all__ = ["Accounting", "UpdateResult"]
 
 @dataclass
 class UpdateResult:
-    """One committed update.
+    """Results of one committed update.
 
     Attributes:
-        update_id: From 0, +1 per update.
-        weights_version: The version that this update made.
+        update_id: Counts from 0, +1 per update.
+        weights_version: The version that this update produced.
         learner_results: ``{module id: {metric: value}}`` of each rank, in rank order.
-        fragments: The metas of the fragments that arrived for it (episode metrics, counts, …).
-        num_env_steps_trained: Env steps over all ranks, counted as often as updates trained them: a replayed step
-            more than once.
+        fragments: Metadata of the fragments that arrived for it (episode metrics, counts, …).
+        num_env_steps_trained: Env steps trained over all ranks; a replayed step counts each time.
         timers: Seconds by stage: "sample", "learn", and "synch_weights" or "update".
-        policy_lag: How many weights versions the newest and the oldest step were behind the update's.
+        policy_lag: Weights versions by which the newest and the oldest step lagged behind the update's version.
     """
 
     update_id: int
@@ -37,13 +36,13 @@ class UpdateResult:
 
 
 class Accounting:
-    """Every env step of a run is trained, dropped for a counted reason, or pending; always.
+    """Account of all env steps of a run: each is trained, dropped for a counted reason, or pending.
 
     ``sampled == trained + sum(dropped.values()) + pending`` holds after every call.
 
-    A step is *trained* here, once, when the update that took it in is committed. Where learners keep data (a replay
-    buffer), this means that it is in a rank's buffer, may be drawn any number of times, and may leave it to make room.
-    What a buffer holds when its rank dies turns from trained into dropped: ``buffer_lost``.
+    A step counts as *trained*, once, when the update that took it in is committed. If learners keep data (a replay
+    buffer), this means that it is in a rank's buffer, may be drawn any number of times, and may be evicted. When a rank
+    dies, the content of its buffer turns from trained into dropped: ``buffer_lost``.
     """
 
     def __init__(self) -> None:
@@ -51,29 +50,29 @@ class Accounting:
         self.trained = 0
         self.dropped: Counter[str] = Counter()
         self._in_sources: dict[str, int] = {}
-        self._added: dict[str, int] = {}  # to each source there was
-        self._nowhere: int | None = 0  # taken in, and not added to any of them; None: not known yet
+        self._added: dict[str, int] = {}  # per source
+        self._nowhere: int | None = 0  # taken in but not added to any source; None: not known yet
 
     @property
     def num_consumed(self) -> int:
-        """Env steps that updates took in, those among them that were lost with a buffer included; never falls."""
+        """Env steps that updates took in, including those lost with a buffer; never decreases."""
         return self.trained + self.dropped["buffer_lost"]
 
     @property
     def num_in_sources(self) -> int:
-        """Env steps that the ranks' batch sources keep."""
+        """Env steps in the ranks' batch sources."""
         return sum(self._in_sources.values())
 
     @property
     def pending(self) -> int:
-        """Env steps sampled, and neither trained nor dropped so far."""
+        """Env steps sampled and neither trained nor dropped so far."""
         return self.sampled - self.trained - sum(self.dropped.values())
 
     def add(self, *, sampled: int = 0, trained: int = 0, dropped: dict[str, int] | None = None) -> None:
-        """Count further steps.
+        """Count more steps.
 
         Raises:
-            AssertionError: More steps were settled than sampled: a bug.
+            AssertionError: More steps were settled than sampled, which is a bug.
         """
         self.sampled += sampled
         self.trained += trained
@@ -81,10 +80,10 @@ class Accounting:
         assert self.pending >= 0, f"settled more env steps than were sampled: {self.to_dict()}"
 
     def note_sources(self, learner_results: Sequence[Mapping[str, Any]]) -> None:
-        """What the ranks' batch sources keep, by an update's results: of one that is gone, it is lost.
+        """Update the contents of the ranks' batch sources; the content of missing sources is lost.
 
         Args:
-            learner_results: Each rank's; of a rank whose results went with it, none.
+            learner_results: Results of each rank; none for a rank that died with its results.
         """
         sources = [
             source
@@ -97,16 +96,16 @@ class Accounting:
         self._added |= {str(source["source_id"]): int(source["num_added"]) for source in sources}
         self._in_sources |= held
         if len(held) < max(int(source["num_ranks"]) for source in sources):
-            return  # another rank's results went with it; its source need not have
+            return  # another rank died with its results, but maybe not its source
         self.lose_sources([source_id for source_id in self._in_sources if source_id not in held])
-        # What a rank took in after its last report, and died with.
+        # Steps that a rank took in after its last report and lost when it died.
         nowhere = self.num_consumed - sum(self._added.values())
         if self._nowhere is not None and nowhere > self._nowhere:
             self._lose(nowhere - self._nowhere)
         self._nowhere = nowhere
 
     def lose_sources(self, source_ids: Iterable[str]) -> None:
-        """These sources are gone, and what they kept with them."""
+        """Count the content of these sources as lost."""
         for source_id in source_ids:
             self._lose(self._in_sources.pop(source_id, 0))
 
@@ -116,12 +115,12 @@ class Accounting:
         self.dropped["buffer_lost"] += lost
 
     def drop_pending(self, reason: str) -> None:
-        """Whatever is pending is dropped, e.g. at the end of a run."""
+        """Count all pending steps as dropped, e.g. at the end of a run."""
         if self.pending:
             self.dropped[reason] += self.pending
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"sampled", "trained", "dropped": {reason: steps}, "pending"}``."""
+        """Return ``{"sampled", "trained", "dropped": {reason: steps}, "pending"}``."""
         return {
             "sampled": self.sampled,
             "trained": self.trained,
@@ -130,22 +129,22 @@ class Accounting:
         }
 
     def get_state(self) -> dict[str, Any]:
-        """`to_dict`, and what the batch sources keep."""
+        """Return `to_dict` and the contents of the batch sources."""
         return {**self.to_dict(), "in_sources": self.num_in_sources}
 
     def set_state(self, state: dict[str, Any], *, with_sources: bool = False) -> None:
-        """Become what `get_state` described; what was pending then is dropped ("restored").
+        """Load a state that `get_state` returned; its pending steps are dropped ("restored").
 
         Args:
-            state: Of `get_state`.
-            with_sources: Whether what the sources kept comes back, too; else it is lost.
+            state: State from `get_state`.
+            with_sources: Whether the content of the sources is restored too; else it is lost.
         """
         self.sampled = int(state["sampled"])
         self.trained = int(state["trained"])
         self.dropped = Counter({str(k): int(v) for k, v in state["dropped"].items()})
         self.drop_pending("restored")
         self._nowhere = None
-        if not with_sources and not self._in_sources:  # those of this run, if there are any, live
+        if not with_sources and not self._in_sources:  # this run's own sources still exist
             self._in_sources = {"restored": int(state.get("in_sources", 0))}
             self.lose_sources(["restored"])
 

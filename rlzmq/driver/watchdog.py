@@ -1,4 +1,4 @@
-"""The liveness rule for a whole run: it moves, or it ends with a report; it never stands still.
+"""Watchdog: ends a run that makes no progress, with a report on what waits for what.
 
 | consumes                  | produces                                  | waits for | unblocked by |
 |---------------------------|-------------------------------------------|-----------|--------------|
@@ -27,14 +27,14 @@ _STATUS_DEADLINE_S = 3.0
 
 
 class Watchdog:
-    """Watches the updates of one pipeline.
+    """Watches the updates of one pipeline for progress.
 
     Args:
-        progress: The broker's newest PROGRESS; None before the first.
-        patience_s: How long the driver's own work (starting processes, forming the group) may take now.
-        status: The broker's status, for the report.
-        handles: All processes of the run: their stacks are written.
-        form_anew: Puts everything together anew, once.
+        progress: Returns the broker's newest PROGRESS; None before the first.
+        patience_s: Returns the time that the driver's own work (starting processes, forming the group) may take now.
+        status: Returns the broker's status, for the report.
+        handles: Returns all processes of the run, whose stacks are written.
+        form_anew: Re-forms broker and learner group, once.
         give_up: Ends the run with an error.
     """
 
@@ -59,7 +59,7 @@ class Watchdog:
 
     @contextlib.asynccontextmanager
     async def update(self) -> Any:
-        """Within the block an update is awaited."""
+        """Watch for progress within the block, in which an update is awaited."""
         self._watch.begin(time.monotonic())
         task = asyncio.create_task(self._run(), name="watchdog")
         try:
@@ -81,14 +81,14 @@ class Watchdog:
 
     async def _act(self, still_s: float) -> None:
         report = await self._report()
-        _log.error("Training stands still: nothing has moved for %.0f s.\n%s", still_s, report)
+        _log.error("No training progress for %.0f s.\n%s", still_s, report)
         for handle in self._handles():
             if not handle.exited.done():
-                with contextlib.suppress(NotImplementedError):  # an actor in this process has none of its own
+                with contextlib.suppress(NotImplementedError):  # local actors have no stacks
                     handle.dump_stacks()
         if not self._has_tried:
             self._has_tried = True
-            _log.error("Broker and learner group are formed anew, once.")
+            _log.error("Re-forming broker and learner group, once.")
             self._form_anew()
             return
         self._give_up(

@@ -79,9 +79,9 @@ def test_a_runners_callback_that_cannot_be_sent_says_why_and_what_to_do() -> Non
     with pytest.raises(ConfigurationError) as caught:
         config_for_runners(PPOConfig().callbacks(DoesBoth()))
     assert str(caught.value) == (
-        "callbacks: DoesBoth (on_episode_end, on_sample_end) runs in the env runners' processes, and cannot be sent "
-        "there: cannot pickle '_thread.lock' object. Make what cannot be sent (files, writers, locks) in a hook, at "
-        "its first use; or put the hooks that run in this process (on_train_result, …) into a class of their own."
+        "callbacks: DoesBoth (on_episode_end, on_sample_end) runs in the env runners' processes, but cannot be sent "
+        "there: cannot pickle '_thread.lock' object. Create what cannot be sent (files, writers, locks) in a hook, on "
+        "first use; or put the hooks that run in this process (on_train_result, …) into a separate class."
     )
 
 

@@ -91,5 +91,5 @@ def test_the_config_travels_as_plain_data(tmp_path: Path) -> None:
     assert name == "rlzmq.algorithms.ppo.ppo_config:PPOConfig"
     assert type(config).from_state(settings).to_dict() == config.to_dict()
     config.env_runners(env_to_module_connector=lambda env, spaces, device: [])
-    with pytest.raises(ConfigurationError, match="imports code by its name"):
+    with pytest.raises(ConfigurationError, match="import code by its name"):
         pack_config(config)

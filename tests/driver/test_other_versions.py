@@ -37,7 +37,7 @@ def test_peers_of_other_versions_are_told_both_and_the_run_goes_on(tmp_path: Pat
             Command(tmp_path, *runner, program=("-c", f"{_OTHER_WIRE}; {_MAIN}")) as wire,
         ):
             assert package.end() == 78, package.output
-            assert "the run is of rlzmq 0.1.0, here is rlzmq 9.9.9" in package.output
+            assert "the run uses rlzmq 0.1.0, this machine has rlzmq 9.9.9" in package.output
             assert wire.end() == 69, wire.output
             assert "version 1 is not spoken here, this side speaks version 99" in wire.output
         algo.train()
@@ -69,7 +69,7 @@ async def test_a_runner_of_another_config_or_env_is_refused_with_both_digests(tm
 def test_a_config_of_another_version_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack_config(listening(tmp_path))
     monkeypatch.setattr("rlzmq.core.version.__version__", "9.9.9")
-    with pytest.raises(ConfigurationError, match=r"run is of rlzmq 0\.1\.0, here is rlzmq 9\.9\.9"):
+    with pytest.raises(ConfigurationError, match=r"run uses rlzmq 0\.1\.0, this machine has rlzmq 9\.9\.9"):
         make_config(packed)
 
 

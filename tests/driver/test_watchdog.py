@@ -35,7 +35,7 @@ async def test_a_standstill_is_reported_formed_anew_and_ends_the_run_with_a_chec
             await algo.train()
         assert algo.session._pipeline._broker.num_restarts == 1
         assert algo.session.fault_tolerance()["num_learner_group_reforms"] == 1
-    assert "formed anew, once" in caplog.text
+    assert "Re-forming broker and learner group, once" in caplog.text
     assert dumped == [runner, runner]
     assert find_checkpoint(tmp_path).path is not None
 

@@ -1,4 +1,4 @@
-"""What samplers of multi-agent episodes use of their env runner."""
+"""AgentsEnvRunner: the env runner interface used by samplers of multi-agent episodes."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class AgentsEnvRunner(SamplingRunner):
         super().__init__(config=config, **kwargs)
 
     def mapping_fn(self, agent_id: Any, episode: Any) -> str:
-        """``config.policy_mapping_fn``, its answer checked.
+        """Return the module id from ``config.policy_mapping_fn``, checked.
 
         Raises:
-            ConfigurationError: It names a module that there is none of.
+            ConfigurationError: It returned an unknown module id.
         """
         fn = getattr(self.config, "policy_mapping_fn", None) or default_agent_to_module_mapping_fn
         module_id = fn(agent_id, episode)
         if module_id not in self.multi_rl_module:
             raise ConfigurationError(
-                f"policy_mapping_fn({agent_id!r}, episode) returned {module_id!r}, which is no module."
+                f"policy_mapping_fn({agent_id!r}, episode) returned {module_id!r}, which is not a module."
                 f"{did_you_mean(module_id, list(self.multi_rl_module.keys()))}"
             )
         return str(module_id)
 
     def forward(self, batch: dict[str, Any], explore: bool, t: int) -> Any:
-        """The modules' forward passes on a batch by module id."""
+        """Return the modules' forward passes on a batch by module id."""
         with torch.inference_mode():
             if explore:
                 return self.multi_rl_module.forward_exploration(batch, t=t)
             return self.multi_rl_module.forward_inference(batch)
 
     def initial_state(self, module_id: Any) -> Any:
-        """A module's state at an episode's start, as arrays without batch dimension."""
+        """Return a module's state at an episode's start, as arrays without batch dimension."""
         return tree_map(to_numpy, self.multi_rl_module[module_id].get_initial_state())

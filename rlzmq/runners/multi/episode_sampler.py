@@ -47,7 +47,7 @@ class MultiAgentSampler:
     """Samples for a multi-agent runner with per-episode connector pieces or callbacks.
 
     Args:
-        runner: Gives env, modules, pipelines, callbacks and counters.
+        runner: Provides env, modules, pipelines, callbacks and counters.
     """
 
     def __init__(self, runner: AgentsEnvRunner) -> None:
@@ -60,11 +60,11 @@ class MultiAgentSampler:
     # -- between fragments ---------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drops the unfinished episodes: the next ``run`` must come after a ``reset``."""
+        """Drop the unfinished episodes: the next ``run`` must come after a ``reset``."""
         self.has_episodes = False
 
     def reset(self) -> None:
-        """Resets all environments and begins an episode in each."""
+        """Reset all environments and begin an episode in each."""
         num_envs = self.num_envs
         self._episodes = [self._new_episode(index) for index in range(num_envs)]
         self._prev_chunks: list[list[MultiAgentEpisode]] = [[] for _ in range(num_envs)]
@@ -108,10 +108,10 @@ class MultiAgentSampler:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the next fragment needs of the former ones, as plain values and arrays.
+        """Return the state that the next fragment needs, as plain values and arrays.
 
         Raises:
-            NotPlainError: Something has no plain form.
+            NotPlainError: Something cannot be expressed as plain data.
         """
         return {
             "kind": "agents' episodes",
@@ -133,7 +133,7 @@ class MultiAgentSampler:
         """Continue from what `get_state` returned.
 
         Args:
-            state: As it was returned.
+            state: State from `get_state`.
             lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
 
         Raises:
@@ -160,10 +160,10 @@ class MultiAgentSampler:
     # -- one fragment --------------------------------------------------------------------------
 
     def run(self, request: SampleRequest) -> tuple[MultiAgentEpisodeBatch, MultiAgentFinished, int]:
-        """Samples what ``request`` asks for, going on with the ongoing episodes.
+        """Sample what ``request`` asks for, continuing the ongoing episodes.
 
         Returns:
-            The chunks; facts of the episodes that ended; the number of vector steps made.
+            The chunks; statistics of the ended episodes; the number of vector steps made.
         """
         runner = self.runner
         self._request = request
@@ -190,7 +190,7 @@ class MultiAgentSampler:
     def _act(
         self, t: int
     ) -> tuple[list[dict[Any, Any]], list[dict[Any, Any]], list[dict[Any, dict[str, Any]]]]:
-        """One pass of modules and module-to-env pipeline: per env, by agent: actions, env's actions, "
+        """Run modules and module-to-env pipeline; return, per env and agent: actions, env's actions, "
         "outputs."""
         runner = self.runner
         explore = self._request.explore
@@ -238,7 +238,7 @@ class MultiAgentSampler:
         return actions, columns.get(Columns.ACTIONS_FOR_ENV, actions), extras
 
     def _remember(self, index: int, agent_id: Any, outputs: dict[str, Any]) -> None:
-        """Keeps zeros in the form of a module's outputs, for steps in which it does not act."""
+        """Store zeros with the structure of a module's outputs, for steps in which it does not act."""
         episode = self._acting[index]
         templates = self._templates.setdefault(episode.module_for(agent_id), {})
         if templates.keys() != outputs.keys():
@@ -301,7 +301,7 @@ class MultiAgentSampler:
         return actions, actions, extras
 
     def _state_now(self, sae: Any) -> Any:
-        """The module's state at an agent's last observation."""
+        """Return the module's state at an agent's last observation."""
         state_out = sae.extra_model_outputs.get(Columns.STATE_OUT)
         if state_out is not None and state_out.len_incl_lookback():
             return state_out.get(-1)
@@ -314,7 +314,7 @@ class MultiAgentSampler:
         outputs: list[dict[Any, dict[str, Any]]],
         count: StepCount,
     ) -> None:
-        """Lets each episode grow by what its env returned."""
+        """Append the env's results to each episode."""
         observations, rewards, terminateds, truncateds, infos = result
         env = self.runner.env
         self._starting = set()
@@ -345,7 +345,7 @@ class MultiAgentSampler:
         self._check(observations)
 
     def _check(self, observations: list[dict[Any, Any]]) -> None:
-        """Refuses observations, of each environment, that their agents' spaces forbid."""
+        """Refuse observations, of each environment, that their agents' spaces forbid."""
         observed = [
             (episode.id_, episode.env_t, own)
             for episode, own in zip(self._episodes, observations, strict=True)
@@ -394,7 +394,7 @@ class MultiAgentSampler:
         self._totals[index].add(returns, module_ids)
 
     def _observe(self) -> None:
-        """Runs the env-to-module pipeline over all episodes; what it returns is acted on next."""
+        """Run the env-to-module pipeline over all episodes; the next actions are computed from its output."""
         runner = self.runner
         self._acting = list(self._episodes)
         timers = runner.timers
@@ -414,7 +414,7 @@ class MultiAgentSampler:
     # -- the result ----------------------------------------------------------------------------
 
     def _collect(self) -> MultiAgentEpisodeBatch:
-        """Finished episodes, then ongoing chunks; the episodes go on in new chunks."""
+        """Return finished episodes, then ongoing chunks; the episodes continue in new chunks."""
         request = self._request
         self._complete_outputs()
         if request.num_episodes is not None:
@@ -450,7 +450,7 @@ class MultiAgentSampler:
 
 
 def _copied(observations: dict[Any, Any]) -> dict[Any, Any]:
-    """The observations with arrays of their own: an env may overwrite its arrays in the next step."""
+    """Return copies of the observations: an env may overwrite its arrays in the next step."""
     return {agent_id: tree_map(_own, observation) for agent_id, observation in observations.items()}
 
 

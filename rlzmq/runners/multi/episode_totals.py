@@ -1,4 +1,4 @@
-"""What is known of multi-agent episodes that go on over several chunks, and of those that ended."""
+"""Totals of multi-agent episodes, ongoing and ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["EpisodeTotals", "MultiAgentFinished"]
 
 @dataclass
 class MultiAgentFinished(FinishedEpisodes):
-    """Facts of multi-agent episodes that ended.
+    """Statistics of ended multi-agent episodes.
 
     Attributes:
         agent_returns: Agent id -> its return in each episode that it was in.
@@ -27,7 +27,7 @@ class MultiAgentFinished(FinishedEpisodes):
     module_returns: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, totals: EpisodeTotals, num_env_steps: int) -> None:
-        """Takes in an episode that ended after so many env steps."""
+        """Add an episode that ended after `num_env_steps` env steps."""
         self.returns.append(sum(totals.agent_returns.values()))
         self.lengths.append(num_env_steps)
         self.durations_s.append(time.perf_counter() - totals.started_s)
@@ -67,7 +67,7 @@ class EpisodeTotals:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpisodeTotals:
-        """What `get_state` was called on; time that has passed since then is not counted."""
+        """Create from a state of `get_state`; the time since then is not counted."""
         totals = cls()
         totals.agent_returns = from_plain(state["agent_returns"])
         totals.module_ids = from_plain(state["module_ids"])
@@ -83,7 +83,7 @@ class EpisodeTotals:
         }
 
     def add(self, returns: Mapping[Any, float], module_ids: Mapping[Any, str]) -> None:
-        """Takes in one chunk's returns by agent."""
+        """Add one chunk's returns by agent."""
         for agent_id, value in returns.items():
             self.agent_returns[agent_id] = self.agent_returns.get(agent_id, 0.0) + value
             self.module_ids[agent_id] = module_ids[agent_id]

@@ -1,4 +1,4 @@
-"""From row numbers to columns: the batch of a complete multi-agent fragment."""
+"""Builds the batch of a complete multi-agent fragment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["collect_batch"]
 def collect_batch(
     chunks: Sequence[tuple[int, LiveEpisode]], spaces: tuple[Any, Any], mapping_fn: Any
 ) -> MultiAgentEpisodeBatch:
-    """The chunks, without the agents that made no step in them.
+    """Return the chunks, without the agents that made no step in them.
 
     Args:
         chunks: (env index, episode).
@@ -71,7 +71,7 @@ def collect_batch(
 
 
 def _rows(entries: list[tuple[int, int, LiveEpisode, AgentRecord]], spaces: tuple[Any, Any]) -> AgentRows:
-    """The chunks of one module's agents."""
+    """Return the chunks of one module's agents."""
     store = entries[0][3].store
     observation_rows: list[int] = []
     act_rows: list[int] = []
@@ -144,6 +144,6 @@ def _as_arrays(state: Any) -> Any:
 
 
 def _common(spaces: Any, agent_ids: list[Any]) -> Any:
-    """The space that all of the agents have; None when they differ."""
+    """Return the space that all of the agents have; None when they differ."""
     own = [spaces[agent_id] for agent_id in dict.fromkeys(agent_ids) if agent_id in spaces.spaces]
     return own[0] if own and all(space == own[0] for space in own) else None

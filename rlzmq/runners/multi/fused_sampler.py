@@ -43,7 +43,7 @@ class FusedMultiAgentSampler:
     """Samples fragments for a multi-agent runner whose pipelines run on whole columns.
 
     Args:
-        runner: Gives env, modules and counters.
+        runner: Provides env, modules and counters.
         env_to_module: The env-to-module pipeline's plan.
         module_to_env: The module-to-env pipeline's plan.
     """
@@ -74,11 +74,11 @@ class FusedMultiAgentSampler:
     # -- between fragments ---------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drops the unfinished episodes: the next ``run`` must come after a ``reset``."""
+        """Drop the unfinished episodes: the next ``run`` must come after a ``reset``."""
         self.has_episodes = False
 
     def reset(self) -> None:
-        """Resets all environments and begins an episode in each."""
+        """Reset all environments and begin an episode in each."""
         for store in self._stores.values():
             store.clear()
             store.templates = {}
@@ -93,7 +93,7 @@ class FusedMultiAgentSampler:
         self.has_episodes = True
 
     def _check(self, observations: list[dict[Any, Any]]) -> None:
-        """Refuses observations, of each environment, that their agents' spaces forbid."""
+        """Refuse observations, of each environment, that their agents' spaces forbid."""
         observed = [
             (live.id_, live.timeline.env_t, own) for live, own in zip(self._live, observations, strict=True)
         ]
@@ -116,10 +116,10 @@ class FusedMultiAgentSampler:
         return LiveEpisode(id_, runner.mapping_fn, self._spaces, self._stores)
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the next fragment needs of the former ones, as plain values and arrays.
+        """Return the state that the next fragment needs, as plain values and arrays.
 
         Raises:
-            NotPlainError: Something has no plain form.
+            NotPlainError: Something cannot be expressed as plain data.
         """
         return {
             "kind": "fused agents",
@@ -140,7 +140,7 @@ class FusedMultiAgentSampler:
         """Continue from what `get_state` returned.
 
         Args:
-            state: As it was returned.
+            state: State from `get_state`.
             lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
 
         Raises:
@@ -169,10 +169,10 @@ class FusedMultiAgentSampler:
     # -- one fragment --------------------------------------------------------------------------
 
     def run(self, request: SampleRequest) -> tuple[MultiAgentEpisodeBatch, MultiAgentFinished, int]:
-        """Samples what ``request`` asks for, going on with the ongoing episodes.
+        """Sample what ``request`` asks for, continuing the ongoing episodes.
 
         Returns:
-            The chunks; facts of the episodes that ended; the number of vector steps made.
+            The chunks; statistics of the ended episodes; the number of vector steps made.
         """
         runner = self.runner
         self._finished = MultiAgentFinished()
@@ -208,7 +208,7 @@ class FusedMultiAgentSampler:
             try:
                 self._acting = self._observer.observe(self._live)
             except Exception:
-                self._check(observations)  # then it is the environment's fault, which this says
+                self._check(observations)  # then it is the environment's fault, which this call reports
                 raise
             timers.add(INFERENCE_TIMER, acted_s - start_s)
             timers.add(ENV_STEP_TIMER, stepped_s - acted_s)
@@ -325,7 +325,7 @@ class FusedMultiAgentSampler:
     # -- the result ----------------------------------------------------------------------------
 
     def _collect(self, request: SampleRequest) -> MultiAgentEpisodeBatch:
-        """Finished episodes, then ongoing chunks; the episodes go on in new chunks."""
+        """Return finished episodes, then ongoing chunks; the episodes continue in new chunks."""
         if request.num_episodes is not None:
             chunks = self._done[: request.num_episodes]
             batch = collect_batch(chunks, self._stored_spaces, self.runner.mapping_fn)
@@ -361,7 +361,7 @@ class FusedMultiAgentSampler:
                     new[id(record)].initial_state = tree_map(lambda leaf: leaf[number], states)  # noqa: B023
 
     def _carry_rows(self) -> None:
-        """Keeps the rows that the ongoing chunks refer to."""
+        """Keep the rows that the ongoing chunks refer to."""
         for store in self._stores.values():
             own = [record for live in self._live for record in live.records.values() if record.store is store]
             observation_rows: list[int] = []

@@ -42,7 +42,7 @@ class GrowingColumn:
         self.num_rows = 0
 
     def append(self, block: Any, num_rows: int) -> None:
-        """Adds a block of so many rows.
+        """Add a block of so many rows.
 
         Raises:
             ValueError: Its structure or shapes are not the column's.
@@ -75,7 +75,7 @@ class GrowingColumn:
         self.num_rows = end
 
     def take(self, rows: NDArray[np.int64]) -> Any:
-        """The given rows, leaves ``[*rows.shape, ...]``."""
+        """Return the given rows, leaves ``[*rows.shape, ...]``."""
         return self._spec.unflatten([leaf.take(rows, axis=0) for leaf in self._leaves])
 
     def _grow(self, num_rows: int) -> None:
@@ -106,12 +106,12 @@ class ModuleStore:
         self.clear()
 
     def set_module_step(self, module_step: ModuleStep) -> None:
-        """From now on this module acts."""
+        """Make this module act from now on."""
         self.module_step = module_step
         self.initial_block = module_step.initial_state(1) if module_step.is_stateful else None
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Forget all rows."""
         self._observations: GrowingColumn | None = None
         self._acts: dict[str, GrowingColumn] = {}
         self.num_observations = 0
@@ -129,7 +129,7 @@ class ModuleStore:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Holds the rows that `get_state` gave, and no others."""
+        """Restore exactly the rows that `get_state` returned."""
         self.clear()
         self.templates = decode(state["templates"])
         if state["num_observations"]:
@@ -138,7 +138,7 @@ class ModuleStore:
             self.add_acts(int(state["num_acts"]), decode(state["acts"]))
 
     def add_observations(self, block: Any, num_rows: int) -> None:
-        """Appends a block of observations, leaves ``[num_rows, ...]``."""
+        """Append a block of observations, leaves ``[num_rows, ...]``."""
         if self._observations is None:
             self._observations = GrowingColumn(block)
         try:
@@ -148,7 +148,7 @@ class ModuleStore:
         self.num_observations += num_rows
 
     def add_acts(self, num_rows: int, columns: dict[str, Any]) -> int:
-        """Appends a block of acts, leaves ``[num_rows, ...]``; returns the number of its first row.
+        """Append a block of acts, leaves ``[num_rows, ...]``; return the number of its first row.
 
         Columns that are missing in some blocks (random actions before the module's first act) have zeros
         there, and the module's initial state for a state.
@@ -178,14 +178,14 @@ class ModuleStore:
         return tree_map(lambda leaf: np.zeros((num_rows, *leaf.shape[1:]), leaf.dtype), example)
 
     def remember_outputs(self, outputs: dict[str, Any]) -> None:
-        """Keeps the form of the module's outputs (leaves ``[B, ...]``), for steps in which it does not act."""
+        """Store the structure of the module's outputs (leaves ``[B, ...]``), for steps in which it does not act."""
         if outputs.keys() - {Columns.ACTIONS} != self.templates.keys():
             for name, value in outputs.items():
                 if name != Columns.ACTIONS:
                     self.templates.setdefault(name, tree_map(lambda leaf: np.zeros_like(leaf[0]), value))
 
     def observations(self, rows: Any) -> Any:
-        """The observations in the given rows, leaves ``[*rows.shape, ...]``."""
+        """Return the observations in the given rows, leaves ``[*rows.shape, ...]``."""
         assert self._observations is not None
         return self._observations.take(np.asarray(rows, np.int64))
 
@@ -200,7 +200,7 @@ class ModuleStore:
         return None if column is None else column.take(rows)
 
     def keep(self, observation_rows: Any, act_rows: Any) -> None:
-        """Forgets all rows but these, which are numbered anew from 0 in the given order."""
+        """Forget all rows but these, which are renumbered from 0 in the given order."""
         observations = self.observations(observation_rows) if len(observation_rows) else None
         acts = self.acts(act_rows) if len(act_rows) else None
         self.clear()

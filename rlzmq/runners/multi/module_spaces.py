@@ -1,4 +1,4 @@
-"""Which spaces the modules of a multi-agent env have."""
+"""Spaces of the modules of a multi-agent env."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def module_spaces(
         action_spaces: By agent id.
 
     Returns:
-        The modules' spaces; those that cannot be told are left out.
+        The modules' spaces; those that cannot be determined are left out.
     """
     by_name = getattr(observation_spaces, "spaces", {})
     of_agents = {agent: (by_name.get(agent), space) for agent, space in action_spaces.spaces.items()}

@@ -52,7 +52,7 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
         }
 
     def _choose_sampler(self) -> Any:
-        """The sampler for the env, modules and pipelines as they are now."""
+        """Return the sampler for the env, modules and pipelines as they are now."""
         key = (
             self.env,
             self.module,
@@ -106,7 +106,7 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
         return env
 
     def _recover_env(self, index: int, error: Exception) -> int | None:
-        """The seed of the environment that replaces one that raised; raises if it is not to be replaced."""
+        """Return the seed of the environment that replaces a failed one; raise if it must not be replaced."""
         came = self.env.histories[index]
         actions = came.episode_actions
         way = Reproduction.of_agents(came.episode_seed, actions)
@@ -133,7 +133,7 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
         }
 
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """See `EnvRunner.get_spaces`; modules whose agents cannot be told beforehand are left out."""
+        """See `EnvRunner.get_spaces`; modules whose agents are not known beforehand are left out."""
         from rlzmq.runners.multi.module_spaces import module_spaces
 
         spaces = self._env_spaces()

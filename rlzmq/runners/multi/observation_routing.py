@@ -45,7 +45,7 @@ class ObservationRouter:
         self._shapes = {agent_id: space.shape for agent_id, space in self._spaces.items()}
 
     def observe(self, live_episodes: Sequence[LiveEpisode]) -> Acting:
-        """Gives the latest observations their rows, and finds out who acts next on what.
+        """Give the latest observations their rows, and determine the next inputs of the modules.
 
         Raises:
             ValueError: Observations of different shapes for one module (or for a piece, other than the space's).
@@ -122,7 +122,7 @@ class ObservationRouter:
         )
 
     def _read(self, block: Any, items: Items) -> Any:
-        """What readers make of all observations for one module."""
+        """Return the readers' results for all observations for one module."""
         records = [item[1] for item in items]
         return self._plan.read(
             block, ObservedRows(None, records, self._action_spaces.get(records[0].agent_id))
@@ -137,7 +137,7 @@ class ObservationRouter:
         for store, items in observed.items():
             n = where.get(id(items[0][1]))
             if n is not None and rows[n].records == [item[1] for item in items]:
-                blocks[store] = values[n]  # an agent with a module of its own
+                blocks[store] = values[n]  # the only agent of its module
                 continue
             if not by_record:
                 for of, own in zip(rows, values, strict=True):

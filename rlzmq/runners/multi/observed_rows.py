@@ -1,4 +1,4 @@
-"""ObservedRows: what columnar connector pieces may know of agents' latest observations."""
+"""ObservedRows: the view that columnar connector pieces have of agents' latest observations."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ObservedRows:
         return rewards
 
     def _take(self, column: str, rows: IntArray) -> Any:
-        """A column's values in the given rows ``[N, num]`` of the records' stores."""
+        """Return a column's values in the given rows ``[N, num]`` of the records' stores."""
         by_store: dict[int, list[int]] = {}
         for n, record in enumerate(self.records):
             by_store.setdefault(id(record.store), []).append(n)

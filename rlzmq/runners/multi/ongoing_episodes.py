@@ -27,7 +27,7 @@ _NUMPY_FALSE = np.False_
 
 
 class _EpisodeFace(MultiAgentEpisode):
-    """What a policy mapping function sees of an ongoing episode: id, agents, time; no data."""
+    """View of an ongoing episode for policy mapping functions: id, agents, time; no data."""
 
     @property
     def agent_ids(self) -> set[Any]:
@@ -82,7 +82,7 @@ class AgentRecord:
         return len(self.act_rows) - self.lookback
 
     def carry_on(self, begin: int) -> AgentRecord:
-        """The record of the next chunk, which stores the observations from the begin-th on."""
+        """Return the record of the next chunk, which stores the observations from the begin-th on."""
         record = AgentRecord(self.agent_id, self.store, self.track.carry_on(begin))
         record.observation_rows = self.observation_rows[begin:]
         record.act_rows = self.act_rows[begin:]
@@ -162,7 +162,7 @@ class LiveEpisode:
         truncateds: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> int:
-        """One env step; the number of agent steps that it completed.
+        """Add one env step; return the number of agent steps completed.
 
         Raises:
             MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`; the episode is unchanged then.
@@ -211,9 +211,9 @@ class LiveEpisode:
         truncateds: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> bool:
-        """Whether everybody who is there acted and made a whole step, of data that are sound at first sight.
+        """Return whether every agent present acted and completed a step with plausible data.
 
-        All others, the odd ones included, are the timeline's to judge. These loops are the cheapest way to see
+        All other steps, including invalid ones, are handled by the timeline. These loops are the cheapest way to see
         it: most steps are plain, and they cost less than one call per agent.
         """
         acted = self.acted
@@ -244,7 +244,7 @@ class LiveEpisode:
     def _stores_of_new(
         self, events: list[AgentEvent], before: SavedTimeline | None
     ) -> dict[Any, ModuleStore]:
-        """The stores of agents that have come; when the mapping function fails, they have not."""
+        """Return the stores of new agents; if the mapping function fails, none is added."""
         if before is None:
             return {}
         try:
@@ -290,7 +290,7 @@ class LiveEpisode:
                 track.truncated, track.done_env_t, track.pending = True, self.timeline.env_t, None
 
     def add_totals(self) -> None:
-        """Adds this chunk's returns to the episode's."""
+        """Add this chunk's returns to the episode's."""
         returns, module_ids = {}, {}
         for agent_id, record in self.records.items():
             returns[agent_id] = float(sum(record.rewards[record.lookback :]))
@@ -298,7 +298,7 @@ class LiveEpisode:
         self.totals.add(returns, module_ids)
 
     def cut(self, lookback: int) -> LiveEpisode:
-        """The continuation, as of `MultiAgentEpisode.cut`; agents that are done do not come along."""
+        """Return the continuation, as of `MultiAgentEpisode.cut`; agents that are done do not come along."""
         old = self.timeline
         chunk = LiveEpisode.__new__(LiveEpisode)
         chunk.id_, chunk._stores, chunk.face = self.id_, self._stores, self.face

@@ -1,4 +1,4 @@
-"""How far a multi-agent sampling call has come."""
+"""Progress of a multi-agent sampling call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class StepCount:
     """Counts of one sampling call.
 
     Args:
-        request: What is asked for.
+        request: The request.
         counts_agent_steps: Whether ``num_timesteps`` are agent steps (``config.count_steps_by``).
 
     Attributes:
@@ -27,7 +27,7 @@ class StepCount:
         self.num_agent_steps = 0
 
     def is_fulfilled(self, num_ends: int) -> bool:
-        """Whether the request is; `num_ends` episodes have ended."""
+        """Return whether the request is fulfilled after `num_ends` episodes."""
         request = self._request
         if request.num_episodes is not None:
             return num_ends >= request.num_episodes

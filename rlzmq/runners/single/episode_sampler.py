@@ -62,7 +62,7 @@ class EpisodeSampler:
     """Samples for a runner with per-episode connector pieces or callbacks.
 
     Args:
-        runner: Gives env stepper, module, pipelines, callbacks and counters.
+        runner: Provides env stepper, module, pipelines, callbacks and counters.
     """
 
     def __init__(self, runner: VectorEnvRunner) -> None:
@@ -81,11 +81,11 @@ class EpisodeSampler:
     # -- between fragments ---------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drops the unfinished episodes: the next ``run`` must come after a ``reset``."""
+        """Drop the unfinished episodes: the next ``run`` must come after a ``reset``."""
         self.has_episodes = False
 
     def reset(self) -> None:
-        """Resets all environments and begins an episode in each."""
+        """Reset all environments and begin an episode in each."""
         num_envs = self.num_envs
         self._episodes = [self._new_episode(index) for index in range(num_envs)]
         self._prev_chunks: list[list[SingleAgentEpisode]] = [[] for _ in range(num_envs)]
@@ -129,10 +129,10 @@ class EpisodeSampler:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the next fragment needs of the former ones, as plain values and arrays.
+        """Return the state that the next fragment needs, as plain values and arrays.
 
         Raises:
-            NotPlainError: Something has no plain form.
+            NotPlainError: Something cannot be expressed as plain data.
         """
         now = time.perf_counter()
         same = [a is b for a, b in zip(self._acting, self._episodes, strict=True)]
@@ -161,7 +161,7 @@ class EpisodeSampler:
         """Continue from what `get_state` returned.
 
         Args:
-            state: As it was returned.
+            state: State from `get_state`.
             lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
 
         Raises:
@@ -194,10 +194,10 @@ class EpisodeSampler:
     # -- one fragment --------------------------------------------------------------------------
 
     def run(self, request: SampleRequest) -> tuple[EpisodeBatch, FinishedEpisodes, int]:
-        """Samples what ``request`` asks for, going on with the ongoing episodes.
+        """Sample what ``request`` asks for, continuing the ongoing episodes.
 
         Returns:
-            The chunks; facts of the episodes that ended; the number of vector steps made.
+            The chunks; statistics of the ended episodes; the number of vector steps made.
         """
         runner, num_envs = self.runner, self.num_envs
         self._request = request
@@ -255,7 +255,7 @@ class EpisodeSampler:
         return columns[Columns.ACTIONS], for_env, extras
 
     def _run_module_to_env(self, outputs: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The full module-to-env pipeline: per column, one item per env."""
+        """Run the full module-to-env pipeline; return, per column, one item per env."""
         runner = self.runner
         to_env = runner.module_to_env(
             rl_module=runner.module,
@@ -273,7 +273,7 @@ class EpisodeSampler:
         return {name: self._per_env(name, values) for name, values in to_env.items()}
 
     def _states(self) -> Any:
-        """The module's states of all envs, leaves ``[N, ...]`` tensors; None if stateless."""
+        """Return the module's states of all envs, leaves ``[N, ...]`` tensors; None if stateless."""
         if not self.runner.module_step.is_stateful:
             return None
         states = [self._state_now(index, episode) for index, episode in enumerate(self._acting)]
@@ -337,7 +337,7 @@ class EpisodeSampler:
         self._extra_names = tuple(dict.fromkeys((*self._extra_names, *names)))
 
     def _add_step(self, result: Any, actions: list[Any], extras: list[dict[str, Any]]) -> int:
-        """Lets each episode grow by what its env returned; the number of env steps."""
+        """Append the env's results to each episode; return the number of env steps."""
         observations, rewards, terminated, truncated, infos = result
         items = self._items(observations)
         self._stepped = ~self._needs_reset
@@ -411,7 +411,7 @@ class EpisodeSampler:
             self._num_done += 1
 
     def _observe(self) -> None:
-        """Runs the env-to-module pipeline over all episodes; what it gives is acted on next."""
+        """Run the env-to-module pipeline over all episodes; the next actions are computed from its output."""
         runner = self.runner
         pipeline, timers = runner.env_to_module, runner.timers
         self._acting = list(self._episodes)
@@ -435,7 +435,7 @@ class EpisodeSampler:
             self._to_module = pipeline(batch={}, **arguments)
             return
         batch = pipeline.run_pieces(0, first_default, batch={}, **arguments)
-        if batch:  # a piece made columns of its own: the default pieces do the rest as ever
+        if batch:  # a piece added columns: the default pieces do the rest
             self._to_module = pipeline.run_pieces(
                 first_default, len(pipeline.connectors), batch=batch, **arguments
             )
@@ -451,7 +451,7 @@ class EpisodeSampler:
     # -- the result ----------------------------------------------------------------------------
 
     def _collect(self) -> EpisodeBatch:
-        """Finished episodes, then ongoing chunks; the episodes go on in new chunks."""
+        """Return finished episodes, then ongoing chunks; the episodes continue in new chunks."""
         request, finished = self._request, self._finished
         self._ended.sort(key=lambda entry: entry[:2])  # a failure shows one step late
         if request.num_episodes is not None:
@@ -489,7 +489,7 @@ class EpisodeSampler:
             episode.initial_state = self.runner.module_step.initial_row_numpy if state is None else state
 
     def _state_now(self, index: int, episode: SingleAgentEpisode) -> Any:
-        """The module's state at the episode's last observation; None if stateless."""
+        """Return the module's state at the episode's last observation; None if stateless."""
         if not self.runner.module_step.is_stateful:
             return None
         state_out = episode.extra_model_outputs.get(Columns.STATE_OUT)
@@ -505,7 +505,7 @@ class EpisodeSampler:
 
 
 def _num_user_pieces(pipeline: EnvToModulePipeline) -> int | None:
-    """How many pieces come before the default ones; None if all must run, e.g. since they are timed."""
+    """Return how many pieces come before the default ones; None if all must run, e.g. since they are timed."""
     if pipeline.time_pieces or pipeline.after_piece is not None:
         return None
     types = [type(piece) for piece in pipeline.connectors]

@@ -36,7 +36,7 @@ class ColumnBlock:
         self.columns: dict[str, Any] = {}
 
     def add(self, name: str, example: Any, dtype: Any = None) -> None:
-        """Adds a column of zeros.
+        """Add a column of zeros.
 
         Args:
             name: The column's name.
@@ -64,7 +64,7 @@ class ColumnBlock:
         return write_tree
 
     def grow(self, num_slots: int) -> None:
-        """Makes room for ``num_slots`` slots; what is written stays."""
+        """Make room for ``num_slots`` slots; what is written stays."""
         old = self.num_slots
         if num_slots <= old:
             return
@@ -78,14 +78,14 @@ class ColumnBlock:
         self.num_slots = num_slots
 
     def copy_slots(self, begin: int, end: int) -> dict[str, Any]:
-        """Copies of slots ``begin … end - 1`` of every column, leaves ``[num_envs, end - begin, ...]``."""
+        """Return copies of slots ``begin … end - 1`` of every column, leaves ``[num_envs, end - begin, ...]``."""
         return {
             name: tree_map(lambda leaf: leaf[:, begin:end].copy(), column)
             for name, column in self.columns.items()
         }
 
     def put_slots(self, slots: dict[str, Any]) -> None:
-        """Writes what ``copy_slots`` gave into the first slots, adding columns that are missing."""
+        """Write what ``copy_slots`` gave into the first slots, adding columns that are missing."""
         for name, column in slots.items():
             if name not in self.columns:
                 self.add(name, tree_map(lambda leaf: leaf[:, 0], column))
@@ -94,7 +94,7 @@ class ColumnBlock:
             )
 
     def flat(self) -> dict[str, Any]:
-        """The columns as ``[num_envs * num_slots, ...]`` (views)."""
+        """Return the columns as ``[num_envs * num_slots, ...]`` (views)."""
         return {
             name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), column)
             for name, column in self.columns.items()
@@ -123,7 +123,7 @@ class ChunkTable:
     num_finished: int
 
     def select(self, mask: NDArray[np.bool_]) -> ChunkTable:
-        """The chunks where ``mask`` is True."""
+        """Return the chunks where ``mask`` is True."""
         return ChunkTable(
             self.env_index[mask],
             self.first_step[mask],
@@ -138,7 +138,7 @@ class ChunkTable:
 def find_chunks(
     terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], starts_with_reset: NDArray[np.bool_]
 ) -> ChunkTable:
-    """Finds the chunks from the done flags of a fragment.
+    """Find the chunks from the done flags of a fragment.
 
     Args:
         terminated, truncated: bool ``[T, num_envs]``, the flags of each vector step; False at

@@ -55,7 +55,7 @@ class FusedSampler:
     """Samples fragments for a runner whose pipelines run on whole columns.
 
     Args:
-        runner: Gives env stepper, module and counters.
+        runner: Provides env stepper, module and counters.
         env_to_module: The env-to-module pipeline's plan.
         module_to_env: The module-to-env pipeline's plan.
     """
@@ -77,11 +77,11 @@ class FusedSampler:
     # -- between fragments ---------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drops the unfinished episodes: the next ``run`` must come after a ``reset``."""
+        """Drop the unfinished episodes: the next ``run`` must come after a ``reset``."""
         self.has_episodes = False
 
     def reset(self) -> None:
-        """Resets all environments and begins an episode in each."""
+        """Reset all environments and begin an episode in each."""
         num_envs, lookback = self.num_envs, self.lookback
         observations, infos = self.runner.stepper.reset(self.runner.take_reset_seed())
         self._ongoing = OngoingEpisodes(num_envs, self.runner.new_episode_id)
@@ -99,10 +99,10 @@ class FusedSampler:
         self.has_episodes = True
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the next fragment needs of the former ones, as plain values and arrays.
+        """Return the state that the next fragment needs, as plain values and arrays.
 
         Raises:
-            NotPlainError: Something has no plain form.
+            NotPlainError: Something cannot be expressed as plain data.
         """
         return {
             "kind": "fused",
@@ -120,7 +120,7 @@ class FusedSampler:
         """Continue from what `get_state` returned.
 
         Args:
-            state: As it was returned.
+            state: State from `get_state`.
             lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
 
         Raises:
@@ -145,10 +145,10 @@ class FusedSampler:
     # -- one fragment --------------------------------------------------------------------------
 
     def run(self, request: SampleRequest) -> tuple[EpisodeBatch, FinishedEpisodes, int]:
-        """Samples what ``request`` asks for, going on with the ongoing episodes.
+        """Sample what ``request`` asks for, continuing the ongoing episodes.
 
         Returns:
-            The chunks; facts of the episodes that ended; the number of vector steps made.
+            The chunks; statistics of the ended episodes; the number of vector steps made.
         """
         runner, num_envs, lookback = self.runner, self.num_envs, self.lookback
         self._finished = FinishedEpisodes()
@@ -284,7 +284,7 @@ class FusedSampler:
         self._state, self._needs_reset, self._module_observations = state, needs_reset, observations
 
     def _finish(self, block: ColumnBlock, request: SampleRequest, begin_s: float) -> EpisodeBatch:
-        """Finds the chunks, settles the ongoing episodes and keeps what the next fragment needs."""
+        """Find the chunks, settles the ongoing episodes and keeps what the next fragment needs."""
         num_steps, lookback, num_slots = self._num_steps, self.lookback, block.num_slots
         if WEIGHTS_SEQ_NO not in block.columns:
             block.add(WEIGHTS_SEQ_NO, np.zeros(self.num_envs, np.int64))
@@ -339,7 +339,7 @@ class FusedSampler:
     def _given_actions(
         self, block: ColumnBlock, request: SampleRequest, num_steps: int
     ) -> tuple[Any, int, Any]:
-        """What `StepHistory.add` is told of the fragment's first steps."""
+        """Return what `StepHistory.add` is told of the fragment's first steps."""
         if self._actions_for_env:
             return by_env(self._actions_for_env[:num_steps]), num_steps, None
         begin, end = self.lookback, self.lookback + num_steps
@@ -359,7 +359,7 @@ class FusedSampler:
     # -- off the hot way -----------------------------------------------------------------------
 
     def _observe(self, block: ColumnBlock, observations: Any, slot: int, is_first: BoolArray) -> None:
-        """Puts observations through the columnar pieces and into their slot."""
+        """Put observations through the columnar pieces and into their slot."""
         module_observations = stored = observations
         if self._has_pieces:
             self._num_previous += 1
@@ -436,7 +436,7 @@ class FusedSampler:
             )
 
     def _initial_states(self, table: ChunkTable) -> Any:
-        """The module's state before each chunk's first step, leaves ``[C, ...]``."""
+        """Return the module's state before each chunk's first step, leaves ``[C, ...]``."""
         if self._begin_state is None:
             return None
         from_before = table.first_step == 0
@@ -450,7 +450,7 @@ class FusedSampler:
 
 
 def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums of the disjoint slices ``start … start + length - 1``; the last slot is in none of them."""
+    """Sum of the disjoint slices ``start … start + length - 1``; the last slot is in none of them."""
     if len(start) == 0:
         return np.zeros(0)
     order = np.argsort(start)

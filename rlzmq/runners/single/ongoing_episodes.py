@@ -32,7 +32,7 @@ class FinishedEpisodes:
     durations_s: list[float] = field(default_factory=list)
 
     def leave_out_unusable(self) -> None:
-        """Leaves out episodes whose return is no usable number: they held steps that are left out, too."""
+        """Leave out episodes whose return is no usable number: they held steps that are left out, too."""
         is_usable = [abs(value) < LARGEST for value in self.returns]  # False for NaN
         if not all(is_usable):
             self.returns = list(itertools.compress(self.returns, is_usable))
@@ -67,7 +67,7 @@ class OngoingEpisodes:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], new_id: Callable[[], str]) -> OngoingEpisodes:
-        """What `get_state` was called on; time that has passed since then is not counted."""
+        """Create from a state of `get_state`; the time since then is not counted."""
         ongoing = cls(0, new_id)
         ongoing.ids = [str(episode_id) for episode_id in state["ids"]]
         ongoing.steps = np.array(state["steps"], np.int64)
@@ -106,7 +106,7 @@ class OngoingEpisodes:
         num_steps: int,
         finished: FinishedEpisodes,
     ) -> list[str]:
-        """Takes in a fragment's chunks.
+        """Take in a fragment's chunks.
 
         Args:
             table: The chunks.

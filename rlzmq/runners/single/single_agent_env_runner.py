@@ -46,7 +46,7 @@ class SingleAgentEnvRunner(VectorEnvRunner):
         return {}
 
     def _choose_sampler(self) -> Any:
-        """The sampler for the env, module and pipelines as they are now."""
+        """Return the sampler for the env, module and pipelines as they are now."""
         watched = any(
             pipeline.time_pieces or pipeline.after_piece is not None
             for pipeline in (self.env_to_module, self.module_to_env)
