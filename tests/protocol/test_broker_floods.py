@@ -85,6 +85,31 @@ def test_one_address_does_not_push_out_another(monkeypatch):
     assert all(f"uuid-good-{number}-0" in bench.state.hello_ids for number in range(10))
 
 
+def _newcomer(uuid: str) -> newcomers.Newcomer:
+    return newcomers.Newcomer("runner", f"{uuid}@host", uuid, 1)
+
+
+def test_a_newcomer_counts_once_for_the_origin_that_it_came_from_last(monkeypatch):
+    monkeypatch.setattr(newcomers, "_MAX_PER_ORIGIN", 2)
+    known = newcomers.Newcomers()
+    for uuid, origin in (("a", "here"), ("b", "here"), ("a", "there"), ("c", "here")):
+        assert known.add(origin, _newcomer(uuid), lambda _: True) is None
+    assert len(known) == 3
+    assert known.add("here", _newcomer("b"), lambda _: True) is None, "it was there already"
+    assert known.add("here", _newcomer("d"), lambda _: True) == _newcomer("c"), "b came later"
+    assert len(known) == 3
+    assert known.add("here", _newcomer("e"), lambda _: True) == _newcomer("b"), "c was forgotten"
+
+
+def test_an_origin_is_forgotten_with_its_last_newcomer(monkeypatch):
+    monkeypatch.setattr(newcomers, "_MAX_IN_ALL", 2)
+    known = newcomers.Newcomers()
+    for number in range(10):
+        known.add(f"origin-{number}", _newcomer(f"{number}"), lambda _: True)
+        known.worked(f"{number}")
+        assert len(known) == len(known._of) == 0
+
+
 def test_local_peers_are_not_counted(monkeypatch):
     monkeypatch.setattr(newcomers, "_MAX_PER_ORIGIN", 2)
     bench = Bench()

@@ -261,6 +261,17 @@ def test_a_runner_that_shows_progress_and_delivers_nothing_loses_its_lease_and_g
     assert len(bench.leases("a")) == 1, "it has delivered"
 
 
+def test_who_has_delivered_is_not_overdue_for_its_next_heartbeat():
+    bench, (lease,) = _two_runners(lease_timeout_s=30.0)
+    assert _work(bench, [lease.lease_id], 60.0) == ["lease_expired"]
+    a = bench.state.runners["uuid-a"]
+    assert a.is_suspect
+    bench.fragment(lease.lease_id, steps=4, runner="a")
+    for message in (_says([], progress=99), _says([], is_sampling=False)):
+        bench.send("a", message)
+        assert not a.is_suspect
+
+
 def test_progress_clears_suspicion():
     bench, (lease,) = _two_runners(lease_timeout_s=3.0)
     bench.send("a", _says([lease.lease_id], progress=1))

@@ -132,6 +132,26 @@ def test_what_it_wishes_is_sent_at_once_to_a_broker_that_knows_it():
     assert core.open_update(_update(8))
 
 
+def test_after_resume_no_broker_is_told_to_pause():
+    core = _driver()
+    core.pause()
+    core.resume()
+    assert messages_in(receive(core, _progress(is_paused=True)), m.Resume)
+    assert messages_in(receive(core, _progress(is_paused=False)), m.Pause) == []
+    core.start(0.0)
+    assert messages_in(welcome(core, broker=6), m.Pause) == []
+
+
+def test_a_reported_update_is_not_open_any_more():
+    core = _driver()
+    for update_id in range(2):
+        core.open_update(_update(update_id))
+    assert instructions_in(_report(core, 0), E.Report)
+    assert messages_in(receive(core, _progress(next_open=0)), m.OpenUpdate) == [_update(1)]
+    core.start(0.0)
+    assert messages_in(welcome(core, broker=6), m.OpenUpdate) == [_update(1)]
+
+
 def test_a_new_broker_is_told_of_its_welcome_first():
     core = _driver(is_welcome=False)
     assert [type(item) for item in welcome(core)] == [E.Tell]

@@ -75,6 +75,16 @@ def test_the_doubled_limit_has_a_bound_and_ends_with_fifty_updates():
     assert watch.limit_s() == 20.0
 
 
+def test_the_fifty_updates_count_from_the_foremost_rank():
+    watch = _ranks(min_s=20.0)
+    watch.heard("a", 10, 5, 0.0, is_training=True)
+    assert watch.hung(20.0) == ["b"]
+    watch.heard("b", 9, 54, 20.0, is_training=True)
+    assert watch.limit_s() == 40.0
+    watch.heard("b", 9, 55, 20.0, is_training=True)
+    assert watch.limit_s() == 20.0
+
+
 def test_a_new_generation_counts_from_the_beginning():
     watch = _ranks()
     watch.begin()

@@ -36,6 +36,12 @@ def test_a_publication_is_one_frame_with_its_topic_in_front():
     assert bytes(body) == b"\1" * 100
 
 
+def test_sealing_returns_the_header_that_lies_in_the_frame():
+    buffer = new_publication_buffer(100)
+    header = seal_publication(buffer, run_id="run", generation=2, version=3, layout_digest="layout")
+    assert header == open_publication(buffer.tobytes())[0]
+
+
 def test_damaged_publications_are_refused():
     frame = bytearray(_publication(3).tobytes())
     for damaged in (frame[:100], frame[:-1], frame + b"x", b"\7" + frame[1:], bytes(2) + frame[2:]):

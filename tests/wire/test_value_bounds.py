@@ -197,6 +197,24 @@ def test_what_loggers_reduce_to_comes_back():
     assert (dict(got), got.states) == (dict(metrics), metrics.states)
 
 
+@pytest.mark.parametrize("is_state", [False, True])
+def test_nested_metrics_count_towards_the_bound_on_depth(is_state):
+    def nested(num: int) -> ReducedMetrics:
+        metrics = ReducedMetrics({}, {})
+        for _ in range(num):
+            inner = {"inner": metrics}
+            metrics = ReducedMetrics({}, inner) if is_state else ReducedMetrics(inner, {})
+        return metrics
+
+    assert _round_trip(nested(17)) is not None
+    with pytest.raises(ValueError, match="nested deeper than 37, or contains itself"):
+        pack_value(nested(18))
+    metrics = ReducedMetrics({}, {})
+    (metrics.states if is_state else metrics)["itself"] = metrics
+    with pytest.raises(ValueError, match="nested deeper than 37, or contains itself"):
+        pack_value(metrics)
+
+
 def test_tensors_keep_their_kind_whatever_their_layout():
     columns = torch.arange(6.0).reshape(2, 3).T
     got = _round_trip([columns, columns.to(torch.bfloat16), torch.zeros(0, 3), torch.tensor(2.5)])
