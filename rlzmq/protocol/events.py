@@ -347,7 +347,7 @@ class ApplyConnectorState:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShard:
-    """Decode and check a fragment (`fragments.decode_fragment`), cut out the range and keep it under
+    """Decode and check a fragment (`fragment_message.decode_fragment`), cut out the range and keep it under
     (update_id, attempt, index); answer with ShardDecoded or ShardFailed."""
 
     update_id: int

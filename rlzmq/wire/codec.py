@@ -1,4 +1,4 @@
-"""Frames to messages and back: one bounded header frame, then arrays as raw frames, never copied.
+"""Encoding of messages as frames: one bounded header frame, then arrays as raw frames, not copied.
 
 ```
 frame 0:  [wire version: 1 byte][kind: 1 byte][msgpack: [header map, array specs]]
@@ -6,9 +6,9 @@ frame 1…: the bytes of one C-contiguous little-endian array each; spec = [dtyp
 ```
 
 A message may also carry *opaque* frames (another message's frames, forwarded untouched): then the
-specs are ``None`` and nothing of them is looked at here. Nothing that comes from the wire is ever
-imported, executed, or trusted: every count, dtype and shape is checked against the bytes that are
-really there, and a refusal is a `WireError` with a reason code. The caller counts them.
+specs are ``None`` and the frames are not inspected. Nothing received is imported, executed, or trusted:
+every count, dtype and shape is checked against the bytes received, and a refusal is a `WireError` with
+a reason code, which the caller counts.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ __all__ = [
 # A frame as it is sent or received: bytes, a memoryview, an array, or any other buffer (a zmq.Frame).
 Buffer = Any
 
-# Raised with every incompatible change of frames or headers; peers of another version are refused.
+# Incremented with every incompatible change of frames or headers; peers of another version are refused.
 WIRE_VERSION = 1
 
-# A byte cap alone is not enough (16 MiB of empty maps take 1.2 GiB once decoded), so the header is
-# small by rule, its containers are capped, and everything large travels in frames of its own.
+# A byte limit alone is not enough (16 MiB of empty maps take 1.2 GiB once decoded), so headers are
+# small, their containers are bounded, and large data has separate frames.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_ARRAYS = 1024
 MAX_DEPTH = 16
@@ -94,10 +94,10 @@ _TIME_UNITS = frozenset(["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "p
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A message's first frame, decoded: all a forwarder needs.
+    """A message's first frame, decoded; sufficient for forwarding.
 
     Attributes:
-        kind: What the message is (`rlzmq.wire.messages.Kind` on the data plane).
+        kind: Kind of the message (`rlzmq.wire.messages.Kind` on the data plane).
         header: The header map; its fields are not checked yet.
         specs: ``(dtype, shape)`` of each array frame, or None when the frames are opaque.
     """
@@ -112,9 +112,9 @@ class Message:
     """A whole message, decoded and checked.
 
     Attributes:
-        kind: What the message is.
+        kind: Kind of the message.
         header: The header map; its fields are not checked yet.
-        arrays: Views on the received frames (frames below 8 kB are copied); empty if opaque.
+        arrays: Views of the received frames (frames below 8 KiB are copied); empty if opaque.
         frames: The frames after the first, as received.
     """
 
@@ -125,21 +125,20 @@ class Message:
 
 
 def encode(kind: int, header: Mapping[str, Any], arrays: Sequence[npt.NDArray[Any]] = ()) -> list[Buffer]:
-    """The frames of a message: the header frame, then each array's own memory.
+    """Return the frames of a message: the header frame, then each array's memory.
 
     Args:
         kind: 0 … 255.
-        header: Plain msgpack-able values with str keys; at most 64 KiB packed.
+        header: Plain values that msgpack supports, with str keys; at most 64 KiB packed.
         arrays: At most 1024 arrays of whitelisted dtypes. C-contiguous little-endian ones are not
             copied: do not overwrite them until they are sent.
 
     Returns:
-        ``[bytes, array, …]``, every item a buffer; arrays in their wire layout (1-D uint8 views are
-        not made: a socket sends an array's memory as it is).
+        ``[bytes, array, …]``, every item a buffer; a socket sends an array's memory as it is.
 
     Raises:
-        UnsupportedDtypeError: An array of objects, of structured or of platform-specific type.
-        BoundExceededError: A header or a number of arrays that every receiver would refuse.
+        UnsupportedDtypeError: An array of object, structured or platform-specific dtype.
+        BoundExceededError: The header is too large, or there are too many arrays.
     """
     if len(arrays) > MAX_ARRAYS:
         raise BoundExceededError(f"a message carries at most {MAX_ARRAYS} arrays, got {len(arrays)}")
@@ -155,7 +154,7 @@ def encode(kind: int, header: Mapping[str, Any], arrays: Sequence[npt.NDArray[An
 
 
 def encode_opaque(kind: int, header: Mapping[str, Any], frames: Sequence[Buffer] = ()) -> list[Buffer]:
-    """The frames of a message whose payload is forwarded untouched (no array specs)."""
+    """Return the frames of a message whose payload is forwarded untouched (no array specs)."""
     if len(frames) > MAX_ARRAYS + 1:
         raise BoundExceededError(f"a message carries at most {MAX_ARRAYS + 1} frames, got {len(frames)}")
     return [_first_frame(kind, header, None), *frames]
@@ -163,10 +162,10 @@ def encode_opaque(kind: int, header: Mapping[str, Any], frames: Sequence[Buffer]
 
 @wire_decoder
 def decode(frames: Sequence[Buffer]) -> Message:
-    """Decodes and checks a whole message.
+    """Decode and check a whole message.
 
     Raises:
-        WireError: One of its subclasses by what is wrong; nothing was allocated beyond the frames.
+        WireError: The message is malformed; no memory was allocated beyond the frames.
     """
     head = decode_head(frames)
     payload = tuple(frames[1:])
@@ -175,7 +174,7 @@ def decode(frames: Sequence[Buffer]) -> Message:
 
 
 def decode_head(frames: Sequence[Buffer]) -> Head:
-    """Decodes and checks the first frame only, and the number of frames: what a forwarder needs."""
+    """Decode and check only the first frame and the number of frames, as needed for forwarding."""
     if not frames:
         raise MalformedFrameError("a message has at least one frame, got none")
     if len(frames) > MAX_ARRAYS + 2:
@@ -204,10 +203,10 @@ def decode_head(frames: Sequence[Buffer]) -> Head:
 
 @wire_decoder
 def kind_of(frames: Sequence[Buffer]) -> int:
-    """The kind of a message of which nothing else is looked at.
+    """Return the kind of a message without checking anything else.
 
     Raises:
-        WireError: It has none.
+        WireError: The first frame is too short.
     """
     return _byte_view(frames[0])[1]
 
@@ -215,7 +214,7 @@ def kind_of(frames: Sequence[Buffer]) -> int:
 def decode_arrays(
     specs: Sequence[tuple[np.dtype[Any], tuple[int, ...]]], frames: Sequence[Buffer]
 ) -> tuple[npt.NDArray[Any], ...]:
-    """Arrays as views on their frames, each shape checked against the bytes that are there."""
+    """Return arrays as views of their frames; each shape is checked against the frame's length."""
     arrays = []
     for position, ((dtype, shape), frame) in enumerate(zip(specs, frames, strict=True)):
         view = _byte_view(frame)
@@ -234,11 +233,11 @@ def decode_arrays(
 
 
 def pack_header(value: Any, *, max_bytes: int = MAX_HEADER_BYTES) -> bytes:
-    """msgpack of plain values, within the header bound.
+    """Pack plain values with msgpack, within the header's size limit.
 
     Raises:
-        BoundExceededError: More than `max_bytes`: put what is large into an array of its own.
-        TypeError: A value that msgpack does not know.
+        BoundExceededError: More than `max_bytes`: move large values into arrays.
+        TypeError: A value that msgpack does not support.
     """
     packed: bytes = msgpack.packb(value, use_bin_type=True)
     if len(packed) > max_bytes:
@@ -250,10 +249,10 @@ def pack_header(value: Any, *, max_bytes: int = MAX_HEADER_BYTES) -> bytes:
 
 
 def unpack_header(data: Buffer, *, max_bytes: int = MAX_HEADER_BYTES, max_depth: int = MAX_DEPTH) -> Any:
-    """Bounded msgpack: size, container lengths, nesting, str map keys, no extension types.
+    """Unpack msgpack with bounded size, container lengths and nesting, str map keys, no extension types.
 
     Raises:
-        WireError: What is wrong; the text never repeats bytes of the wire at length.
+        WireError: The data violates a bound or is malformed; the text does not quote it at length.
     """
     num_bytes = len(data)
     if num_bytes > max_bytes:
@@ -268,17 +267,19 @@ def unpack_header(data: Buffer, *, max_bytes: int = MAX_HEADER_BYTES, max_depth:
             max_ext_len=0,
         )
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        # Text of the wire stays out of the message: it may be long, binary or hostile.
+        # Do not quote received text in the message: it may be long, binary or hostile.
         raise MalformedFrameError(f"the header is not valid msgpack ({type(error).__name__})") from None
     check_header(value, max_depth)
     return value
 
 
 def check_header(value: Any, max_depth: int = MAX_DEPTH) -> None:
-    """Nesting at most `max_depth` deep, str map keys, only plain types (no timestamps).
+    """Check that nesting is at most `max_depth` deep, map keys are str and values plain (no timestamps).
+
+    The check proceeds level by level, so that hostile nesting causes no recursion.
 
     Raises:
-        WireError: What is wrong; level by level, so hostile nesting costs no recursion.
+        WireError: The value violates a rule.
     """
     level = [value]
     for _ in range(max_depth):
@@ -336,7 +337,7 @@ def _is_allowed(dtype: np.dtype[Any]) -> bool:
 
 
 def decode_spec(spec: Any, position: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """``[dtype, *shape]`` checked: a whitelisted dtype, at most 32 sizes >= 0."""
+    """Parse and check ``[dtype, *shape]``: a whitelisted dtype, at most 32 sizes >= 0."""
     if not isinstance(spec, list) or not spec or not isinstance(spec[0], str):
         raise MalformedFrameError(f"array {position}: a spec is [dtype, *shape], got {_brief(spec)}")
     shape = tuple(spec[1:])
@@ -352,7 +353,7 @@ def _decode_dtype(text: str, position: int) -> np.dtype[Any]:
     known = _NUMBER_DTYPES.get(text)
     if known is not None:
         return known
-    # Only text and time dtypes are left; their exact spelling is rebuilt from checked parts.
+    # Only text and time dtypes remain; their exact spelling is rebuilt from checked parts.
     if len(text) <= 16 and text[:2] in ("|S", "<U") and text[2:].isascii() and text[2:].isdecimal():
         num_chars = int(text[2:])
         if 0 < num_chars * (4 if text[1] == "U" else 1) <= _TEXT_MAX_ITEM_BYTES:
@@ -380,7 +381,7 @@ def _byte_view(frame: Buffer) -> memoryview:
 
 
 def _brief(value: Any) -> str:
-    """At most 60 characters of a value from the wire, and never a deep recursion."""
+    """Return at most 60 characters of a received value, without recursion."""
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, (int, float, bool, type(None))):

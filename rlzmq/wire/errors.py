@@ -1,4 +1,4 @@
-"""Why a message was refused: ProtocolError subclasses, each with a reason code that callers count."""
+"""Errors for refused messages: ProtocolError subclasses, each with a reason code that callers count."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WireError(ProtocolError):
     """A received message that was refused before anything acted on it.
 
     Attributes:
-        reason: Short code for counters, e.g. ``"dtype"``; the text says expected and actual.
+        reason: Short code for counters, e.g. ``"dtype"``; the text names expected and actual.
     """
 
     reason: ClassVar[str] = "wire"
@@ -35,13 +35,13 @@ class MalformedFrameError(WireError):
 
 
 class UnknownVersionError(WireError):
-    """Another wire protocol version: both versions are in the text."""
+    """A different wire protocol version; the text names both."""
 
     reason = "version"
 
 
 class BoundExceededError(WireError):
-    """More than a decoder accepts: header bytes, container sizes, nesting, number of arrays."""
+    """A decoder's limit was exceeded: header bytes, container sizes, nesting, number of arrays."""
 
     reason = "bound"
 
@@ -53,7 +53,7 @@ class UnsupportedDtypeError(WireError):
 
 
 class ArrayMismatchError(WireError):
-    """An array's declared shape does not fit the bytes that came, or frames are missing."""
+    """An array's declared shape does not match the received bytes, or frames are missing."""
 
     reason = "array"
 
@@ -64,5 +64,5 @@ class SchemaError(WireError):
     reason = "schema"
 
 
-# Decorates what decodes bytes from a peer: whatever it raises is a WireError.
+# Decorates functions that decode bytes from a peer: any exception is converted to a WireError.
 wire_decoder = refuses_as(MalformedFrameError, passes=WireError)

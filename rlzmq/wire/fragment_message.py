@@ -1,4 +1,4 @@
-"""A runner's fragment as a message, and a learner's view of the forwarded message."""
+"""Encoding of a runner's fragment as a message, and its decoding by a learner."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["decode_fragment", "encode_fragment", "fragment_from_bytes", "fragmen
 
 
 def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta: Any = None) -> list[Buffer]:
-    """All frames of a fragment message; the column arrays are not copied.
+    """Return the frames of a fragment message; the column arrays are not copied.
 
     Args:
         fragment: The header; ``fragment.batch`` is the header of ``EpisodeBatch.to_wire()``.
         arrays: The arrays of ``EpisodeBatch.to_wire()``, not overwritten until they are sent.
-        meta: Any value of `values.pack_value`: episode metrics, connector delta, …
+        meta: Any value that `values.pack_value` supports: episode metrics, connector delta, …
     """
     blob = np.frombuffer(pack_blob(meta), np.uint8)
     return encode(Kind.FRAGMENT, to_header(fragment), [*arrays, blob])
@@ -34,10 +34,10 @@ def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta
 def decode_fragment(
     frames: Sequence[Buffer],
 ) -> tuple[Fragment, list[npt.NDArray[Any]], npt.NDArray[np.uint8]]:
-    """Header, column arrays (views) and the meta blob (`values.unpack_blob`) of a fragment message.
+    """Return the header, column arrays (views) and meta blob (`values.unpack_blob`) of a fragment message.
 
     Raises:
-        WireError: Not a fragment, or arrays that do not fit their frames.
+        WireError: Not a fragment, or arrays that do not match their frames.
     """
     message = decode(frames)
     if message.kind != Kind.FRAGMENT:
@@ -51,17 +51,17 @@ def decode_fragment(
 
 
 def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:
-    """A fragment message as the content of one file, for quarantine."""
+    """Return a fragment message as the content of one file, for quarantine."""
     lengths, body = pack_blobs(frames)
     return b"".join([_FILE_MAGIC, len(frames).to_bytes(4, "little"), lengths, body])
 
 
 @wire_decoder
 def fragment_from_bytes(content: bytes) -> list[memoryview]:
-    """The frames from `fragment_to_bytes`, for `decode_fragment`.
+    """Return the frames packed by `fragment_to_bytes`, for `decode_fragment`.
 
     Raises:
-        WireError: Not such a file, or a torn one.
+        WireError: Not a quarantine file, or a truncated one.
     """
     view = memoryview(content)
     start = len(_FILE_MAGIC) + 4

@@ -1,4 +1,4 @@
-"""The kinds of messages of the data plane, and what their dataclasses share."""
+"""Message kinds of the data plane and the base class of the messages."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ class Kind(enum.IntEnum):
     STATUS = 74
 
 
-# Attempts and lease ids never repeat across restarts of the broker: its incarnation (which must
-# rise, e.g. milliseconds of its start) stands above these bits.
+# Attempts and lease ids never repeat across restarts of the broker: the bits above these hold its
+# incarnation, which must increase (e.g. milliseconds of its start).
 _COUNTER_BITS = 20
 
 
 def first_number(broker_incarnation: int) -> int:
-    """The first attempt number and lease id of a broker incarnation (< 2**42)."""
+    """Return the first attempt number and lease id of a broker incarnation (< 2**42)."""
     return (broker_incarnation << _COUNTER_BITS) + 1
 
 
 class WireMessage:
-    """Base of the message dataclasses: gives them their kind."""
+    """Base of the message dataclasses."""
 
     __slots__ = ()
     kind: ClassVar[Kind]

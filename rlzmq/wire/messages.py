@@ -1,13 +1,11 @@
-"""Every message of the data plane: runners, learners and the driver around the broker's one ROUTER.
+"""All messages of the data plane, between the broker's ROUTER and runners, learners and the driver.
 
-Each message is a frozen dataclass: the typed header. What is large travels behind it as *payload*
-frames, named in each docstring; ``(none)`` where there are none. `encode_message` and
-`decode_message` turn a message and its payload into frames and back; unknown kinds and fields are
-refused.
+Each message is a frozen dataclass, the typed header. Large data follows as *payload* frames, described
+in each docstring. `encode_message` and `decode_message` convert a message and its payload to frames and
+back; unknown kinds and fields are refused.
 
-Counters: update ``u`` starts from weights version ``u`` and makes version ``u + 1``, so "update id"
-and "the weights version it starts from" are the same number. Sequence numbers come in *spans*:
-``(first, last)``, both included.
+Update ``u`` starts from weights version ``u`` and makes version ``u + 1``, so an update's id is also the
+weights version it starts from. Sequence numbers are sent as *spans*: ``(first, last)``, both included.
 """
 
 from __future__ import annotations
@@ -119,22 +117,22 @@ MESSAGES: dict[int, type[WireMessage]] = {
 
 
 def encode_message(message: WireMessage, payload: Sequence[Buffer] = ()) -> list[Buffer]:
-    """The frames of a message whose payload frames go as they are."""
+    """Return the frames of a message; the payload frames are not changed."""
     return encode_opaque(message.kind, to_header(message), payload)
 
 
 @wire_decoder
 def decode_message(frames: Sequence[Buffer]) -> tuple[WireMessage, tuple[Buffer, ...]]:
-    """The message and its payload frames; array specs, if any, are checked but arrays not made.
+    """Return the message and its payload frames; array specs are checked, but no arrays are created.
 
     Raises:
-        WireError: Not a message of this protocol version, or a header that its kind does not have.
+        WireError: Not a message of this protocol version, or a header that does not match its kind.
     """
     return message_from_head(decode_head(frames), frames), tuple(frames[1:])
 
 
 def message_from_head(head: Head, frames: Sequence[Buffer]) -> WireMessage:
-    """The typed message of a decoded first frame; a fragment's frames are checked by their lengths."""
+    """Return the typed message of a decoded first frame; the lengths of a fragment's frames are checked."""
     cls = MESSAGES.get(head.kind)
     if cls is None:
         raise SchemaError(f"message kind {head.kind} is unknown here")

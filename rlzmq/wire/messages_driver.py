@@ -24,19 +24,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OpenUpdate(WireMessage):
-    """Asks for one update; several may be open, they run in order. Payload: (none).
+    """Request of one update; several may be open, they run in order. Payload: (none).
 
     Attributes:
-        steps_per_rank, num_ranks: The batch is their product, also when the group has shrunk.
+        steps_per_rank, num_ranks: Their product is the batch, even after the group has shrunk.
         weights_version: The version the update starts from (= update_id).
-        staleness: S: 0 samples under exactly that version; S >= 1 lets runners run S batches ahead.
+        staleness: S: 0 samples under exactly that version; S >= 1 lets runners sample S batches ahead.
         max_policy_lag: Fragments older than this many versions are dropped; -1: never (off-policy).
         connector_version: Runners need at least this connector state; -1 if there is none.
         fragment_length: Vector steps of a full lease.
-        lease_timeout_s: After so long without progress a lease's steps may be granted to someone else.
-        keeps_episodes: All chunks of an episode go to the same rank, as long as the group is the same; the batch is
-            exact, a rank's part of it is not.
-        min_generation: Of the driver's last RESET; `DriverCore` fills it in.
+        lease_timeout_s: After this long without progress a lease's steps may be granted to another runner.
+        keeps_episodes: All chunks of an episode go to the same rank while the group is unchanged; the batch size is
+            exact, the ranks' shares are not.
+        min_generation: Generation of the driver's last RESET; `DriverCore` fills it in.
     """
 
     kind: ClassVar[Kind] = Kind.OPEN_UPDATE
@@ -55,22 +55,22 @@ class OpenUpdate(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport(WireMessage):
-    """An update was committed. Sent again until DRIVER_STATE.next_report passes it.
+    """Report of a committed update, sent again until DRIVER_STATE.next_report passes it.
 
     Payload: eight frames. `ranges.pack_ranges` of the fragments reported for the first time (first =
     0, num_steps = their env steps), `ranges.pack_blobs` of their metas in that order, `pack_blobs`
     of the ranks' results in order of rank, `pack_ranges` of the committed watermarks that moved since
-    the report before (num_steps = 1: of a runner that is gone for good and forgotten).
+    the last report (num_steps = 1 marks a runner that is gone for good).
 
     Attributes:
-        min_generation: Of the last RESET that the broker knows: the lineage that it reports on.
-        num_env_steps: Of the batch.
-        num_kept_steps: Of them, less what was left out as not finite, also of batches before that learners had in a
-            buffer: negative where that is more.
-        num_trained_steps: Trained by all ranks, repetitions counted.
-        accounting, dropped: In env steps over the broker's lifetime (and what the driver had before).
-        sampling_s: From OPEN_UPDATE until the batch was complete.
-        training_s: From then to the commit.
+        min_generation: Generation of the last RESET that the broker received: the lineage of the report.
+        num_env_steps: Env steps of the batch.
+        num_kept_steps: `num_env_steps` less those left out as non-finite, from this batch or from earlier batches
+            in replay buffers; may be negative.
+        num_trained_steps: Steps trained by all ranks, repetitions counted.
+        accounting, dropped: Env steps over the lifetimes of this and earlier brokers.
+        sampling_s: Time from OPEN_UPDATE until the batch was complete.
+        training_s: Time from then to the commit.
     """
 
     kind: ClassVar[Kind] = Kind.UPDATE_REPORT
@@ -91,15 +91,15 @@ class UpdateReport(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Progress(WireMessage):
-    """Where the open update stands, every heartbeat_s. Payload: (none).
+    """Progress of the open update, sent every heartbeat_s. Payload: (none).
 
     Attributes:
-        next_open: First update that was not opened here; the driver re-sends from there.
-        connector_version, min_generation: Of the newest CONNECTOR_STATE and RESET that came.
-        is_paused: Whether PAUSE came last, not RESUME.
-        num_moves: Rises whenever somebody does something for the next update: an env step while it is collected,
-            a rank's step while it is trained.
-        patience_s: How long one of those at work may be silent without being taken for hung.
+        next_open: First update that the broker does not have; the driver sends from there again.
+        connector_version, min_generation: Those of the last CONNECTOR_STATE and RESET received.
+        is_paused: Whether the broker is paused.
+        num_moves: Increases with any progress of the next update: env steps while it is collected, rank steps
+            while it is trained.
+        patience_s: How long a peer working on the update may be silent before it counts as hung.
     """
 
     kind: ClassVar[Kind] = Kind.PROGRESS
@@ -121,7 +121,7 @@ class Progress(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Notice(WireMessage):
-    """Something a supervisor acts on: a peer joined, left, hangs, sent bad data. Payload: (none).
+    """An event for the supervisor: a peer joined, left, hangs, or sent bad data. Payload: (none).
 
     Attributes:
         event: ``joined``, ``left``, ``lost``, ``fenced``, ``lease_expired``, ``hung``, ``silent``,
@@ -137,7 +137,7 @@ class Notice(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Pause(WireMessage):
-    """Grant no more leases. Payload: (none)."""
+    """Stop granting leases. Payload: (none)."""
 
     kind: ClassVar[Kind] = Kind.PAUSE
 
@@ -151,10 +151,10 @@ class Resume(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Reset(WireMessage):
-    """The learners restarted from a checkpoint: a new lineage begins. Payload: (none).
+    """Begin of a new lineage after the learners restored a checkpoint. Payload: (none).
 
-    Pending fragments are dropped ("rolled_back"), open updates are forgotten, weights and fragments
-    of generations below ``generation`` are fenced.
+    Pending fragments are dropped ("rolled_back"), open updates are discarded, weights and fragments of
+    generations below ``generation`` are fenced.
     """
 
     kind: ClassVar[Kind] = Kind.RESET
@@ -164,10 +164,10 @@ class Reset(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Config(WireMessage):
-    """The run's configuration for peers that join by themselves. Payload: one frame, opaque here.
+    """The run's configuration for peers that join by themselves. Payload: one opaque frame.
 
     Attributes:
-        driver: Of the newest driver: its incarnation. The broker fills it in.
+        driver: Incarnation of the newest driver; the broker fills it in.
     """
 
     kind: ClassVar[Kind] = Kind.CONFIG
@@ -178,20 +178,20 @@ class Config(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class ConfigRequest(WireMessage):
-    """Asks for CONFIG; allowed before HELLO. Payload: (none)."""
+    """Request of CONFIG; allowed before HELLO. Payload: (none)."""
 
     kind: ClassVar[Kind] = Kind.CONFIG_REQUEST
 
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest(WireMessage):
-    """Asks for STATUS. Payload: (none)."""
+    """Request of STATUS. Payload: (none)."""
 
     kind: ClassVar[Kind] = Kind.STATUS_REQUEST
 
 
 @dataclass(frozen=True, slots=True)
 class Status(WireMessage):
-    """What `BrokerCore.status` says. Payload: one `values.pack_blob` frame."""
+    """The result of `BrokerCore.status`. Payload: one `values.pack_blob` frame."""
 
     kind: ClassVar[Kind] = Kind.STATUS

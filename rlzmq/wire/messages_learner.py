@@ -1,4 +1,4 @@
-"""Messages between learners and the broker, and of weights and connector states."""
+"""Messages between learners and the broker, and messages that carry weights and connector states."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan(WireMessage):
-    """Announces a rank's shard of an update: what to wait for. Payload: (none).
+    """Announcement of a rank's shard of an update. Payload: (none).
 
     Attributes:
-        attempt: Rises when an update is planned anew; lower attempts are void.
-        num_fragments: How many SHARD messages make this rank's shard.
-        num_env_steps: Exactly so many steps are in it.
-        num_env_steps_all_ranks: Of the whole update.
+        attempt: Increases when an update is planned again; lower attempts are void.
+        num_fragments: Number of SHARD messages that make up this rank's shard.
+        num_env_steps: Env steps of the shard.
+        num_env_steps_all_ranks: Env steps of the whole update.
     """
 
     kind: ClassVar[Kind] = Kind.SHARD_PLAN
@@ -92,11 +92,11 @@ class ShardRefused(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Train(WireMessage):
-    """Every rank is ready: train this update when its turn comes. From here on no re-planning
-    within the generation.
+    """Order to train an update in its turn, sent once every rank is ready. The plan is now fixed within the
+    generation.
 
-    Payload: two frames, `ranges.pack_ranges` of all the update's fragments over all ranks, so that
-    every learner remembers what the update consumed.
+    Payload: two frames, `ranges.pack_ranges` of the update's fragments over all ranks, so that every
+    learner remembers which steps the update consumed.
     """
 
     kind: ClassVar[Kind] = Kind.TRAIN
@@ -109,12 +109,12 @@ class Train(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class UpdateDone(WireMessage):
-    """The group voted and this rank stepped (or, with ``trained`` False, all ranks skipped the
-    step as not finite). Sent again until UPDATE_COMMITTED.
+    """The group agreed and this rank applied the update (or, with ``trained`` False, all ranks skipped it
+    as non-finite). Sent again until UPDATE_COMMITTED.
 
-    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN; two more,
-    packed likewise, with the steps that the update went without on any rank, since they made the loss not finite
-    (also of fragments from updates before it, where ranks keep a buffer).
+    Payload: one frame, the `values.pack_blob` of the update's results, then the two frames of TRAIN; optionally two
+    more, packed likewise, with the steps left out because they made the loss non-finite (they may be from earlier
+    updates, if the ranks have a replay buffer).
     """
 
     kind: ClassVar[Kind] = Kind.UPDATE_DONE
@@ -129,10 +129,10 @@ class UpdateDone(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class UpdateCommitted(WireMessage):
-    """All ranks are done with it and the driver has its report.
+    """All ranks have trained the update and the driver has its report.
 
-    Payload: two frames, `ranges.pack_ranges` with, per runner, the first sequence number it still
-    holds (steps 0): what was trained before it may be forgotten.
+    Payload: two frames, `ranges.pack_ranges` with the first sequence number that each runner still
+    holds (steps 0): the learner may forget earlier fragments.
     """
 
     kind: ClassVar[Kind] = Kind.UPDATE_COMMITTED
@@ -151,7 +151,7 @@ class Weights(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest(WireMessage):
-    """ "Send me the latest if it is newer than this": a runner to the broker, or the broker to rank 0.
+    """Request of weights newer than these, by a runner to the broker or by the broker to rank 0.
 
     Payload: (none).
     """

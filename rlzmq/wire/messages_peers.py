@@ -1,4 +1,4 @@
-"""Messages of registration and signs of life: every peer and the broker."""
+"""Messages for registration and heartbeats, between all peers and the broker."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Hello(WireMessage):
-    """Registers a peer; sent again to a restarted broker and whenever the sender's group changes.
+    """Registration of a peer; sent again to a restarted broker and whenever the sender's group changes.
 
-    Payload: a learner adds `ranges.pack_ranges` (two frames) of what it trained lately, then of each
-    of ``training_updates``; the driver adds `pack_ranges` of the watermarks below which it has reports.
+    Payload: a learner adds `ranges.pack_ranges` (two frames) of the ranges it remembers as trained, then of
+    each of ``training_updates``; the driver adds `pack_ranges` of the watermarks below which it has reports.
 
     Attributes:
         role: ``"runner"``, ``"learner"``, ``"driver"`` or ``"observer"``.
-        name: The logical place, e.g. ``"runner-3"``; a restarted process keeps it.
-        uuid: Of this process.
-        hello_id: Counts this process's HELLOs, from 1. WELCOME repeats it: only the answer to the
-            newest one counts, and an older one that comes late is ignored.
-        incarnation: The one asked for: the supervisor's restart count, or what an earlier WELCOME
-            gave; 0 for "give me one".
+        name: The logical name, e.g. ``"runner-3"``; a restarted process keeps it.
+        uuid: Id of this process.
+        hello_id: Number of this process's HELLO, from 1. WELCOME repeats it; answers to older HELLOs
+            are ignored.
+        incarnation: The requested incarnation: the supervisor's restart count, or the one from an earlier
+            WELCOME; 0: the broker decides.
         run_id, package_version, config_digest, spaces_digest: Must equal the broker's; "" = unchecked.
-        generation: Of a learner's process group; of the driver's last RESET; else -1.
-        lineage: Of a learner: the RESET that its state goes back to, by its generation; -1: none.
-        rank, num_ranks: Of a learner; -1 for other roles.
+        generation: Learner: its process group's. Driver: its last RESET's. Else -1.
+        lineage: Learner: generation of the RESET from which its state derives; -1: none.
+        rank, num_ranks: Learner: its rank and the group's size; -1 for other roles.
         next_update: Learner: first update it has not committed. Driver: first without a report.
-        training_updates, training_attempts: Of a learner: what it got TRAIN for and has not done.
-        num_envs: Of a runner: env steps per vector step.
-        replaces: Of a runner: the uuid of the process of its name before it, which only who started both knows;
-            "" where there was none.
-        first_unacked, next_seq: Of a runner: what it still holds is within [first_unacked, next_seq).
-        trained, dropped: Of the driver: env steps accounted for in earlier reports.
+        training_updates, training_attempts: Learner: updates whose TRAIN arrived and that are not done.
+        num_envs: Runner: env steps per vector step.
+        replaces: Runner: uuid of the previous process of its name, known only to the launcher of both; "" for none.
+        first_unacked, next_seq: Runner: the fragments it holds are within [first_unacked, next_seq).
+        trained, dropped: Driver: env steps accounted for in earlier reports.
     """
 
     kind: ClassVar[Kind] = Kind.HELLO
@@ -77,12 +76,12 @@ class Welcome(WireMessage):
     """Answer to HELLO. Payload: (none).
 
     Attributes:
-        broker_incarnation: Another one than before means a restarted broker: re-send what it lost.
-        incarnation: What the peer stamps its fragments with from now on.
-        heartbeat_s: How often the peer reports its state.
-        generation, connector_version, dropped: For a driver, what drivers before it have left here: the
-            newest generation of learners or RESET, the newest connector state's version, and env steps
-            dropped. Its own begin above them.
+        broker_incarnation: A new value means that the broker was restarted and has lost its state.
+        incarnation: The incarnation that the peer uses in its fragments from now on.
+        heartbeat_s: Interval at which the peer reports its state.
+        generation, connector_version, dropped: For a driver: the newest generation of learners or RESET, the
+            newest connector state's version, and the env steps dropped under earlier drivers. A new driver
+            continues above them.
     """
 
     kind: ClassVar[Kind] = Kind.WELCOME
@@ -98,12 +97,12 @@ class Welcome(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Refused(WireMessage):
-    """The peer is not served: ``reason`` is a code, ``detail`` says both values. Payload: (none).
+    """Refusal of a peer: ``reason`` is a code, ``detail`` names both values. Payload: (none).
 
-    ``reason == "unknown_peer"`` only asks for a new HELLO (the broker restarted).
+    ``reason == "unknown_peer"`` only requests a new HELLO (the broker restarted).
 
     Attributes:
-        generation: Of the HELLO that is refused: a learner ignores the refusal of an older one.
+        generation: Generation of the refused HELLO: a learner ignores the refusal of an older one.
     """
 
     kind: ClassVar[Kind] = Kind.REFUSED
@@ -114,7 +113,7 @@ class Refused(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Goodbye(WireMessage):
-    """An orderly leave, either way. Payload: (none)."""
+    """Orderly end of a connection, sent by either side. Payload: (none)."""
 
     kind: ClassVar[Kind] = Kind.GOODBYE
     reason: str
@@ -122,7 +121,7 @@ class Goodbye(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class BrokerBeat(WireMessage):
-    """The broker lives; sent every heartbeat_s to every peer. Payload: (none)."""
+    """The broker's heartbeat, sent every heartbeat_s to every peer. Payload: (none)."""
 
     kind: ClassVar[Kind] = Kind.BROKER_BEAT
     broker_incarnation: int
@@ -130,15 +129,15 @@ class BrokerBeat(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class RunnerState(WireMessage):
-    """What a runner holds, every heartbeat_s; whatever the broker thinks beyond it was lost.
+    """State of a runner, sent every heartbeat_s; leases that it does not list were lost.
 
     Payload: (none).
 
     Attributes:
         leases: Ids of leases received and not yet answered by a fragment.
         unaccepted: Sequence numbers sent and not yet accepted.
-        is_sampling: Whether one of them is at work; else the runner is idle or waits for weights.
-        progress: Rises while sampling: a sampling runner whose progress stands still hangs.
+        is_sampling: Whether a lease is being sampled; else the runner is idle or waits for weights.
+        progress: Increases while sampling; a sampling runner without progress hangs.
     """
 
     kind: ClassVar[Kind] = Kind.RUNNER_STATE
@@ -156,13 +155,13 @@ class RunnerState(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class LearnerState(WireMessage):
-    """What a learner rank holds, every heartbeat_s. Payload: (none).
+    """State of a learner rank, sent every heartbeat_s. Payload: (none).
 
     Attributes:
         next_update: First update not trained.
-        update_ids, attempts, num_held, phases: One entry per update at hand; phase 0 receiving,
+        update_ids, attempts, num_held, phases: One entry per received update; phase 0 receiving,
             1 ready, 2 training.
-        progress: Collectives entered in this generation; of a single rank: minibatches trained.
+        progress: Collectives entered in this generation; for a single rank, minibatches trained.
     """
 
     kind: ClassVar[Kind] = Kind.LEARNER_STATE
@@ -177,12 +176,12 @@ class LearnerState(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class DriverState(WireMessage):
-    """Every heartbeat_s and after each report. Payload: (none).
+    """State of the driver, sent every heartbeat_s and after each report. Payload: (none).
 
     Attributes:
-        min_generation: Of the driver's last RESET: a state of another lineage is ignored.
-        next_report: First update without a report here; earlier reports need not be kept.
-        runners, learners: Names of the driver's own processes that live and should be registered.
+        min_generation: Generation of the driver's last RESET; the state of another lineage is ignored.
+        next_report: First update without a report; earlier reports need not be kept.
+        runners, learners: Names of the driver's live processes, which should be registered.
     """
 
     kind: ClassVar[Kind] = Kind.DRIVER_STATE

@@ -23,14 +23,14 @@ class Lease(WireMessage):
     """Permission to sample. Payload: (none).
 
     Attributes:
-        update_id: The update it is for; -1 when the data may go to any (staleness >= 1).
-        num_vector_steps: Exactly so many steps of the runner's vector env, unless `max_s` ends it.
-        generation, weights_version: At least these weights; exactly this version if ``exact``.
-        connector_version: At least this connector state; -1 if there is none.
-        timeout_s: After so long without progress the broker may grant the steps to someone else.
+        update_id: The update it is for; -1 if any update may use the data (staleness >= 1).
+        num_vector_steps: Number of steps of the runner's vector env, unless `max_s` ends the lease.
+        generation, weights_version: Minimal weights; exactly this version if ``exact``.
+        connector_version: Minimal connector state; -1 if there is none.
+        timeout_s: After this long without progress the broker may grant the steps to another runner.
         accepted: Sequence numbers accepted since the last message to this runner.
-        max_s: Hand over what there is after this many seconds of sampling; 0: however long it takes.
-        by_env: The fragment has its chunks in order of environments, and says in `env_steps` where each begins.
+        max_s: Deliver what was sampled after this many seconds; 0: no limit.
+        by_env: The fragment must order its chunks by environment and fill in `env_steps`.
     """
 
     kind: ClassVar[Kind] = Kind.LEASE
@@ -49,7 +49,7 @@ class Lease(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturned(WireMessage):
-    """A lease that the runner will not fulfil, e.g. its weights are already newer. Payload: (none)."""
+    """A lease that the runner will not fulfil, e.g. because its weights are newer. Payload: (none)."""
 
     kind: ClassVar[Kind] = Kind.LEASE_RETURNED
     lease_id: int
@@ -58,16 +58,16 @@ class LeaseReturned(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Fragment(WireMessage):
-    """Sampled steps. Encoded with array specs (`fragments.encode_fragment`).
+    """Sampled steps, encoded with array specs (`fragment_message.encode_fragment`).
 
     Payload: one frame per column array of ``EpisodeBatch.to_wire()``, then one uint8 frame, the
     `values.pack_blob` of its meta (episode metrics, connector delta).
 
     Attributes:
-        num_env_steps: Steps in it that can be trained (autoreset steps do not count).
+        num_env_steps: Trainable steps (autoreset steps do not count).
         weights_version: The oldest version used for any of its actions.
         batch: The header of ``EpisodeBatch.to_wire()``.
-        env_steps: If asked for by the lease: of each environment in order, its env steps.
+        env_steps: Env steps of each environment, in order, if the lease asks for them.
     """
 
     kind: ClassVar[Kind] = Kind.FRAGMENT
@@ -90,7 +90,7 @@ class Fragment(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Accepted(WireMessage):
-    """These are in the broker's ledger; the runner keeps them until COMMITTED. Payload: (none)."""
+    """Fragments that are in the broker's ledger; the runner keeps them until COMMITTED. Payload: (none)."""
 
     kind: ClassVar[Kind] = Kind.ACCEPTED
     incarnation: int
@@ -99,11 +99,11 @@ class Accepted(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Committed(WireMessage):
-    """These are trained, or dropped with a reason: the runner forgets them. Payload: (none).
+    """Fragments that were trained, or dropped with a reason; the runner forgets them. Payload: (none).
 
     Attributes:
         watermark: Every sequence number below it is committed.
-        committed: Further committed ones.
+        committed: Further committed sequence numbers.
     """
 
     kind: ClassVar[Kind] = Kind.COMMITTED
@@ -114,7 +114,7 @@ class Committed(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class Rejected(WireMessage):
-    """A message that was refused; a fragment's seq, else -1. Payload: (none)."""
+    """Refusal of a fragment, or of another message (then ``seq`` is -1). Payload: (none)."""
 
     kind: ClassVar[Kind] = Kind.REJECTED
     seq: int

@@ -1,6 +1,6 @@
-"""Lists of fragment ranges as two payload frames, and sequence numbers as spans.
+"""Encoding of fragment ranges and blobs as two payload frames, and of sequence numbers as spans.
 
-Such lists grow with runners and windows, so they never sit in a header.
+The lists grow with the number of runners, so they are not part of a header.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlzmq.wire.schema import FragmentId
 
 __all__ = ["FragmentRange", "pack_blobs", "pack_ranges", "to_spans", "unpack_blobs", "unpack_ranges"]
 
-# A range costs 40 bytes on the wire; a million of them is beyond any update.
+# A range takes 40 bytes; no update has a million of them.
 _MAX_RANGES = 1_000_000
 
 
@@ -30,7 +30,7 @@ class FragmentRange(NamedTuple):
 
 
 def pack_ranges(ranges: Iterable[FragmentRange]) -> list[Buffer]:
-    """Two frames: runner uuids joined by newlines, and ``<i8 [n, 5]``."""
+    """Return two frames: runner uuids joined by newlines, and ``<i8 [n, 5]``."""
     runners: dict[str, int] = {}
     rows = [
         (runners.setdefault(fragment.runner, len(runners)), fragment.incarnation, fragment.seq, first, num)
@@ -42,10 +42,10 @@ def pack_ranges(ranges: Iterable[FragmentRange]) -> list[Buffer]:
 
 @wire_decoder
 def unpack_ranges(frames: Sequence[Buffer]) -> list[FragmentRange]:
-    """The ranges from `pack_ranges`' two frames.
+    """Return the ranges packed by `pack_ranges`.
 
     Raises:
-        WireError: Not two such frames, or an index, count or number that cannot be.
+        WireError: The frames are malformed, or contain an impossible index or number.
     """
     if len(frames) != 2:
         raise MalformedFrameError(f"ranges come in 2 frames, got {len(frames)}")
@@ -70,17 +70,17 @@ def unpack_ranges(frames: Sequence[Buffer]) -> list[FragmentRange]:
 
 
 def pack_blobs(blobs: Iterable[Buffer]) -> list[Buffer]:
-    """Two frames: ``<i8`` lengths, and the small blobs one after the other."""
+    """Return two frames: ``<i8`` lengths, and the concatenated blobs."""
     parts = [bytes(memoryview(blob).cast("B")) for blob in blobs]
     return [np.array([len(part) for part in parts], dtype="<i8").tobytes(), b"".join(parts)]
 
 
 @wire_decoder
 def unpack_blobs(frames: Sequence[Buffer]) -> list[memoryview]:
-    """The blobs from `pack_blobs`' two frames, as views.
+    """Return the blobs packed by `pack_blobs`, as views.
 
     Raises:
-        WireError: Not two such frames, or lengths that do not add up.
+        WireError: The frames are malformed, or the lengths do not match.
     """
     if len(frames) != 2:
         raise MalformedFrameError(f"blobs come in 2 frames, got {len(frames)}")
@@ -98,7 +98,7 @@ def unpack_blobs(frames: Sequence[Buffer]) -> list[memoryview]:
 
 
 def to_spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Sorted numbers as spans ``(first, last)``, both included: 1 2 3 7 → ((1, 3), (7, 7))."""
+    """Return numbers as sorted spans ``(first, last)``, both included: 1 2 3 7 → ((1, 3), (7, 7))."""
     spans: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Typed headers: a frozen dataclass to a header map and back, refusing what it does not declare."""
+"""Conversion of message dataclasses to header maps and back; undeclared fields are refused."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["FragmentId", "from_header", "to_header"]
 
 T = TypeVar("T")
 
-# Names and ids are short, and details are one sentence: what is longer is not ours.
+# Names and ids are short, and details are one sentence.
 _MAX_TEXT_CHARS = 4096
 _MAX_COUNT = 2**48
 
 
 class FragmentId(NamedTuple):
-    """What makes a fragment one of a kind within a run.
+    """Unique id of a fragment within a run.
 
     Attributes:
         runner: The runner process's uuid.
-        incarnation: Handed out by the broker at registration; fences a predecessor of the same name.
-        seq: Counts the fragments of this incarnation, from 0.
+        incarnation: Assigned by the broker at registration; fences a predecessor of the same name.
+        seq: Number of the fragment within this incarnation, from 0.
     """
 
     runner: str
@@ -36,15 +36,15 @@ class FragmentId(NamedTuple):
 
 
 def to_header(message: Any) -> dict[str, Any]:
-    """The header map of a message dataclass: every field by name."""
+    """Return the header map of a message dataclass: every field by name."""
     return {name: getattr(message, name) for name, _ in _fields_of(type(message))}
 
 
 def from_header(cls: type[T], header: dict[str, Any]) -> T:
-    """The message from its header map.
+    """Return the message from its header map.
 
     Raises:
-        SchemaError: A field that is unknown, missing, or of another type; names message and field.
+        SchemaError: A field is unknown, missing, or of another type; the text names message and field.
     """
     fields = _fields_of(cls)
     values = []
@@ -76,14 +76,14 @@ def _fields_of(cls: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
 
 
 def _id(value: Any) -> int:
-    # -1 means "none" throughout; nothing on the wire is more negative than that.
+    # -1 means "none"; no smaller number is valid in a header.
     if type(value) is int and -1 <= value < 2**63:
         return value
     raise TypeError
 
 
 def _int(value: Any) -> int:
-    # No process counts so far, not even milliseconds; nor does a sum of counts leave 64 bits then.
+    # No count reaches this bound, not even milliseconds, and sums of such counts fit into 64 bits.
     if type(value) is int and -1 <= value <= _MAX_COUNT:
         return value
     raise TypeError
@@ -97,7 +97,7 @@ def _float(value: Any) -> float:
 
 def _str(value: Any) -> str:
     if type(value) is str and len(value) <= _MAX_TEXT_CHARS:
-        return printable(value)  # names and details end in logs and on terminals
+        return printable(value)  # names and details are shown in logs and on terminals
     raise TypeError
 
 
@@ -144,7 +144,7 @@ def _counts(value: Any) -> dict[str, int]:
 
 
 def _map(value: Any) -> dict[str, Any]:
-    # Free-form, within the codec's bounds: its consumer checks it (e.g. EpisodeBatch.from_wire).
+    # Free-form within the codec's bounds; its consumer checks it (e.g. EpisodeBatch.from_wire).
     if type(value) is dict:
         return value
     raise TypeError
@@ -155,7 +155,7 @@ def _fragment_id(value: Any) -> FragmentId:
     return FragmentId(_str(runner), _int(incarnation), _int(seq))
 
 
-# Counted up from a broker's incarnation (see `kinds.first_number`).
+# Ids that start at the broker's incarnation shifted left (see `kinds.first_number`).
 _IDS: dict[str, Callable[[Any], Any]] = {
     "lease_id": _id,
     "leases": _ids,

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as plain values and back, by a static table of the exact classes."""
+"""Conversion of gymnasium's own spaces to plain values and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPACE_NAMES = frozenset(
 
 
 def pack_space(space: Any) -> list[Any] | None:
-    """``[class name, parts…]``, or None if it is not one of gymnasium's own space classes."""
+    """Return ``[class name, parts…]``, or None if it is not one of gymnasium's own space classes."""
     from gymnasium import spaces
 
     name = type(space).__name__
@@ -42,10 +42,10 @@ def pack_space(space: Any) -> list[Any] | None:
 
 
 def unpack_space(parts: Any) -> Any:
-    """The space from `pack_space`'s parts.
+    """Return the space packed by `pack_space`.
 
     Raises:
-        MalformedFrameError: Parts that the space's constructor refuses.
+        MalformedFrameError: The space's constructor refuses the parts.
     """
     from gymnasium import spaces
 

@@ -1,13 +1,13 @@
-"""Python values as arrays and back: what an actor call's arguments and results may be.
+"""Serialization of Python values, e.g. the arguments and results of actor calls, as arrays.
 
 A value becomes a list of numpy arrays, ready for `codec.encode`: first one uint8 array with the
-value's *tree* in msgpack, then the arrays it refers to. A static table of types does it both ways;
-nothing on the wire names a class to import, and there is no pickle.
+value's *tree* in msgpack, then the arrays it refers to. The set of types is fixed: no class is imported
+by name, and pickle is not used.
 
-What travels: None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and scalars, torch
-tensors (arrive as CPU tensors), episodes (`SingleAgentEpisode`, `MultiAgentEpisode`, alone or in a
-list, `EpisodeBatch`, `MultiAgentEpisodeBatch`), gymnasium spaces, and what loggers reduce to (`ReducedMetrics`).
-Types are kept: a tuple arrives as a tuple.
+Supported types: None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and scalars, torch
+tensors (received on the CPU), episodes (`SingleAgentEpisode`, `MultiAgentEpisode`, alone or in a list,
+`EpisodeBatch`, `MultiAgentEpisodeBatch`), gymnasium spaces, and reduced metrics (`ReducedMetrics`). Types are
+preserved: a tuple arrives as a tuple.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from rlzmq.wire.value_spaces import SPACE_NAMES, pack_space, unpack_space
 
 __all__ = ["pack_blob", "pack_value", "unpack_blob", "unpack_value"]
 
-# The tree has a frame of its own, so it may be larger than a header; it never holds array data.
+# The tree has a separate frame, so it may be larger than a header; it holds no array data.
 _MAX_TREE_BYTES = 1024 * 1024
 _MAX_TREE_DEPTH = 40
 # Arrays below this share one frame: a state dict of a thousand small tensors is one message.
 _POOL_BELOW_BYTES = 4096
-# A list of at least this many plain floats or ints travels as one array.
+# A list of at least this many plain floats or ints is sent as one array.
 _NUMBER_LIST_FROM = 64
-# References may overlap: without a bound, a tree of 1 MiB asks for the same array a hundred thousand times. What
-# `pack_value` makes refers to each byte once, and unpacks to at most six times the bytes (a list of numbers).
+# References may overlap: without a bound, a tree of 1 MiB could refer to one array a hundred thousand times.
+# `pack_value` refers to each byte once, and its result unpacks to at most six times the bytes (a list of numbers).
 _MAX_TIMES_UNPACKED = 8
 _UNPACKED_FLOOR_BYTES = 1024 * 1024
 _LIST_TIMES, _SPACE_TIMES = 5, 3  # Python's numbers, and a Box's copies, by the array's bytes
@@ -65,16 +65,16 @@ _EPISODE_TAGS = frozenset(
 
 
 def pack_value(value: Any) -> list[npt.NDArray[Any]]:
-    """A value as arrays: the tree, the shared frame of small arrays, then each large array.
+    """Return a value as arrays: the tree, the shared frame of small arrays, then each large array.
 
     Args:
-        value: Any nesting of the types in this module's head; dict subclasses arrive as dicts.
+        value: Any nesting of the types in the module docstring; dict subclasses arrive as dicts.
 
     Returns:
         Arrays for `rlzmq.wire.codec.encode`; large C-contiguous ones are not copied.
 
     Raises:
-        TypeError: A type that does not travel; the text has its path, e.g. ``value['a'][2]``.
+        TypeError: An unsupported type; the text has its path, e.g. ``value['a'][2]``.
         ValueError: Nested deeper than 40, or a tree (without arrays) above 1 MiB.
     """
     packer = _Packer()
@@ -84,11 +84,11 @@ def pack_value(value: Any) -> list[npt.NDArray[Any]]:
 
 @wire_decoder
 def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
-    """The value from what `pack_value` made; arrays in it are views on the given ones.
+    """Return the value packed by `pack_value`; its arrays are views of the given ones.
 
     Raises:
-        WireError: Not a packed value, parts that contradict each other, or one that would take many times the
-            memory of what came.
+        WireError: Not a packed value, inconsistent parts, or a value that would take many times the memory of
+            the received frames.
     """
     if len(arrays) < 2:
         raise MalformedFrameError(f"a value has at least 2 arrays (tree, small arrays), got {len(arrays)}")
@@ -103,7 +103,7 @@ def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
 
 
 def pack_blob(value: Any) -> bytes:
-    """A value as one frame (arrays are copied): for small things such as metrics."""
+    """Return a value as one frame; arrays are copied. For small values such as metrics."""
     frames: list[Buffer] = [memoryview(frame).cast("B") for frame in _frames(value)]
     lengths = np.array([len(frames), *map(len, frames)], dtype="<u8")
     return b"".join([lengths.tobytes(), *frames])
@@ -111,7 +111,7 @@ def pack_blob(value: Any) -> bytes:
 
 @wire_decoder
 def unpack_blob(blob: Buffer) -> Any:
-    """The value from what `pack_blob` made.
+    """Return the value packed by `pack_blob`.
 
     Raises:
         WireError: Not a packed value, truncated, or with trailing bytes.
@@ -136,7 +136,7 @@ def _frames(value: Any) -> list[Buffer]:
 
 
 class _Packer:
-    """One `pack_value` call: the arrays met so far."""
+    """State of one `pack_value` call: the arrays collected so far."""
 
     def __init__(self) -> None:
         self._small: list[npt.NDArray[Any]] = []
@@ -241,7 +241,7 @@ class _Packer:
         return [header, [self._ref(frame) for frame in frames]]
 
     def _ref(self, array: npt.NDArray[Any], path: str = "value") -> list[Any]:
-        """Where the array's bytes will be: ``[index]`` of a frame, or ``[offset, dtype, *shape]``."""
+        """Add an array; return its reference: ``[index]`` of a frame, or ``[offset, dtype, *shape]``."""
         if array.dtype.hasobject:
             raise TypeError(
                 f"{path[:200]}: an array of Python objects (dtype {array.dtype}) does not travel. "
@@ -263,7 +263,7 @@ class _Packer:
 
 
 class _Unpacker:
-    """One `unpack_value` call."""
+    """State of one `unpack_value` call."""
 
     def __init__(self, pool: npt.NDArray[Any], large: Sequence[npt.NDArray[Any]]) -> None:
         self._pool = pool.data
@@ -311,7 +311,7 @@ class _Unpacker:
         return ReducedMetrics(parts[0], parts[1])
 
     def _spend(self, num_bytes: int) -> None:
-        """Count what is about to be made."""
+        """Count memory about to be allocated against the limit."""
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
             raise BoundExceededError(

@@ -385,7 +385,7 @@ def _check_key(peer: bytes, role: str, hello: Hello) -> Malformed | None:
 
 
 def _write(directory: Path, item: Quarantine) -> None:
-    """``NAME.fragment`` (the message, see `fragments.fragment_to_bytes`) and ``NAME.json`` (why)."""
+    """``NAME.fragment`` (the message, see `fragment_message.fragment_to_bytes`) and ``NAME.json`` (why)."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(item.fragment).replace("/", "-"))
     try:
         make_directories(directory, mode=0o700)
