@@ -1,4 +1,4 @@
-"""Adam as one kernel call, without the wrappers around torch's."""
+"""LeanAdam: Adam as one kernel call, without torch's wrappers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _add_param_group = torch.optim.Optimizer.add_param_group
 
 
 class LeanAdam(torch.optim.Adam):
-    """torch.optim.Adam(fused=True), bit for bit, at about half of its cost per step for small models.
+    """torch.optim.Adam(fused=True), bit for bit, at about half its cost per step for small models.
 
-    What is left out: step hooks, the profiler's mark around each step, closures, and, at the first use, the
-    import of torch's compiler (about a second), which torch's wrappers bring in.
+    Omits step hooks, the profiler's mark around each step, closures, and the import of torch's compiler (about a
+    second), which torch's wrappers trigger on first use.
 
     Args:
         params: Floating-point parameters on one device.
@@ -42,7 +42,7 @@ class LeanAdam(torch.optim.Adam):
         getattr(_add_param_group, "__wrapped__", _add_param_group)(self, param_group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step on the gradients that are there.
+        """Apply one step with the existing gradients.
 
         Raises:
             ValueError: A closure was given.

@@ -16,14 +16,14 @@ __all__ = ["LearnerCompiler"]
 
 
 class LearnerCompiler:
-    """Compiles what the config names, with its backend and mode.
+    """Compiles the parts that the config names, with its backend and mode.
 
     Args:
         config: With ``torch_compile_learner_what_to_compile``, ``…_dynamo_backend`` and ``…_dynamo_mode``.
-        device: Where the modules are.
+        device: Device of the modules.
 
     Raises:
-        ConfigurationError: There is no such backend, or it fails to compile ``x + 1`` on this machine.
+        ConfigurationError: The backend does not exist or fails to compile ``x + 1`` on this machine.
     """
 
     def __init__(self, config: BaseConfig, device: torch.device) -> None:
@@ -55,23 +55,23 @@ class LearnerCompiler:
             ) from error
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, compiled at its first call, and again for other shapes."""
+        """Return the function, compiled at its first call, and again for new shapes."""
         return torch.compile(function, backend=self._backend, mode=self._mode)
 
     def compile_step(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
-        """A learner's whole step on one minibatch, compiled in the parts that dynamo can trace."""
+        """Return a learner's step on one minibatch, compiled in the parts that dynamo can trace."""
         compiled = self.compile(step)
 
         def run(minibatch: Any) -> None:
             with warnings.catch_warnings():
-                # Dynamo looks at the .grad of what lies between two of its graphs.
+                # Dynamo reads the .grad of tensors between two of its graphs.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
                 compiled(minibatch)
 
         return run
 
     def compile_module(self, module: Any) -> None:
-        """From now on the module's training forward pass is compiled; other modules have none to compile."""
+        """Compile the module's training forward pass from now on; modules without one are left alone."""
         if isinstance(module, torch.nn.Module):
             object.__setattr__(module, "_forward_train", self.compile(module._forward_train))  # type: ignore[arg-type]
 

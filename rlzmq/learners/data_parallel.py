@@ -15,7 +15,7 @@ __all__ = ["DataParallelForward"]
 
 
 class DataParallelForward:
-    """Averages gradients over ranks, whatever modules, columns and parameters a rank's loss involves.
+    """Averages gradients over ranks, whichever modules, columns and parameters a rank's loss involves.
 
     One DistributedDataParallel holds all modules, so that its buckets are reduced in one fixed order. A rank
     whose minibatch lacks a module, or whose loss leaves a parameter out, contributes zeros to it instead of
@@ -45,7 +45,7 @@ class DataParallelForward:
             self._ddp = DistributedDataParallel(wrapped, **kwargs)
 
     def forward_train(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The modules' `forward_train`, module id → outputs; an empty batch is legal.
+        """Return the outputs of the modules' `forward_train` by module id; an empty batch is allowed.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -55,7 +55,7 @@ class DataParallelForward:
         return outputs
 
     def backward(self, loss: Tensor) -> None:
-        """Backward pass; afterwards every parameter's gradient is the ranks' mean.
+        """Run the backward pass; afterwards every parameter's gradient is the ranks' mean.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -64,16 +64,16 @@ class DataParallelForward:
             _run_backward(_Touch.apply(loss, *self._parameters))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Let go of the process group, whoever still refers to the wrapped module (a traceback, say).
+        """Release the process group, even if the wrapped module is still referenced (e.g. by a traceback).
 
-        Gloo closes its connections when the last reference to the group goes, and only that tells the peers.
+        Gloo closes its connections, and thereby notifies the peers, only when the last reference to the group is gone.
         """
         ddp: Any = self._ddp
         ddp.process_group = ddp.reducer = ddp.logger = None
 
 
 class _TrainForward(nn.Module):
-    """What DistributedDataParallel wraps: all modules, and their training forward pass as `forward`."""
+    """The module that DistributedDataParallel wraps: all modules, with their training forward pass as `forward`."""
 
     def __init__(
         self, modules: Mapping[str, nn.Module], forward_train: Callable[[dict[str, Any]], dict[str, Any]]
@@ -87,7 +87,7 @@ class _TrainForward(nn.Module):
 
 
 class _Touch(torch.autograd.Function):
-    """The loss itself, with an edge but no gradient to each parameter."""
+    """The identity of the loss, with an edge but no gradient to each parameter."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
@@ -100,11 +100,11 @@ class _Touch(torch.autograd.Function):
 
 
 def _run_backward(loss: Tensor) -> None:
-    """``loss.backward()``, without the caller's context variables in the engine's thread-local state.
+    """Run ``loss.backward()`` without the caller's context variables in the engine's thread-local state.
 
-    `Tensor.backward` puts them there, and every all-reduce that DistributedDataParallel starts meanwhile keeps
-    them. The last to let go is then a gloo thread that needs the GIL for it; if the group is closed at that
-    moment, its destructor waits for that thread and holds the GIL: a deadlock.
+    `Tensor.backward` stores them there, and every all-reduce that DistributedDataParallel starts meanwhile keeps them.
+    The last owner is then a gloo thread, which needs the GIL to release them; if the group is closed at that moment,
+    its destructor waits for that thread while holding the GIL: a deadlock.
     """
     engine: Any = torch.autograd.Variable._execution_engine
     one = torch.ones_like(loss)
@@ -112,10 +112,10 @@ def _run_backward(loss: Tensor) -> None:
 
 
 def zero_loss(device: torch.device) -> Tensor:
-    """The loss of a rank that has no rows: contributes zeros to every gradient."""
+    """Return the loss of a rank without rows: zero, with zero gradients."""
     return torch.zeros((), device=device, requires_grad=True)
 
 
 def mean_weight(num_rows: int, num_rows_all_ranks: int, world_size: int) -> float:
-    """What a rank's loss is multiplied with so that the ranks' mean is the mean over all their rows."""
+    """Return the factor of a rank's loss that makes the ranks' mean the mean over all rows."""
     return num_rows * world_size / max(1, num_rows_all_ranks)

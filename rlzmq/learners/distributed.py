@@ -1,4 +1,4 @@
-"""Learners that step together: one generation's process group, its votes, its typed failures."""
+"""RankGroup: the process group of one generation of learners, with votes and typed failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DesynchronizedError", "RankGroup", "Vote", "loopback_interface", "parameter_hash"]
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-# What a collective's failure says (gloo, NCCL, the stores); any other RuntimeError is a bug and stays one.
+# Texts of a failed collective (gloo, NCCL, the stores); any other RuntimeError is a bug and is not converted.
 _PEER_LOST_MARKS = (
     "gloo",
     "nccl",
@@ -39,11 +39,11 @@ _PEER_LOST_MARKS = (
 )
 
 
-_LOOK_EVERY_S = 0.005  # for the others in the store: a file or a server that is asked
+_LOOK_EVERY_S = 0.005  # interval of polling the store (a file or a server)
 
 
 class DesynchronizedError(RlzmqError, RuntimeError):
-    """Learner ranks are at different steps or generations: no step was taken; re-form the group."""
+    """Learner ranks are at different steps or generations. No step was taken; re-form the group."""
 
 
 class RankGroup:
@@ -51,35 +51,34 @@ class RankGroup:
 
     Guarantees:
 
-    * Every method is a collective: all ranks call the same ones in the same order, or all of them fail.
-    * A peer that dies makes the others' collective raise `PeerLostError` within milliseconds; one that hangs,
-      after `timeout_s`. After that the group is only good for `close`.
-    * Ranks of different generations never meet: each generation has its own part of the store.
+    * Every method is a collective: all ranks must call the same methods in the same order.
+    * If a peer dies, the others' collective raises `PeerLostError` within milliseconds; if a peer hangs, after
+      `timeout_s`. Afterwards only `close` may be called.
+    * Ranks of different generations never connect: each generation has its own part of the store.
 
-    A survivor goes on in the same process: ``group.close()``, then a new RankGroup at the next generation.
+    A survivor continues in the same process: ``group.close()``, then a new RankGroup at the next generation.
 
     Args:
         backend: "gloo" (CPU) or "nccl" (CUDA).
         rank: This process's index, in ``range(world_size)``.
         world_size: Number of ranks.
-        store: A torch.distributed Store that all ranks reach, and that outlives each of them.
+        store: A torch.distributed Store that all ranks can reach and that outlives them.
         timeout_s: Seconds after which a collective without its peers fails.
-        forming_timeout_s: Seconds that ranks have to connect to each other once all are at the store; None:
+        forming_timeout_s: Seconds for ranks to connect to each other once all have reached the store; None:
             `timeout_s`.
-        is_called_off: Asked while this rank waits for the others in the store: True makes it give up at once.
-        generation: Rises by one each time that the group is formed anew.
-        device: Where collectives' tensors live; None: the CPU, or the current CUDA device for NCCL.
-        interface: Network interface to listen on, e.g. `loopback_interface()` where all ranks share a
-            machine;
-            None: as the environment says (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
+        is_called_off: Polled while this rank waits for the others in the store; True aborts the wait.
+        generation: Increases by one each time the group is re-formed.
+        device: Device of the collectives' tensors; None: the CPU, or the current CUDA device for NCCL.
+        interface: Network interface to listen on, e.g. `loopback_interface()` if all ranks share a machine;
+            None: taken from the environment (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
 
     Attributes:
-        num_entered: Waits for peers that this rank has entered, the same on all ranks once they are through:
-            a rank whose number stays behind keeps the others waiting.
+        num_entered: Number of waits for peers that this rank has entered, equal on all ranks after each wait: a rank
+            with a lower number is the one that others wait for.
 
     Raises:
-        PeerLostError: Not all ranks came in time, or it was called off. Nothing of the attempt is left: the same
-            process can form the next generation.
+        PeerLostError: Not all ranks arrived in time, or the wait was aborted. Nothing remains of the attempt: the
+            same process can form the next generation.
         ValueError: `rank` is out of range.
     """
 
@@ -105,10 +104,10 @@ class RankGroup:
         self.num_entered = 0
         self.device = device or torch.device("cuda" if backend == "nccl" else "cpu")
         self.process_group: dist.ProcessGroup | None = None
-        self._owns_group = not dist.is_initialized()  # else torch refuses another one, and it stays as it is
+        self._owns_group = not dist.is_initialized()  # torch allows only one; an existing one is kept
         self._closed = False
-        # Imported later (DistributedDataParallel does), the functions of torch.distributed.nn would take this very
-        # group as their default and so keep its connections open for ever, after `close` too.
+        # If imported later (by DistributedDataParallel), the functions of torch.distributed.nn would capture this group
+        # as their default argument and keep its connections open, even after `close`.
         import_for_ranks()
         store = dist.PrefixStore(f"rlzmq/generation_{generation}", store)  # type: ignore[attr-defined]
         forming_s = timeout_s if forming_timeout_s is None else forming_timeout_s
@@ -121,7 +120,7 @@ class RankGroup:
                 raise
 
     def _meet(self, store: Store, timeout_s: float, is_called_off: Callable[[], bool]) -> None:
-        """Wait until every rank is there: torch's own wait says of nobody that it is missing, and cannot be ended."""
+        """Wait until every rank is there; unlike torch's own wait, name missing ranks and allow aborting."""
         deadline = time.monotonic() + timeout_s
         store.set(f"here/{self.rank}", "1")
         missing = set(range(self.world_size))
@@ -131,17 +130,17 @@ class RankGroup:
             if time.monotonic() >= deadline:
                 raise PeerLostError(
                     f"learner rank {self.rank} of {self.world_size}, generation {self.generation}: "
-                    f"{_listed(missing)} did not come within {timeout_s:g} s."
+                    f"{_listed(missing)} did not arrive within {timeout_s:g} s."
                 )
             time.sleep(_LOOK_EVERY_S)
 
     def _connect(self, backend: str, store: Store, timeout_s: float, forming_timeout_s: float) -> None:
-        # torch counts the default groups that a process has made, or tried to, and looks for its peers under that
-        # number: ranks with different pasts would never meet.
+        # torch counts the default groups that a process has created, or tried to, and uses the count as prefix in the
+        # store: ranks with different histories would never connect.
         if self._owns_group:
             dist.distributed_c10d._world.group_count = 0
         faults.at("learner.met")
-        hook = sys.excepthook  # each group wraps it once more, and none unwraps it
+        hook = sys.excepthook  # each group wraps it again and never unwraps it
         try:
             dist.init_process_group(
                 backend,
@@ -153,16 +152,16 @@ class RankGroup:
         finally:
             sys.excepthook = hook
         self.process_group = dist.group.WORLD
-        # Connects every pair now: a peer that dies before a group's first collective can outwait the timeout.
+        # Connects every pair now: if a peer died before the first collective, the wait could exceed the timeout.
         self._barrier()
         faults.at("learner.connected")
         if forming_timeout_s != timeout_s:
-            # There is no public way to change it, and a second group would connect everyone twice.
+            # There is no public way to change the timeout, and a second group would connect all ranks twice.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), self.process_group)
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup, *, generation: int = 0) -> RankGroup:
-        """A RankGroup over a process group that its owner made (by torchrun, say) and will destroy."""
+        """Wrap a process group that its owner created (e.g. by torchrun) and will destroy."""
         group = cls.__new__(cls)
         group.rank = dist.get_rank(process_group)
         group.world_size = dist.get_world_size(process_group)
@@ -176,7 +175,7 @@ class RankGroup:
         return group
 
     def all_reduce(self, tensor: Tensor, operation: Literal["sum", "min", "max"] = "sum") -> Tensor:
-        """Combine `tensor` element-wise over all ranks, in place on `self.device`; returns the result.
+        """Combine `tensor` element-wise over all ranks, in place on `self.device`; return the result.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -187,7 +186,7 @@ class RankGroup:
         return tensor
 
     def broadcast(self, tensor: Tensor, source_rank: int) -> Tensor:
-        """`source_rank`'s tensor, on every rank; shapes and dtypes are the same everywhere.
+        """Return `source_rank`'s tensor on every rank; shapes and dtypes must be equal on all ranks.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -198,7 +197,7 @@ class RankGroup:
         return tensor
 
     def broadcast_bytes(self, data: bytes | None, source_rank: int) -> bytes:
-        """`source_rank`'s bytes, on every rank (the others pass None).
+        """Return `source_rank`'s bytes on every rank (the others pass None).
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -213,15 +212,15 @@ class RankGroup:
         return received.cpu().numpy().tobytes()[:size]
 
     def start_vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> Vote:
-        """Begin one all-reduce of what every rank says ok to; read it with `Vote.result`.
+        """Start one all-reduce of all ranks' verdicts; read it with `Vote.result`.
 
-        Begun before the backward pass, it travels beside the gradients and costs no round trip of its own.
+        If started before the backward pass, it overlaps with the gradients and costs no extra round trip.
 
         Args:
-            ok: One verdict per thing voted on (e.g. per module: is its loss finite); equally many on all
+            ok: One verdict per item voted on (e.g. per module: is its loss finite); the same number on all
                 ranks.
-            step_id: Which step this is; must be the same on all ranks.
-            num_skipped: How many steps were skipped so far; must be the same on all ranks.
+            step_id: Id of this step; must be the same on all ranks.
+            num_skipped: Number of steps skipped so far; must be the same on all ranks.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -233,11 +232,11 @@ class RankGroup:
         return Vote(self, mine, votes, work)
 
     def vote(self, ok: Sequence[bool], *, step_id: int, num_skipped: int = 0) -> list[bool]:
-        """`start_vote` and its result at once."""
+        """Return the result of `start_vote` directly."""
         return self.start_vote(ok, step_id=step_id, num_skipped=num_skipped).result()
 
     def agree(self, digest: str) -> bool:
-        """Whether all ranks pass the same hex digest (at least 16 digits), e.g. `parameter_hash`.
+        """Return whether all ranks pass the same hex digest (at least 16 digits), e.g. `parameter_hash`.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -247,11 +246,11 @@ class RankGroup:
         return bool(self.all_reduce(torch.tensor(mine, dtype=torch.int64), "min").tolist() == mine)
 
     def close(self) -> None:
-        """Leave the group; safe to call twice, and after a failure."""
+        """Leave the group. Idempotent, also after a failure."""
         if self._closed:
             return
         self._closed = True
-        self.process_group = None  # the last reference closes the connections, which tells the peers
+        self.process_group = None  # dropping the last reference closes the connections
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -260,7 +259,7 @@ class RankGroup:
 
     @contextmanager
     def typed_errors(self, what: str) -> Iterator[None]:
-        """The block may wait for peers; its failure is raised as PeerLostError that says `what` failed."""
+        """Raise failures of the block, which may wait for peers, as PeerLostError that names the operation."""
         self.num_entered += 1
         with _peer_errors(
             f"learner rank {self.rank} of {self.world_size}, generation {self.generation}: {what}"
@@ -269,7 +268,7 @@ class RankGroup:
 
 
 class Vote:
-    """A vote under way; see `RankGroup.start_vote`."""
+    """A pending vote; see `RankGroup.start_vote`."""
 
     def __init__(self, group: RankGroup, mine: list[int], votes: Tensor, work: Any) -> None:
         self._group = group
@@ -278,7 +277,7 @@ class Vote:
         self._work = work
 
     def result(self) -> list[bool]:
-        """For each thing voted on whether all ranks said ok. Waits for the slowest rank's vote.
+        """Return for each item whether all ranks voted ok; waits for the slowest rank.
 
         Raises:
             DesynchronizedError: The ranks are at different steps or generations, or skipped different ones.
@@ -301,7 +300,7 @@ class Vote:
 
 @contextmanager
 def _peer_errors(where: str) -> Iterator[None]:
-    """Turn the failure of a collective inside the block into PeerLostError; leave other errors alone."""
+    """Convert a failed collective inside the block to PeerLostError; other errors pass through."""
     try:
         yield
     except RuntimeError as error:
@@ -319,7 +318,7 @@ def _listed(ranks: set[int]) -> str:
 
 
 def parameter_hash(state: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) of named tensors or arrays: names, dtypes, shapes and every bit of their values.
+    """Return the SHA-256 (hex) of named tensors or arrays: names, dtypes, shapes and all bits of their values.
 
     Args:
         state: E.g. ``module.state_dict()``; the order of names does not matter.
@@ -334,7 +333,7 @@ def parameter_hash(state: Mapping[str, Any]) -> str:
 
 
 def loopback_interface() -> str:
-    """The name of this machine's loopback interface."""
+    """Return the name of this machine's loopback interface."""
     return "lo0" if sys.platform == "darwin" else "lo"
 
 

@@ -1,8 +1,8 @@
 """The learner connector's default pieces as one pass over whole columns of an EpisodeBatch.
 
-Gives what the per-episode protocol gives, to the last bit, at the cost of one gather per column. With
-an estimator (GAE, V-trace) every chunk has one extra, masked row here too, to bootstrap from;
-`rlzmq.learners.train_batch` drops such rows.
+Returns bit for bit the same as the per-episode protocol, at the cost of one gather per column. With an estimator
+(GAE, V-trace) every chunk has one extra, masked row here too, to bootstrap from; `rlzmq.learners.train_batch`
+drops such rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fused_columns"]
 
-# On a GPU an estimator's forward pass takes so many bytes of observations at a time, not all at once.
+# On a GPU, the estimator's forward pass is split into blocks of this many bytes of observations.
 _BLOCK_BYTES = 256 * 2**20
 
 _NOT_GATHERED = (Columns.OBS, Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
@@ -42,16 +42,16 @@ def fused_columns(
     episodes: EpisodeBatch | MultiAgentEpisodeBatch,
     device: torch.device,
 ) -> dict[str, dict[str, Any]] | None:
-    """The train batch of episodes on columns, module id → column → CPU tensor ``[rows, ...]``.
+    """Return the train batch of episodes on columns: module id → column → CPU tensor ``[rows, ...]``.
 
     Args:
         learner_connector: The pipeline.
         module: The MultiRLModule.
         episodes: The chunks.
-        device: Where the module lives.
+        device: Device of the module.
 
     Returns:
-        None if a piece of the pipeline, or the data, needs the per-episode protocol.
+        None if a piece of the pipeline, or the data, requires the per-episode protocol.
     """
     plan = getattr(learner_connector, "columnar_plan", lambda: None)()
     if plan is None or plan.multi_agent != isinstance(episodes, MultiAgentEpisodeBatch):
@@ -75,7 +75,7 @@ def fused_columns(
 
 
 def _chunks_of(episodes: MultiAgentEpisodeBatch, module_id: str) -> EpisodeBatch | None:
-    """A module's agents' chunks, episode after episode; None if they differ in their columns."""
+    """Return the chunks of a module's agents, episode by episode; None if their columns differ."""
     parts, keys = [], []
     for rows in episodes.rows:
         mine = np.flatnonzero([mid == module_id for mid in rows.batch.module_ids or ()])
@@ -119,15 +119,15 @@ def _module_columns(
 
 
 class _Rows:
-    """Where each row comes from: chunk after chunk, an extra row behind each chunk if `add_one_ts`.
+    """Source of each row: chunk by chunk, with an extra row after each chunk if `add_one_ts`.
 
     Attributes:
-        lengths: int64[C], rows of each chunk.
-        chunks: int64[N], each row's chunk.
-        observations: int64[N], each row's slot.
-        steps: int64[N], the slot of the step that a row holds: an extra row repeats its chunk's last step.
-        extra: int64[C], the extra rows; empty without `add_one_ts`.
-        last: int64[C], the row of each chunk's last real step.
+        lengths: int64[C], number of rows of each chunk.
+        chunks: int64[N], chunk of each row.
+        observations: int64[N], observation slot of each row.
+        steps: int64[N], step slot of each row; an extra row repeats its chunk's last step.
+        extra: int64[C], indices of the extra rows; empty without `add_one_ts`.
+        last: int64[C], row of each chunk's last real step.
     """
 
     def __init__(self, episodes: EpisodeBatch, add_one_ts: bool) -> None:
@@ -176,7 +176,7 @@ def _gathered(episodes: EpisodeBatch, plan: LearnerPlan, rows: _Rows) -> dict[st
 
 
 def _spread(values: NDArray[Any], real: NDArray[np.bool_]) -> NDArray[Any]:
-    """Values of real rows in their places, zeros in the extra rows'."""
+    """Return values of real rows at their positions, with zeros in the extra rows."""
     spread = np.zeros((len(real), *values.shape[1:]), values.dtype)
     spread[real] = values
     return spread
@@ -198,7 +198,7 @@ def _as_sequences(columns: Mapping[str, Any], rows: _Rows, longest: int) -> dict
 
 
 def _states(episodes: EpisodeBatch, module: Any, rows: _Rows, longest: int) -> Any:
-    """The state before each sequence's first step, ``[num_sequences, ...]``; None if one is not known."""
+    """Return the state before each sequence's first step, ``[num_sequences, ...]``; None if one is unknown."""
     num_sequences = -(-rows.lengths // longest)
     chunks = np.repeat(np.arange(len(episodes), dtype=np.int64), num_sequences)
     steps = ragged_arange(np.zeros_like(num_sequences), num_sequences) * longest
@@ -213,7 +213,7 @@ def _states(episodes: EpisodeBatch, module: Any, rows: _Rows, longest: int) -> A
     before = episodes.start[chunks] + steps - 1
 
     def rows_of(state_out: Any, stored: Any) -> Any:
-        # a slot before the columns' first is never read: its row is overwritten below
+        # a slot before the first column slot is never read: its row is overwritten below
         states = state_out[np.maximum(before, 0)]
         if begin is None:
             states[is_first] = stored
@@ -228,7 +228,7 @@ def _states(episodes: EpisodeBatch, module: Any, rows: _Rows, longest: int) -> A
 def _evaluate(
     estimator: WholeBatchEstimator, module: Any, columns: dict[str, Any], device: torch.device
 ) -> dict[str, Tensor]:
-    """What the estimator needs of the module on all rows, on the CPU."""
+    """Return the module's outputs that the estimator needs, for all rows, on the CPU."""
     num_rows = int(tree_leaves(columns[Columns.OBS])[0].shape[0])
     if device.type == "cpu":
         per_block = num_rows

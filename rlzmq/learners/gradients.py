@@ -1,4 +1,4 @@
-"""What happens to gradients between backward pass and optimizer step: norms and clipping."""
+"""Gradient norms and clipping, between backward pass and optimizer step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["clip_gradients", "global_norm"]
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of all gradients taken as one vector; a 0-d tensor, not finite if any element is not."""
+    """Return the 2-norm of all gradients as one vector; a 0-d tensor, not finite if any element is not."""
     if not gradients:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
@@ -26,17 +26,17 @@ def clip_gradients(
     grad_clip_by: Literal["value", "norm", "global_norm"],
     norm: float,
 ) -> None:
-    """Clip gradients in place, in a few kernels whatever their number.
+    """Clip gradients in place, with a few kernels regardless of their number.
 
     Args:
-        gradients: Of one optimizer's parameters.
-        grad_clip: The threshold; None: nothing is clipped.
-        grad_clip_by: What the threshold bounds: "value" every element, "norm" each tensor's 2-norm,
-            "global_norm" the 2-norm of all together.
-        norm: What `global_norm` said of them, which must be finite.
+        gradients: Gradients of one optimizer's parameters.
+        grad_clip: The threshold; None: no clipping.
+        grad_clip_by: What the threshold limits: "value" every element, "norm" each tensor's 2-norm,
+            "global_norm" the 2-norm of all gradients together.
+        norm: Their finite `global_norm`.
 
     Raises:
-        ValueError: `grad_clip_by` is none of the three.
+        ValueError: `grad_clip_by` is not one of the three.
     """
     if grad_clip is None or not gradients:
         return

@@ -13,11 +13,11 @@ One update, in this order::
         apply_gradients                     the ranks' vote, then every optimizer's step
     after_gradient_based_update(timesteps)  once
 
-Where minibatches took no step since their loss or gradients were not finite, the env steps at fault are looked for, and
-the update is made again without them, from its beginning (`rlzmq.learners.unusable`).
+If minibatches took no step because their loss or gradients were not finite, the env steps at fault are searched for,
+and the update is repeated without them from its beginning (`rlzmq.learners.unusable`).
 
-Works alone in a notebook on a list of episodes. As one of several ranks (`setup_distributed`) it averages
-gradients with its peers; an update then happens on all ranks or on none.
+Works alone in a notebook on a list of episodes. As one of several ranks (`setup_distributed`) it averages gradients
+with its peers; an update then happens on all ranks or on none.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ __all__ = ["Learner", "TorchLearner"]
 
 _logger = logging.getLogger(__name__)
 
-# Data that make a loss overflow are rare; after so many updates without a step the reason is another one.
+# Data that make a loss overflow are rare; after this many updates without a step there must be another cause.
 _MAX_UPDATES_IN_VAIN = 10
-# Some data are found only when what was worse is gone.
+# Number of searches per update: some steps are found only once worse ones are removed.
 _MAX_SEARCHES = 3
 _OVER = object()
 
 
 @dataclass
 class _Trained:
-    """What an update has trained so far; `batch` has the counts of all its batches, not their rows."""
+    """Totals of what an update has trained so far; `batch` has the counts of all its batches, not their rows."""
 
     batch: TrainBatch = field(default_factory=TrainBatch)
     num_batches: int = 0
@@ -78,7 +78,7 @@ class _Trained:
 class Learner(LearnerHooks):
     """Holds the modules and their optimizers, and updates them.
 
-    Subclasses give `compute_loss_for_module`, and override other hooks where they need to.
+    Subclasses define `compute_loss_for_module` and may override other hooks.
 
     Example:
         >>> learner = PPOTorchLearner(config=config, module_spec=config.get_multi_rl_module_spec(env=env))
@@ -87,28 +87,27 @@ class Learner(LearnerHooks):
 
     Args:
         config: The AlgorithmConfig.
-        module_spec: RLModuleSpec or MultiRLModuleSpec of what is trained.
-        module: A ready module instead of a spec.
+        module_spec: RLModuleSpec or MultiRLModuleSpec of the modules to train.
+        module: An existing module instead of a spec.
         rank: Index of this learner among its peers.
-        num_ranks: How many learners there are.
+        num_ranks: Number of learners.
 
     Attributes:
-        config: As given.
+        config: The AlgorithmConfig.
         module: The MultiRLModule (None before `build`).
-        metrics: MetricsLogger for a subclass's own values: what is logged under ``(module_id, name)`` ends up
-            in the results of `update`; of several ranks, merged in the run's results as its reduction says.
-        weights_seq_no: Version of the weights: rises by one per update.
+        metrics: MetricsLogger for a subclass's values: values logged under ``(module_id, name)`` are part of the
+            results of `update`; the run's results merge those of several ranks by their reduction.
+        weights_seq_no: Version of the weights, which increases by one per update.
         num_gradient_updates_lifetime: Minibatches trained so far.
-        num_env_steps_trained_lifetime: Env steps trained so far, each counted once however many epochs it was
-            in.
-        num_env_steps_of_all_ranks_lifetime: The same of all ranks together: what schedules follow by default.
+        num_env_steps_trained_lifetime: Env steps trained so far, each counted once regardless of its epochs.
+        num_env_steps_of_all_ranks_lifetime: The same for all ranks together; the default input of schedules.
         num_module_steps_trained_lifetime: Module id → its steps trained so far, on all ranks together.
         trained_module_ids: Modules that the current (or last) update trains, on any rank.
-        num_minibatches_per_epoch: Of the current (or last) update.
-        was_trained: Whether the last update took a step; else its minibatches were not finite, every one.
-        num_updates_in_vain: How many updates in a row took none.
-        left_out: Steps that the last update went without, on any rank: with them, the loss was not finite.
-        device: Where the modules live.
+        num_minibatches_per_epoch: For the current (or last) update.
+        was_trained: Whether the last update took a step; else all of its minibatches were not finite.
+        num_updates_in_vain: Number of updates in a row that took no step.
+        left_out: Steps left out of the last update, on any rank, because the loss was not finite with them.
+        device: Device of the modules.
     """
 
     def __init__(
@@ -128,25 +127,25 @@ class Learner(LearnerHooks):
         self.was_trained = True
         self.num_updates_in_vain = 0
         self.left_out: list[LeftOut] = []
-        self._drawn: list[Any] = []  # what the source gave, in the current update
-        self._fresh_kept: Any = None  # what is left of the fresh data, where some was left out
+        self._drawn: list[Any] = []  # batches drawn from the source in the current update
+        self._fresh_kept: Any = None  # remaining fresh data, if some was left out
         self._num_undone: Counter[str] = Counter()
         self._ended_at: float | None = None
         self._waited_s = self._updated_s = 0.0
 
     def build(self) -> None:
-        """Make the module, the learner connector and the optimizers. Calling it again changes nothing.
+        """Make the module, the learner connector and the optimizers. Idempotent.
 
-        The initial weights follow from ``config.seed`` and are the same on every rank; torch's global random
-        state is left alone.
+        The initial weights follow from ``config.seed`` and are the same on every rank; torch's global random state is
+        not changed.
 
         Raises:
             ConfigurationError: A module cannot be built.
-            TypeError: A module lacks what this learner needs.
+            TypeError: A module lacks an interface that this learner requires.
         """
         if self.module is None:
             super().build()
-            # What is called by hand before the first update is meant for all.
+            # Hooks called by hand before the first update apply to all modules.
             self.trained_module_ids = list(self._module_configs)
             self._loss_weights = dict.fromkeys(self.trained_module_ids, 1.0)
             if self._compiler is not None and self._compiler.compiles_complete_update:
@@ -173,34 +172,33 @@ class Learner(LearnerHooks):
         """Train on one source of data.
 
         Args:
-            batch: A ready train batch: module id → column → array or tensor ``[rows, ...]`` (or just column →
-                … for the default module), or what `prepare` made.
-            batches: Several of these, to be trained as one.
+            batch: A ready train batch: module id → column → array or tensor ``[rows, ...]`` (or just column → … for
+                the default module), or a result of `prepare`.
+            batches: Several of these, trained as one.
             episodes: SingleAgentEpisodes, MultiAgentEpisodes, an EpisodeBatch or a list of EpisodeBatches;
-                they go through the learner connector.
+                processed by the learner connector.
             data_iterators: Iterators of ready train batches, each used as one minibatch; at most
                 `num_total_minibatches` of them.
-            timesteps: Lifetime counters that schedules follow, at least ``{"num_env_steps_sampled_lifetime":
-                n}``. Left out: the env steps that all ranks have trained so far.
-            num_epochs: How often each row is used; None: as configured.
-            minibatch_size: Timesteps per minibatch; None: as configured (there None means the whole batch).
-            shuffle_batch_per_epoch: Draw a fresh order of rows for every epoch, the first one included. None:
-                as configured; PPO's default is True, which decorrelates the rows of a minibatch from the
-                start.
-            num_total_minibatches: Take exactly so many minibatches, e.g. what all ranks agreed on.
+            timesteps: Lifetime counters for schedules, at least ``{"num_env_steps_sampled_lifetime": n}``. Default:
+                the env steps that all ranks have trained so far.
+            num_epochs: Number of uses of each row; None: as configured.
+            minibatch_size: Timesteps per minibatch; None: as configured (where None means the whole batch).
+            shuffle_batch_per_epoch: Draw a new order of rows for every epoch, including the first. None: as
+                configured; PPO's default is True, which decorrelates the rows of a minibatch from the start.
+            num_total_minibatches: Exact number of minibatches, e.g. as agreed by all ranks.
 
         Returns:
             ``{module_id: {metric: number}, "__all_modules__": {…}}``; means over the last epoch's
-            minibatches. What was logged with `metrics` is there twice: as values, and in ``__all_modules__``
-            under ``metrics_states`` as what ``metrics.aggregate`` of another logger takes. Without any step in
-            the episodes nothing is trained, and ``weights_seq_no``, counters and schedules stay as they are, unless
-            the source keeps data; one of several ranks takes part in what the others train.
+            minibatches. Values logged with `metrics` appear twice: as values, and in ``__all_modules__`` under
+            ``metrics_states`` in the form that ``metrics.aggregate`` of another logger accepts. If the episodes have no
+            steps, nothing is trained and ``weights_seq_no``, counters and schedules do not change, unless the source
+            keeps data; one of several ranks still takes part in the others' update.
 
         Raises:
             ValueError: Not exactly one source was given.
-            NotFiniteError: The tenth update in a row took no step, on all ranks alike.
+            NotFiniteError: This was the tenth update in a row without a step, on all ranks.
             PeerLostError: Another rank died or hangs. The weights are those before the update.
-            DesynchronizedError: The ranks are not at the same step. Likewise.
+            DesynchronizedError: The ranks are not at the same step. The weights are those before the update.
         """
         self._check_built()
         sources = {"batch": batch, "batches": batches, "episodes": episodes, "data_iterators": data_iterators}
@@ -247,7 +245,7 @@ class Learner(LearnerHooks):
                     done = train(self._drawn)
             takes_in = self.group is not None or (episodes is not None and self.source.keeps_data)
             if not takes_in and not (done.num_minibatches or done.batch.num_env_steps or self.left_out):
-                return self._results(done)  # no data, no update: nothing changes
+                return self._results(done)  # no data, no update
             self.weights_seq_no += 1
             self._leave_out_skipped(done, start)
             self._drawn, self._fresh_kept = [], None
@@ -259,14 +257,14 @@ class Learner(LearnerHooks):
             return self._results(done)
 
     def _leave_out_unusable(self, start: UpdateStart, fresh: Any) -> bool:
-        """Prepare to make the update again, after some of its minibatches took no step. A collective.
+        """Prepare to repeat the update after some of its minibatches took no step. A collective.
 
-        The steps that made the loss overflow are found, with the weights that the update began with. Then the learner
-        is put back to where the update began, and neither what the source gave nor what it keeps has them any more.
+        The steps that made the loss overflow are searched for with the weights from the beginning of the update. Then
+        the learner is restored to that point, and the steps are removed from the drawn batches and from the source.
 
         Returns:
-            False if none are found on any rank, or if they are most of what was trained: then it is the weights, or
-            the loss, and nothing changes.
+            False if none are found on any rank, or if they are most of the trained steps: then the weights or the loss
+            are at fault, and nothing changes.
         """
         searches: dict[int, UnusableSteps] = {}
         for drawn in self._drawn:
@@ -292,7 +290,7 @@ class Learner(LearnerHooks):
                 continue
             _logger.warning(
                 "rank %d, weights version %d: %s made the loss or its gradients NaN or infinite, though the values are "
-                "finite. The update is made again without them.",
+                "finite. The update is repeated without them.",
                 self.rank,
                 self.weights_seq_no,
                 search,
@@ -311,15 +309,15 @@ class Learner(LearnerHooks):
         return True
 
     def prepare(self, episodes: Any) -> TrainBatch:
-        """Run the learner connector ahead of `update`, e.g. on another thread while an update runs.
+        """Run the learner connector before `update`, e.g. on another thread while an update runs.
 
-        Only for pipelines that do not compute with the weights (PPO's does, for its advantages).
+        Only for pipelines that do not use the weights (PPO's does, for its advantages).
 
         Args:
-            episodes: As of `update`.
+            episodes: See `update`.
 
         Returns:
-            What ``update(batch=…)`` takes.
+            A batch for ``update(batch=…)``.
         """
         self._check_built()
         return self._builder.build(episodes=episodes)
@@ -337,7 +335,7 @@ class Learner(LearnerHooks):
                 train_batch.drop(module_id)
 
     def _train_on_source(self, episodes: Any, options: Mapping[str, Any]) -> _Trained:
-        """Hand fresh episodes to the rank's source, and train what it gives."""
+        """Add fresh episodes to the rank's source and train the batches it returns."""
         source = self.source
         num_fresh = num_env_steps_of(episodes)
         source.add(episodes)
@@ -358,7 +356,7 @@ class Learner(LearnerHooks):
             yield drawn
 
     def _train_on(self, train_batches: Iterable[TrainBatch], options: Mapping[str, Any]) -> _Trained:
-        """Train one batch after the other; of several ranks, all have equally many."""
+        """Train the batches one after the other; all ranks must have the same number."""
         done = _Trained()
         iterator = iter(train_batches)
         while True:
@@ -395,7 +393,9 @@ class Learner(LearnerHooks):
 
     def _train_on_iterators(self, iterators: Iterable[Iterator[Any]], limit: int | None) -> _Trained:
         if self.group is not None and limit is None:
-            raise ValueError("Learner.update(data_iterators=…) of several ranks: give num_total_minibatches.")
+            raise ValueError(
+                "Learner.update(data_iterators=…) with several ranks needs num_total_minibatches."
+            )
         done = _Trained()
         for iterator in iterators:
             for item in iterator:
@@ -431,10 +431,10 @@ class Learner(LearnerHooks):
         self.num_passes += 1
 
     def _leave_out_skipped(self, done: _Trained, start: UpdateStart) -> None:
-        """What went through no optimizer step was not trained, and leaves no trace.
+        """Remove the traces of modules that took no optimizer step.
 
         Raises:
-            NotFiniteError: So it was with update after update.
+            NotFiniteError: This happened in too many updates in a row.
         """
         num_minibatches = done.num_minibatches
         skipped = [m for m in self.trained_module_ids if self._num_skipped.get(m, 0) >= num_minibatches > 0]
@@ -457,7 +457,7 @@ class Learner(LearnerHooks):
             raise NotFiniteError(
                 f"{_MAX_UPDATES_IN_VAIN} updates in a row took no optimizer step, up to weights version "
                 f"{self.weights_seq_no}: the losses or gradients of {', '.join(map(repr, skipped))} are NaN or "
-                "infinite, whatever the data. Look at the loss, at the module's outputs, at a lr too high, or set "
+                "infinite, whatever the data. Check the loss and the module's outputs, reduce the lr, or set "
                 "grad_clip."
             )
 
@@ -472,7 +472,7 @@ class Learner(LearnerHooks):
         if self._num_skipped:
             _logger.warning(
                 "rank %d, weights version %d: NaN or infinite gradients, no step taken on %s of %d "
-                "minibatches. Look for NaN in observations or rewards, a high lr, or no grad_clip.",
+                "minibatches. Check for NaN in observations or rewards, reduce the lr, or set grad_clip.",
                 self.rank,
                 self.weights_seq_no,
                 ", ".join(
@@ -552,4 +552,4 @@ class Learner(LearnerHooks):
 
 
 class TorchLearner(Learner):
-    """The same as `Learner`, a class of its own so that mix-ins of `Learner` may follow it among the bases."""
+    """Alias of `Learner` as a separate class, so that mix-ins of `Learner` may follow it among the bases."""

@@ -1,4 +1,4 @@
-"""What a learner holds: modules, optimizers, counters, and their state."""
+"""LearnerBase: a learner's modules, optimizers, counters, and their state."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _COMPONENTS = (
 
 
 class LearnerBase(Checkpointable):
-    """The part of a Learner that owns things; see `rlzmq.learners.learner.Learner` for how it uses them."""
+    """The part of a Learner that owns its state; see `rlzmq.learners.learner.Learner` for its use."""
 
     checkpoint_name = "learner_group/learner"
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
-        """What every trained module must offer: classes of `rlzmq.modules.apis`."""
+        """Return what every trained module must implement: classes of `rlzmq.modules.apis`."""
         return []
 
     def __init__(
@@ -88,10 +88,10 @@ class LearnerBase(Checkpointable):
     # -- building ----------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make the module, the learner connector and the optimizers. Calling it again changes nothing.
+        """Make the module, the learner connector and the optimizers. Idempotent.
 
         The initial weights follow from ``config.seed`` and are the same on every rank; torch's global random
-        state is left alone.
+        state is not changed.
 
         Raises:
             ConfigurationError: A module cannot be built, or lacks what this learner needs.
@@ -113,11 +113,11 @@ class LearnerBase(Checkpointable):
         self.configure_optimizers()
 
     def make_source(self) -> BatchSource:
-        """What this rank trains on; by default every fresh step, in one update. Algorithms override this."""
+        """Return this rank's batch source; by default every fresh step, in one update. Algorithms override this."""
         return FreshBatch()
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """The learner pipeline: the config's. Algorithms that add pieces of their own extend this."""
+        """Return the config's learner pipeline. Algorithms that add pieces extend this."""
         return self.config.build_learner_connector(observation_space, action_space, self.device)
 
     def _connector_spaces(self) -> tuple[Any, Any]:
@@ -138,7 +138,7 @@ class LearnerBase(Checkpointable):
                 )
             if (
                 type(self.module)._forward_train is MultiRLModule._forward_train
-            ):  # nothing is shared with others
+            ):  # nothing is shared between modules
                 check_training_outputs(module, with_values=ValueFunctionAPI in self.rl_module_required_apis())
         if self._compiler is not None and not self._compiler.compiles_complete_update:
             self._compiler.compile_module(module)
@@ -150,11 +150,11 @@ class LearnerBase(Checkpointable):
         return isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
 
     def config_for_module(self, module_id: str) -> BaseConfig:
-        """The config with the module's own overrides."""
+        """Return the config with the module's own overrides."""
         return self._module_configs[module_id]
 
     def configure_optimizers(self) -> None:
-        """Register all optimizers, once the modules are built; by default each module's own."""
+        """Register all optimizers once the modules are built; by default one per module."""
         for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self._module_configs[module_id])
 
@@ -183,18 +183,18 @@ class LearnerBase(Checkpointable):
         params: Sequence[Tensor],
         lr_or_lr_schedule: float | Sequence[Sequence[float]] | None = None,
     ) -> None:
-        """Add an optimizer, to be called from `configure_optimizers_for_module`.
+        """Add an optimizer; call it from `configure_optimizers_for_module`.
 
         Args:
-            module_id: The module whose updates it belongs to; left out: it steps with every minibatch.
+            module_id: The module with which the optimizer is updated; if left out, it steps with every minibatch.
             optimizer_name: Unique within the module.
             optimizer: A torch optimizer.
-            params: The parameters that it holds.
-            lr_or_lr_schedule: A number, or ``[(0, v0), (t1, v1), …]`` over lifetime env steps; None: the
-                optimizer's own learning rate stays.
+            params: The optimizer's parameters.
+            lr_or_lr_schedule: A number, or ``[(0, v0), (t1, v1), …]`` over lifetime env steps; None: keep the
+                optimizer's own learning rate.
 
         Raises:
-            ValueError: The name is taken, or `params` are not what the optimizer holds.
+            ValueError: The name is taken, or `params` are not the optimizer's parameters.
             ConfigurationError: The schedule is malformed.
         """
         self._optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
@@ -202,30 +202,30 @@ class LearnerBase(Checkpointable):
     def get_optimizer(
         self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str = DEFAULT_OPTIMIZER
     ) -> Optimizer:
-        """One of the module's optimizers.
+        """Return one of the module's optimizers.
 
         Raises:
-            KeyError: There is none of this name.
+            KeyError: There is no optimizer of this name.
         """
         return self._optimizers.get(module_id, optimizer_name)
 
     def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, Optimizer]]:
-        """The module's optimizers as (name, optimizer)."""
+        """Return the module's optimizers as (name, optimizer)."""
         return [(entry.name, entry.optimizer) for entry in self._optimizers.of_module(module_id)]
 
     def get_parameters(self, module: Any) -> list[Tensor]:
-        """The parameters of one module; none of a plain RLModule, which has no networks."""
+        """Return the parameters of one module; [] for a plain RLModule, which has no networks."""
         module = module.unwrapped()
         return list(module.parameters()) if isinstance(module, nn.Module) else []
 
     def get_param_ref(self, param: Tensor) -> Tensor:
-        """The key of a parameter in gradient dicts: the parameter itself."""
+        """Return the key of a parameter in gradient dicts, which is the parameter itself."""
         return param
 
     def filter_param_dict_for_optimizer(
         self, param_dict: Mapping[Tensor, Any], optimizer: Optimizer
     ) -> dict[Tensor, Any]:
-        """The entries of a parameter → value dict that belong to one optimizer."""
+        """Return the entries of a parameter → value dict that belong to one optimizer."""
         return {
             p: param_dict[p] for group in optimizer.param_groups for p in group["params"] if p in param_dict
         }
@@ -238,16 +238,16 @@ class LearnerBase(Checkpointable):
         config_overrides: Mapping[str, Any] | None = None,
         new_should_module_be_updated: Any = None,
     ) -> None:
-        """Add a module, with optimizers of its own. All ranks do it between the same two updates.
+        """Add a module with its optimizers. All ranks must do it between the same two updates.
 
         Args:
-            module_id: Its id; must be new.
+            module_id: Its id, which must be new.
             module_spec: Its RLModuleSpec.
             config_overrides: Settings for this module alone.
             new_should_module_be_updated: New ``policies_to_train``: ids, or ``fn(module_id, batch) -> bool``.
 
         Raises:
-            ValueError: There is a module of this id.
+            ValueError: A module with this id exists.
         """
         self._check_built()
         if module_id in self.module:
@@ -269,7 +269,7 @@ class LearnerBase(Checkpointable):
         self._on_modules_changed()
 
     def remove_module(self, module_id: str, *, new_should_module_be_updated: Any = None) -> None:
-        """Remove a module and its optimizers. All ranks do it between the same two updates.
+        """Remove a module and its optimizers. All ranks must do it between the same two updates.
 
         Raises:
             KeyError: There is no such module.
@@ -283,11 +283,11 @@ class LearnerBase(Checkpointable):
         self._on_modules_changed()
 
     def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
-        """Whether the module is trained: as ``config.policies_to_train`` says (None: every one).
+        """Return whether ``config.policies_to_train`` includes the module (None: every module).
 
         Args:
             module_id: The module.
-            multi_agent_batch: Module id → train batch, for deciders that look at the data.
+            multi_agent_batch: Module id → train batch, for functions that depend on the data.
         """
         trained = self._policies_to_train
         if trained is None:
@@ -295,7 +295,7 @@ class LearnerBase(Checkpointable):
         return bool(trained(module_id, multi_agent_batch)) if callable(trained) else module_id in trained
 
     def _on_modules_changed(self) -> None:
-        """Called after a module was added or removed."""
+        """Handle that a module was added or removed."""
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -306,18 +306,18 @@ class LearnerBase(Checkpointable):
         not_components: str | Sequence[str] | None = None,
         inference_only: bool = False,
     ) -> dict[str, Any]:
-        """All that an equal Learner needs to go on just as this one would: named arrays, plain values.
+        """Return all that an equal Learner needs to continue exactly like this one: named arrays, plain values.
 
         Args:
             components: Only these: "rl_module" (or "rl_module/<module_id>"), "optimizer", "weights_seq_no",
-                "counters", "learner_connector", "metrics", "random" (the seed from which each update's random
-                numbers follow), "extra", "source" (what the batch source keeps); None: all, "source" only where
+                "counters", "learner_connector", "metrics", "random" (the seed of each update's random numbers),
+                "extra", "source" (content of the batch source); None: all, "source" only if
                 ``config.store_buffer_in_checkpoints`` is set.
-            not_components: None of these.
-            inference_only: Modules without what only learners need.
+            not_components: Components to leave out.
+            inference_only: Whether to leave out the modules' parts that only learners need.
 
         Raises:
-            ValueError: An unknown component.
+            ValueError: A component is unknown.
         """
         self._check_built()
         stores_buffer = self._setting("store_buffer_in_checkpoints", False)
@@ -358,11 +358,11 @@ class LearnerBase(Checkpointable):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` gave; components that are not in it stay as they are.
+        """Load the components of a state from `get_state`; missing components keep their state.
 
         Raises:
-            ValueError: An unknown component, or weights that do not fit.
-            KeyError: The optimizer state is of another set of modules or optimizers.
+            ValueError: A component is unknown, or weights do not fit.
+            KeyError: The optimizer state is for other modules or optimizers.
         """
         self._check_built()
         _paths(list(state), [])
@@ -392,14 +392,14 @@ class LearnerBase(Checkpointable):
             self.source.set_state(state["source"])
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Take over the state of a checkpoint, or a part of it.
+        """Load the state of a checkpoint, or a part of it.
 
         Args:
-            path: What `save_to_path` wrote, an algorithm's checkpoint, or a path into one.
-            component: What is at `path` is this part only: ``"rl_module/p0"`` also takes a module's own checkpoint.
+            path: A checkpoint written by `save_to_path`, an algorithm's checkpoint, or a path into one.
+            component: Only this part is at `path`: ``"rl_module/p0"`` also accepts a module's own checkpoint.
 
         Raises:
-            CheckpointError: Nothing of that kind is there, or it is torn or altered.
+            CheckpointError: There is no such checkpoint, or it is incomplete or altered.
         """
         name, _, module_id = (component or "").strip("/").partition("/")
         if name != "rl_module":
@@ -410,11 +410,11 @@ class LearnerBase(Checkpointable):
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """A built Learner with the state of a checkpoint.
+        """Return a built Learner with the state of a checkpoint.
 
         Args:
-            path: As of `restore_from_path`.
-            args, kwargs: The constructor's: a checkpoint holds states, and no code.
+            path: See `restore_from_path`.
+            args, kwargs: Arguments of the constructor, since a checkpoint holds states but no code.
         """
         learner = cls(*args, **kwargs)
         learner.build()
@@ -425,14 +425,14 @@ class LearnerBase(Checkpointable):
         return {}
 
     def _set_metrics_state(self, state: Any) -> None:
-        """Overridden by the part of a Learner that has metrics."""
+        """Do nothing; overridden where a Learner has metrics."""
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What a subclass keeps beyond modules and optimizers; plain values and arrays. Override both."""
+        """Return a subclass's state beyond modules and optimizers, as plain values and arrays. Override both."""
         return {}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_extra_state` gave."""
+        """Load the state that `get_extra_state` returned."""
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
@@ -442,11 +442,11 @@ class LearnerBase(Checkpointable):
                 names.update((id(p), name) for name, p in module.named_parameters())
         return names
 
-    # -- small things ------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     @property
     def _module(self) -> Any:
-        """The same as `module`: losses written for RLlib say ``self._module[module_id]``."""
+        """Alias of `module`, for losses written for RLlib, which use ``self._module[module_id]``."""
         return self.module
 
     def _setting(self, name: str, default: Any) -> Any:
@@ -458,9 +458,9 @@ class LearnerBase(Checkpointable):
 
     @contextmanager
     def _random_stream(self) -> Iterator[None]:
-        """Torch's global random state of one update (dropout, a loss's own noise); before and after: as it was.
+        """Set torch's global random state for one update (dropout, noise in a loss) and restore it afterwards.
 
-        It follows from seed, rank and weights version alone, so an update that is made again is the same.
+        It depends only on seed, rank and weights version, so a repeated update draws the same numbers.
         """
         seed = derive_seed(self._seed, "learner", self.rank, self.weights_seq_no)
         on_gpu = self.device.type == "cuda"
@@ -472,7 +472,7 @@ class LearnerBase(Checkpointable):
 
     @contextmanager
     def _torch_threads(self) -> Iterator[None]:
-        """``config.torch_num_threads`` torch threads inside; what there was before, after."""
+        """Use ``config.torch_num_threads`` torch threads within the block and restore the number afterwards."""
         wanted = self._setting("torch_num_threads", None)
         before = torch.get_num_threads()
         if wanted is None or wanted == before:

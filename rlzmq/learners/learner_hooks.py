@@ -1,4 +1,4 @@
-"""The hooks of an update: what a Learner does by default, and what subclasses override."""
+"""LearnerHooks: the default hooks of an update, which subclasses override."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_ENV_STEPS_LIFETIME = "num_env_steps_sampled_lifetime"
 
 
 class LearnerHooks(LearnerRanks):
-    """The part of a Learner that computes losses and gradients and takes steps; see `Learner`."""
+    """The part of a Learner that computes losses and gradients and applies steps; see `Learner`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -37,26 +37,26 @@ class LearnerHooks(LearnerRanks):
         self._finite_losses: list[bool] = []
         self._num_skipped: dict[str, int] = {}
         self._vote: Vote | None = None
-        # A subclass that changes gradients may bring in what the norm taken before it did not see.
+        # A subclass that changes gradients may introduce NaN after the norm was computed.
         self._recheck_gradients = (
             type(self).postprocess_gradients_for_module is not LearnerHooks.postprocess_gradients_for_module
             or type(self).postprocess_gradients is not LearnerHooks.postprocess_gradients
         )
 
     def leave_distributed(self) -> None:
-        """Leave the group, if any; also right after a failure of it."""
+        """Leave the group, if any; allowed right after a failure of the group."""
         self._vote = None
         super().leave_distributed()
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """Called first in each update.
+        """Run before everything else in an update.
 
         Args:
             timesteps: The lifetime counters given to `update`.
         """
 
     def forward_train(self, batch: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The modules' training forward pass on a minibatch: module id → outputs."""
+        """Return the outputs of the modules' training forward pass on a minibatch, by module id."""
         if self.group is not None:
             return self.data_parallel().forward_train(batch)
         outputs: dict[str, dict[str, Any]] = self.module.forward_train(batch)
@@ -65,7 +65,7 @@ class LearnerHooks(LearnerRanks):
     def compute_losses(
         self, *, fwd_out: dict[str, dict[str, Any]], batch: dict[str, dict[str, Any]]
     ) -> dict[str, Tensor]:
-        """Each module's loss on its minibatch.
+        """Return each module's loss on its minibatch.
 
         Args:
             fwd_out: Module id → outputs of `forward_train`.
@@ -94,10 +94,10 @@ class LearnerHooks(LearnerRanks):
         return losses
 
     def _checked_loss(self, loss: Any, module_id: str) -> Tensor:
-        """The loss as a 0-d tensor.
+        """Return the loss as a 0-d tensor.
 
         Raises:
-            ConfigurationError: It is no single tensor.
+            ConfigurationError: The loss is not a single tensor.
         """
         if isinstance(loss, Tensor) and loss.numel() == 1:
             return loss.reshape(()) if loss.dim() else loss
@@ -122,14 +122,14 @@ class LearnerHooks(LearnerRanks):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """One module's loss. Subclasses override this.
+        """Return one module's loss. Subclasses override this.
 
         Args:
             module_id: The module.
             config: The config with the module's own overrides.
             batch: Its minibatch: column → tensor ``[rows, ...]`` (``[B, T, ...]`` with ``loss_mask`` if
                 stateful).
-            fwd_out: What its `forward_train` returned.
+            fwd_out: Outputs of the module's `forward_train`.
 
         Returns:
             0-d tensor.
@@ -139,7 +139,7 @@ class LearnerHooks(LearnerRanks):
         )
 
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> dict[Tensor, Tensor]:
-        """One backward pass of the sum of all losses; of several ranks, the mean of their gradients.
+        """Run one backward pass on the sum of all losses; with several ranks, average their gradients.
 
         Args:
             loss_per_module: Module id → 0-d tensor.
@@ -171,13 +171,13 @@ class LearnerHooks(LearnerRanks):
         return {p: p.grad for entry in entries for p in entry.parameters if p.grad is not None}
 
     def postprocess_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """Change the gradients before they are applied; by default each module's for itself.
+        """Change the gradients before they are applied; by default separately for each module.
 
         Args:
             gradients_dict: Parameter → gradient.
 
         Returns:
-            Likewise.
+            Parameter → gradient.
         """
         result: dict[Tensor, Tensor] = {}
         self._is_finite = {}
@@ -197,9 +197,9 @@ class LearnerHooks(LearnerRanks):
     def postprocess_gradients_for_module(
         self, *, module_id: str, config: BaseConfig, module_gradients_dict: dict[Tensor, Tensor]
     ) -> dict[Tensor, Tensor]:
-        """Clip one module's gradients, each optimizer's for itself, as ``config.grad_clip(_by)`` says.
+        """Clip one module's gradients, separately for each optimizer, according to ``config.grad_clip(_by)``.
 
-        Logs each optimizer's global norm, taken before clipping.
+        Logs each optimizer's global norm before clipping.
 
         Args:
             module_id: The module.
@@ -207,7 +207,7 @@ class LearnerHooks(LearnerRanks):
             module_gradients_dict: Parameter → gradient.
 
         Returns:
-            Likewise.
+            Parameter → gradient.
         """
         for entry in self._optimizers.of_module(module_id):
             mine = [module_gradients_dict[p] for p in entry.parameters if p in module_gradients_dict]
@@ -223,9 +223,8 @@ class LearnerHooks(LearnerRanks):
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
         """Step the optimizers of each trained module whose gradients are finite on all ranks.
 
-        A module with a NaN or infinite gradient takes no step on this minibatch: one such step would stay in
-        Adam's state for ever. It is counted (``num_nonfinite_gradients_skipped``) and warned of once per
-        update.
+        A module with a NaN or infinite gradient takes no step on this minibatch, since one such step would corrupt
+        Adam's state. The step is counted (``num_nonfinite_gradients_skipped``), with one warning per update.
 
         Args:
             gradients_dict: Parameter → gradient.
@@ -240,7 +239,7 @@ class LearnerHooks(LearnerRanks):
         module_ids = [*self.trained_module_ids, ALL_MODULES]
         agreed = self._verdicts()
         if self.group is not None:
-            # The ranks' gradients are the same by now, so each finds for itself what the others find.
+            # The ranks' gradients are equal at this point, so every rank reaches the same verdict.
             vote, self._vote = self._vote or self._start_vote(), None
             agreed = vote.result()
         self._finite_losses = []
@@ -255,7 +254,7 @@ class LearnerHooks(LearnerRanks):
         return [m not in losses or math.isfinite(losses[m].detach()) for m in self.trained_module_ids]
 
     def _verdicts(self) -> list[bool]:
-        """This rank's on its losses; a subclass may have computed the gradients without `compute_gradients`."""
+        """Return this rank's verdicts on its losses; a subclass may not have used `compute_gradients`."""
         return [*(self._finite_losses or [True] * len(self.trained_module_ids)), True]
 
     def _start_vote(self) -> Vote:
@@ -278,7 +277,7 @@ class LearnerHooks(LearnerRanks):
         return math.isfinite(float(global_norm(mine)))
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        """Called once at the end of each update. Default: move the learning rates along their schedules.
+        """Run once at the end of each update. By default, update the learning rates from their schedules.
 
         Args:
             timesteps: The lifetime counters given to `update`.
@@ -287,16 +286,16 @@ class LearnerHooks(LearnerRanks):
             self._optimizers.update_learning_rates(module_id, self._clock(timesteps))
 
     def log_stats(self, module_id: str, values: Mapping[str, Tensor | float]) -> None:
-        """Log scalars of one minibatch (tensors stay unread); results are means over the last epoch."""
+        """Log scalars of one minibatch (tensors are not read yet); results are means over the last epoch."""
         self._stats.log(module_id, values)
 
     def mean_stats(self, name: str) -> dict[str, float]:
-        """Module id → mean of one logged scalar over the last epoch, where it was logged in this update."""
+        """Return module id → mean of one logged scalar over the last epoch, if it was logged in this update."""
         return self._stats.means_of(name, self.num_minibatches_per_epoch)
 
     def mean_stats_over_ranks(self, name: str) -> dict[str, float]:
-        """Module id → mean of one logged scalar over the last epoch and all ranks, of the modules that this
-        update trained. A collective.
+        """Return module id → mean of one logged scalar over the last epoch and all ranks, for the modules that
+        this update trained. A collective.
 
         Raises:
             PeerLostError: A peer died or hangs.

@@ -1,4 +1,4 @@
-"""How a learner steps together with its peers: joining, agreeing on an update, undoing a failed one."""
+"""LearnerRanks: a learner's cooperation with its peers: joining, agreeing on updates, undoing failed ones."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ __all__ = ["COMPARE_EVERY_UPDATES", "LearnerRanks", "UpdateAgreement", "UpdateSt
 _log = logging.getLogger("rlzmq.learners")
 
 COMPARE_EVERY_UPDATES = 100
-"""How often the ranks compare a hash of all weights; they also do so whenever they come together anew."""
+"""Number of updates between comparisons of the ranks' weights; they are also compared after each re-forming."""
 
 
 @dataclass(frozen=True)
 class UpdateAgreement:
-    """What all ranks do in one update.
+    """The plan of one update that all ranks agreed on.
 
     Attributes:
         module_ids: Modules with data on any rank, sorted.
-        num_minibatches: How many steps every rank takes.
+        num_minibatches: Number of steps that every rank takes.
         num_rows: Module id → real timesteps of all ranks.
         num_env_steps: Env steps of all ranks.
-        loss_weights: Module id → factor of this rank's loss, so that the ranks' mean is the mean over all
+        loss_weights: Module id → factor of this rank's loss that makes the ranks' mean the mean over all
             rows.
     """
 
@@ -55,14 +55,14 @@ class UpdateAgreement:
 
 
 class UpdateStart:
-    """What a learner was when an update began.
+    """The state of a learner at the beginning of an update.
 
     Args:
         learner: The Learner.
 
     Attributes:
-        weights: Its weights, buffers and optimizers.
-        source: A checkpoint of its source.
+        weights: Snapshot of its weights, buffers and optimizers.
+        source: Checkpoint of its batch source.
     """
 
     def __init__(self, learner: LearnerRanks) -> None:
@@ -73,13 +73,13 @@ class UpdateStart:
         self.source = learner.source.checkpoint()
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all state."""
         self.weights.restore()
         self._learner.set_state(self._counters)
         self._learner.source.rollback(self.source)
 
     def begin_again(self) -> None:
-        """Put everything back but the source, which has taken in and given what the update trains."""
+        """Restore all state except the source, which has already provided the update's data."""
         ratio = self._learner.source.ratio
         planned = None if ratio is None else ratio.get_state()
         self.weights.restore()
@@ -89,12 +89,12 @@ class UpdateStart:
 
 
 class LearnerRanks(LearnerBase):
-    """The part of a Learner that knows of its peers. Alone (`group` is None) it does nothing.
+    """The part of a Learner that cooperates with peers. Without a group it does nothing.
 
     Attributes:
-        group: The RankGroup; None: alone.
-        num_divergences: How often the ranks were found to hold different weights; see `mend_divergence`.
-        num_passes: Minibatches that went through the loss here, whatever became of them.
+        group: The RankGroup; None for a single learner.
+        num_divergences: Number of times that ranks held different weights; see `mend_divergence`.
+        num_passes: Minibatches that went through the loss on this rank, with any outcome.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -119,24 +119,24 @@ class LearnerRanks(LearnerBase):
         interface: str | None = None,
         is_called_off: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Join a group of learners; a group that this learner was in is left first.
+        """Join a group of learners, leaving the current one first.
 
-        Afterwards the ranks hold what each held before: bring a newcomer up with `broadcast_state`. A group
-        of one is no group: nothing is opened, and updates are those of a learner on its own.
+        Each rank keeps its state: use `broadcast_state` to update new ranks. With a world size of one no group is
+        formed, and updates are those of a single learner.
 
         Args:
-            process_group: A ready torch process group, made by torchrun, say. Else all of the following.
+            process_group: An existing torch process group, e.g. created by torchrun; otherwise the arguments below.
             backend: None: "nccl" with GPUs, else "gloo".
-            rank: This learner's index; None: as constructed.
-            world_size: How many there are; None: as constructed.
-            store: A torch.distributed Store that all reach and that outlives each.
-            timeout_s: After how many seconds a silent peer counts as lost; None:
+            rank: Index of this learner; None: as given to the constructor.
+            world_size: Number of learners; None: as given to the constructor.
+            store: A torch.distributed Store that all ranks can reach and that outlives them.
+            timeout_s: Seconds after which a silent peer counts as lost; None:
                 ``config.learner_timeout_s``.
-            generation: Rises by one with each new group.
+            generation: Increases by one with each new group.
             forming_timeout_s, interface, is_called_off: See `RankGroup`.
 
         Raises:
-            PeerLostError: Not all ranks came in time.
+            PeerLostError: Not all ranks arrived in time.
             ValueError: A store is needed and missing.
         """
         self.leave_distributed()
@@ -168,13 +168,13 @@ class LearnerRanks(LearnerBase):
         )
 
     def leave_distributed(self) -> None:
-        """Leave the group, if any; also right after a failure of it."""
+        """Leave the group, if any; allowed right after a failure of the group."""
         self._on_modules_changed()
         if self.group is not None:
             self.group.close()
             self.group = None
             self.num_ranks = 1
-            # DistributedDataParallel is part of reference cycles that hold on to the group: see
+            # DistributedDataParallel is part of reference cycles that keep the group alive: see
             # RankGroup.close.
             gc.collect()
 
@@ -188,7 +188,7 @@ class LearnerRanks(LearnerBase):
             return
         mine = None
         if self.rank == source_rank:
-            state = self.get_state(not_components="source")  # a source is its rank's own
+            state = self.get_state(not_components="source")  # a source belongs to its rank
             mine = msgpack.packb(to_plain(state, "learner state"))
         packed = self.group.broadcast_bytes(mine, source_rank)
         if self.rank != source_rank:
@@ -196,12 +196,12 @@ class LearnerRanks(LearnerBase):
             self.set_state(from_plain(msgpack.unpackb(packed, max_bin_len=limit, strict_map_key=True)))
 
     def adopt_newest_state(self) -> int:
-        """Make every rank's state equal to that of the rank with the most updates. A collective.
+        """Load the state of the rank with the most updates on every rank. A collective.
 
-        Nothing is sent where all have the same number of updates and the same weights, bit for bit.
+        Nothing is sent if all ranks have the same number of updates and bitwise equal weights.
 
         Returns:
-            The rank whose state all hold now.
+            The rank whose state all ranks now hold.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -218,14 +218,14 @@ class LearnerRanks(LearnerBase):
         return source
 
     def parameter_hash(self) -> str:
-        """SHA-256 (hex) of all weights and buffers, for comparison across ranks and runs."""
+        """Return the SHA-256 (hex) of all weights and buffers, for comparison across ranks and runs."""
         state = self.get_state("rl_module")["rl_module"]
         return parameter_hash(
             {f"{module_id}/{name}": value for module_id, one in state.items() for name, value in one.items()}
         )
 
     def ranks_agree(self) -> bool:
-        """Whether all ranks hold the same weights, bit for bit. A collective.
+        """Return whether all ranks hold bitwise equal weights. A collective.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -233,10 +233,10 @@ class LearnerRanks(LearnerBase):
         return self.group is None or self.group.agree(self.parameter_hash())
 
     def mend_divergence(self) -> bool:
-        """Where ranks hold different weights (a flipped bit, say), all take over rank 0's state. A collective.
+        """If ranks hold different weights (e.g. after a bit flip), load rank 0's state on all. A collective.
 
         Returns:
-            Whether they differed; that is logged as an error and counted in `num_divergences`.
+            Whether they differed, which is logged as an error and counted in `num_divergences`.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -270,16 +270,15 @@ class LearnerRanks(LearnerBase):
     def agree_on_update(
         self, num_rows: Mapping[str, int], num_minibatches: int, num_env_steps: int
     ) -> UpdateAgreement:
-        """Settle, before the first gradient, what all ranks do in this update.
+        """Agree with all ranks on the plan of this update, before the first gradient.
 
-        Ranks whose batches are exactly ``train_batch_size_per_learner`` steps agree by construction; this
-        makes sure of it, and evens out data that came from elsewhere: the most minibatches that any rank
-        needs.
+        Ranks whose batches are exactly ``train_batch_size_per_learner`` steps agree by construction; this verifies it,
+        and equalizes data from other sources: all ranks take the largest number of minibatches that any of them needs.
 
         Args:
-            num_rows: Module id → real timesteps that this rank has; the same module ids on all ranks.
-            num_minibatches: How many minibatches this rank's data makes.
-            num_env_steps: How many env steps this rank has.
+            num_rows: Module id → real timesteps of this rank; the same module ids on all ranks.
+            num_minibatches: Number of minibatches in this rank's data.
+            num_env_steps: Number of env steps of this rank.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -312,7 +311,7 @@ class LearnerRanks(LearnerBase):
         )
 
     def commit_update(self, *, num_skipped: int) -> None:
-        """The last vote of an update: all ranks have done all of its steps, or none keeps any.
+        """Take the last vote of an update: either all ranks completed all of its steps, or none keeps any.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -327,13 +326,13 @@ class LearnerRanks(LearnerBase):
 
     @property
     def progress(self) -> int:
-        """Rises as long as this rank does something; from any thread. Of several ranks: see `RankGroup.num_entered`."""
+        """A number that increases while this rank works, readable from any thread (see `RankGroup.num_entered`)."""
         group = self.group or self._group_aside
         return self.num_passes if group is None else group.num_entered
 
     @contextmanager
     def group_aside(self) -> Iterator[None]:
-        """This rank computes something alone: what asks for the other ranks' values gets its own."""
+        """Detach from the group within the block: collectives return this rank's own values."""
         self._group_aside = self.group
         self.group = None
         try:
@@ -343,7 +342,7 @@ class LearnerRanks(LearnerBase):
             self._group_aside = None
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's plain value, in rank order. A collective.
+        """Return every rank's plain value, in rank order. A collective.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -357,7 +356,7 @@ class LearnerRanks(LearnerBase):
         ]
 
     def mean_over_ranks(self, values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-        """The weighted mean of each named value over all ranks; the same names on all ranks.
+        """Return the weighted mean of each named value over all ranks; the names must be equal on all ranks.
 
         Raises:
             PeerLostError: A peer died or hangs.
@@ -377,10 +376,10 @@ class LearnerRanks(LearnerBase):
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[UpdateStart]:
-        """If the block raises, weights, optimizers, counters, metrics and source are put back.
+        """Restore weights, optimizers, counters, metrics and source if the block raises.
 
-        An error of this rank's own (in a loss, say) makes it leave the group, so that its peers learn of it
-        at once instead of waiting for it.
+        If the error arose on this rank (e.g. in a loss), the rank also leaves the group, so that its peers fail at once
+        instead of waiting for it.
         """
         start = UpdateStart(self)
         try:

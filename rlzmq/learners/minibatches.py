@@ -1,4 +1,4 @@
-"""Minibatches of a train batch: every one full, the number of them known before the first."""
+"""Minibatches of a train batch, all of the same size and with a number known in advance."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlzmq.episodes.columns import Columns
 
 __all__ = ["CyclicRows", "MinibatchIterator", "ModuleRows", "num_minibatches_of"]
 
-# Minibatches are gathered this many bytes at a time: one kernel per column serves many minibatches, and the
-# block still fits a core's cache.
+# Size of the blocks in which minibatches are gathered: one kernel per column serves many minibatches, and a block
+# still fits a core's cache.
 _BLOCK_BYTES = 4 * 2**20
-# A train batch up to this size moves to the GPU whole; a larger one stays in host memory and its blocks move.
+# A train batch up to this size moves to the GPU at once; a larger one stays in host memory and moves block by block.
 _RESIDENT_BYTES = 256 * 2**20
 
 
 def num_minibatches_of(num_rows: int, minibatch_rows: int | None, num_epochs: int) -> int:
-    """How many minibatches use every row at least `num_epochs` times: ``ceil(epochs * rows / minibatch)``.
+    """Return how many minibatches use every row at least `num_epochs` times: ``ceil(epochs * rows / minibatch)``.
 
     Without a minibatch size every epoch is one minibatch of all rows.
     """
@@ -38,7 +38,7 @@ class CyclicRows:
 
     Args:
         num_rows: Rows of the batch, ≥ 1.
-        rng: Where each epoch's permutation (the first one's too) comes from; None: rows in their order.
+        rng: Generator of each epoch's permutation, including the first; None: rows in their order.
     """
 
     def __init__(self, num_rows: int, rng: np.random.Generator | None) -> None:
@@ -49,7 +49,7 @@ class CyclicRows:
         self._rest = np.empty(0, np.int64)
 
     def take(self, num_indices: int) -> NDArray[np.int64]:
-        """The next `num_indices` indices, int64 [num_indices]."""
+        """Return the next `num_indices` indices, int64 [num_indices]."""
         parts = [self._rest]
         missing = num_indices - self._rest.size
         while missing > 0:
@@ -66,10 +66,10 @@ class ModuleRows:
 
     Args:
         columns: Column name → tensor, or a tree (dict, tuple, list) of tensors, each ``[num_rows, ...]``. The
-            column ``infos`` is a list and stays one.
-        minibatch_rows: Rows of each minibatch; None: all of them.
-        rng: None: rows in their order.
-        device: Where the minibatches are wanted.
+            column ``infos`` remains a list.
+        minibatch_rows: Rows of each minibatch; None: all rows.
+        rng: Generator of the permutations; None: rows in their order.
+        device: Device of the minibatches.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ModuleRows:
         self.num_rows = int(self._leaves[0].shape[0])
         self._check_rows(columns)
         self.minibatch_rows = minibatch_rows or self.num_rows
-        # All rows in every minibatch: their order matters to nothing, so no row is ever moved.
+        # Every minibatch holds all rows, so their order does not matter and no row is moved.
         self._whole = self.minibatch_rows == self.num_rows
         self._stream = CyclicRows(self.num_rows, rng)
         self._device = device
@@ -101,7 +101,7 @@ class ModuleRows:
             ]
 
     def minibatches(self, num_minibatches: int) -> Iterator[dict[str, Any]]:
-        """The next `num_minibatches` minibatches: column name → tree of ``[minibatch_rows, ...]``."""
+        """Yield the next `num_minibatches` minibatches: column name → tree of ``[minibatch_rows, ...]``."""
         if self._whole:
             for _ in range(num_minibatches):
                 yield self._assemble(self._leaves, None)
@@ -144,22 +144,21 @@ class ModuleRows:
 class MinibatchIterator:
     """Minibatches of a batch of one or several modules, epoch after epoch.
 
-    Each module's rows are an endless cycle (a fresh permutation per epoch), cut into minibatches of exactly
-    `minibatch_size` rows; a minibatch larger than the module's batch repeats rows. Iteration ends when every
-    module was covered `num_epochs` times, so a module with fewer rows is seen more often.
+    Each module's rows form an endless cycle (a new permutation per epoch), cut into minibatches of exactly
+    `minibatch_size` rows; a minibatch larger than the module's batch repeats rows. Iteration ends when every module was
+    covered `num_epochs` times, so modules with fewer rows are seen more often.
 
     Args:
         batch: Module id → column name → tensor (or tree of tensors), ``[rows, ...]`` each.
-        minibatch_size: Timesteps of each minibatch; None: the whole batch. Where a row holds several
-            timesteps (``[B, T, ...]``, see `timesteps`), as many rows as hold that many timesteps on average,
-            at least one.
-        num_epochs: How often each row is used (at least).
-        shuffle: Draw a fresh permutation for every epoch, the first one included; else rows keep their order.
-        seed: Of the permutations; each module has its own stream, so they do not depend on each other.
-        num_minibatches: Number of minibatches instead of the one that `num_epochs` gives: what learners that
-            must take equally many steps have agreed on.
+        minibatch_size: Timesteps of each minibatch; None: the whole batch. If a row holds several timesteps
+            (``[B, T, ...]``, see `timesteps`), as many rows as hold that many timesteps on average, at least
+            one.
+        num_epochs: Minimum number of uses of each row.
+        shuffle: Draw a new permutation for every epoch, including the first; else rows keep their order.
+        seed: Seed of the permutations; each module has an independent stream.
+        num_minibatches: Overrides the number that `num_epochs` gives, with the one that all learners agreed on.
         timesteps: Module id → real timesteps in its batch, for modules whose rows hold several.
-        device: Where the minibatches are wanted.
+        device: Device of the minibatches.
     """
 
     def __init__(

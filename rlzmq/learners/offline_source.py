@@ -1,4 +1,4 @@
-"""OfflineShards: a learner rank trains recorded episodes from files."""
+"""OfflineShards: batch source of recorded episodes from files."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["OfflineShards"]
 
 
 class OfflineShards(BatchSource):
-    """Recorded episodes (`rlzmq.replay.open_shards`): epoch after epoch, each rank its own part.
+    """Recorded episodes (`rlzmq.replay.open_shards`), epoch by epoch; each rank trains its part.
 
-    An epoch goes through the rank's shards in a new order, and within a shard through its steps, or whole
-    episodes, in a new order. Batches of single steps lie on the shards' own columns, of which a learner reads the
-    rows that it needs; where a shard ends, a batch goes on with the next.
+    Each epoch visits the rank's shards in a new order, and the steps or whole episodes of each shard in a new order.
+    Batches of single steps are views of the shards' columns, of which a learner reads only the rows it needs; at the
+    end of a shard, a batch continues with the next.
 
     Args:
         shards: EpisodeBatches.
-        batch_size: Env steps of a batch; with whole episodes at least so many.
-        batches_per_update: How many batches an update trains.
-        whole_episodes: Batches of whole episodes in place of single steps.
-        rank, num_ranks: Which part: episodes are dealt out in turn.
-        seed: Of the orders.
+        batch_size: Env steps of a batch; with whole episodes the minimum.
+        batches_per_update: Number of batches that an update trains.
+        whole_episodes: Use batches of whole episodes instead of single steps.
+        rank, num_ranks: Select the rank's part: episodes are assigned in turn.
+        seed: Seed of the orders.
 
     Raises:
-        ConfigurationError: There is no step for this rank.
+        ConfigurationError: There are no steps for this rank.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class OfflineShards(BatchSource):
         self._batches_per_update = batches_per_update
         self._whole_episodes = whole_episodes
         self._seed = [seed, rank]
-        self._epoch = self._position = 0  # items of the epoch that were taken
+        self._epoch = self._position = 0  # items taken in this epoch
         self._order: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])
 
     @property
     def num_epochs(self) -> int:
-        """Epochs that were gone through."""
+        """Number of completed epochs."""
         return self._epoch
 
     def add(self, episodes: Any) -> None:
         if num_env_steps_of(episodes):
             raise ConfigurationError(
-                "OfflineShards trains on files alone: expected an update plan without fresh env steps."
+                "OfflineShards trains on files only: expected an update plan without fresh env steps."
             )
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
@@ -86,11 +86,11 @@ class OfflineShards(BatchSource):
                 part = self._take(missing)
                 missing -= part.num_env_steps
                 parts.append(part)
-            # Parts of several shards are copied, and not the shards.
+            # Parts of several shards are copied, whole shards are not.
             yield parts[0] if len(parts) == 1 else EpisodeBatch.concat([part.compact() for part in parts])
 
     def _take(self, num_steps: int) -> EpisodeBatch:
-        """The next items, of one shard, with at most (whole episodes: at least, if it has them) so many steps."""
+        """Return the next items of one shard: at most `num_steps` steps, or whole episodes with at least as many."""
         passed = 0
         for index, items in self._order_of_epoch():
             if self._position < passed + len(items):
@@ -127,7 +127,7 @@ class OfflineShards(BatchSource):
 
     @property
     def num_bytes(self) -> int:
-        return 0  # the files' pages are the system's to keep or to leave
+        return 0  # the operating system manages the files' pages
 
     def checkpoint(self) -> Any:
         return self._epoch, self._position
@@ -143,7 +143,7 @@ class OfflineShards(BatchSource):
 
 
 def _single_steps(shard: EpisodeBatch, steps: np.ndarray) -> EpisodeBatch:
-    """Steps of a shard, each as a chunk of its own on the shard's columns."""
+    """Return steps of a shard, each as a separate chunk on the shard's columns."""
     ends = np.cumsum(shard.length)
     chunks = np.searchsorted(ends, steps, "right")
     within = steps - (ends - shard.length)[chunks]

@@ -25,11 +25,11 @@ class RegisteredOptimizer:
     """One optimizer of one module.
 
     Attributes:
-        module_id: Whose it is; `ALL_MODULES` for one that steps with every minibatch.
+        module_id: The module; `ALL_MODULES` for an optimizer that steps with every minibatch.
         name: Unique within the module.
         optimizer: A torch optimizer.
-        parameters: What it optimises.
-        learning_rate: Its schedule; None: the optimizer's own settings stay untouched.
+        parameters: The optimized parameters.
+        learning_rate: Its schedule; None: the optimizer's settings are not changed.
     """
 
     module_id: str
@@ -53,10 +53,10 @@ class OptimizerRegistry:
         parameters: Sequence[Tensor],
         learning_rate: float | Sequence[Sequence[float]] | None,
     ) -> None:
-        """Add an optimizer; its learning rate becomes the schedule's first value.
+        """Add an optimizer and set its learning rate to the schedule's first value.
 
         Raises:
-            ValueError: There is one of this name already, or it was made for other parameters.
+            ValueError: The name is taken, or the optimizer was created for other parameters.
         """
         names = self._by_module.setdefault(module_id, {})
         if name in names:
@@ -77,10 +77,10 @@ class OptimizerRegistry:
         names[name] = RegisteredOptimizer(module_id, name, optimizer, tuple(parameters), schedule)
 
     def get(self, module_id: str, name: str = DEFAULT_OPTIMIZER) -> Optimizer:
-        """One optimizer.
+        """Return one optimizer.
 
         Raises:
-            KeyError: There is none of this name.
+            KeyError: There is no optimizer of this name.
         """
         names = self._by_module.get(module_id, {})
         if name not in names:
@@ -88,11 +88,11 @@ class OptimizerRegistry:
         return names[name].optimizer
 
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
-        """The module's optimizers, in the order in which they were registered."""
+        """Return the module's optimizers in order of registration."""
         return list(self._by_module.get(module_id, {}).values())
 
     def of_modules(self, module_ids: Iterable[str]) -> list[RegisteredOptimizer]:
-        """The optimizers that step when these modules are trained, those of `ALL_MODULES` last."""
+        """Return the optimizers that step when these modules are trained, those of `ALL_MODULES` last."""
         return [
             entry for module_id in (*sorted(module_ids), ALL_MODULES) for entry in self.of_module(module_id)
         ]
@@ -101,7 +101,7 @@ class OptimizerRegistry:
         return (entry for names in self._by_module.values() for entry in names.values())
 
     def remove(self, module_id: str) -> None:
-        """Forget a module's optimizers."""
+        """Remove a module's optimizers."""
         self._by_module.pop(module_id, None)
 
     def update_learning_rates(self, module_id: str, num_env_steps: int) -> None:
@@ -111,10 +111,10 @@ class OptimizerRegistry:
                 _set_learning_rate(entry.optimizer, entry.learning_rate.update(num_env_steps))
 
     def get_state(self, names: Mapping[int, str]) -> dict[str, Any]:
-        """Every optimizer's state as named arrays and plain scalars.
+        """Return every optimizer's state as named arrays and plain scalars.
 
         Args:
-            names: ``id(parameter)`` → name. A parameter that is not there is called after its position.
+            names: ``id(parameter)`` → name. Parameters without a name are named by position.
 
         Returns:
             ``{module id: {optimizer: {"state": {parameter: {key: array or scalar}}, "groups": [{key:
@@ -126,10 +126,10 @@ class OptimizerRegistry:
         }
 
     def set_state(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
-        """Take over what `get_state` gave; modules and optimizers that are not in it stay as they are.
+        """Load a state from `get_state`; modules and optimizers missing in it keep their state.
 
         Raises:
-            KeyError: The state names a module or an optimizer that is not here.
+            KeyError: The state names an unknown module or optimizer.
         """
         for module_id, optimizers in state.items():
             for name, optimizer_state in optimizers.items():
@@ -137,7 +137,7 @@ class OptimizerRegistry:
 
 
 def make_adam(parameters: Sequence[Tensor], learning_rate: float) -> torch.optim.Adam:
-    """Adam, in its one-kernel form where the parameters allow it: on one CPU or CUDA device."""
+    """Return an Adam optimizer, as one kernel if all parameters are on one CPU or CUDA device."""
     devices = {p.device for p in parameters}
     lean = len(devices) == 1 and all(p.is_floating_point() for p in parameters)
     if lean and next(iter(devices)).type in ("cpu", "cuda"):
@@ -160,7 +160,7 @@ def _parameter_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[str
 
 def _get_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    # read off directly: Optimizer.state_dict imports torch's compiler when first called
+    # read directly: Optimizer.state_dict imports torch's compiler when first called
     return {
         "state": {
             name: {key: _to_plain(value) for key, value in optimizer.state[parameter].items()}
@@ -181,7 +181,7 @@ def _set_state(optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[in
         raise KeyError(
             f"optimizer state of an unknown parameter {unknown[0]!r}.{did_you_mean(unknown[0], positions)}"
         )
-    # LeanAdam's is read and set directly: Optimizer.state_dict and load_state_dict import torch's compiler
+    # LeanAdam's state is read and set directly: state_dict and load_state_dict import torch's compiler
     is_lean = type(optimizer) is LeanAdam
     mine = optimizer.param_groups if is_lean else optimizer.state_dict()["param_groups"]
     if len(mine) != len(state["groups"]):
@@ -219,7 +219,7 @@ def _from_plain(value: Any) -> Any:
 
 
 def _like(value: Any, mine: Any) -> Any:
-    """A setting as the optimizer holds it: tuples and tensors, which plain formats may lack."""
+    """Return a setting in the optimizer's type: plain formats may lack tuples and tensors."""
     if isinstance(mine, Tensor):
         return torch.as_tensor(value, dtype=mine.dtype, device=mine.device)
     return tuple(value) if isinstance(mine, tuple) else value

@@ -1,6 +1,6 @@
-"""What torch imports only when the first process group or DistributedDataParallel is made.
+"""Modules that torch imports when the first process group or DistributedDataParallel is created.
 
-That takes seconds, in which the interpreter's lock is held and a rank answers nobody: so it is done before.
+The import takes seconds in which the rank holds the GIL and does not respond, so it is done in advance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ RANK_MODULES = ("torch.distributed.nn.functional", "torch._dynamo")
 
 
 def import_for_ranks() -> None:
-    """Import `RANK_MODULES`; to be called before a rank is asked for anything."""
+    """Import `RANK_MODULES`; call it before a rank has work to do."""
     for name in RANK_MODULES:
         importlib.import_module(name)

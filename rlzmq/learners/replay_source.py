@@ -1,4 +1,4 @@
-"""EpisodeReplay: a learner rank trains batches that it draws from a replay buffer."""
+"""EpisodeReplay: batch source that draws from a replay buffer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["EpisodeReplay"]
 
 
 class EpisodeReplay(BatchSource):
-    """A replay buffer: every update adds its fresh steps, and draws batches as the ratio says.
+    """A replay buffer: every update adds its fresh steps and draws batches at the configured ratio.
 
-    A rank whose buffer holds fewer steps than a batch draws no more than it holds: one that has joined a moment ago
-    weighs as much as it knows. What left the buffer to make room for an update that failed stays gone.
+    A rank whose buffer holds fewer steps than a batch draws at most what it holds, so that a rank that has just joined
+    has less weight. Steps evicted for an update that failed are not restored.
 
     Args:
-        buffer: An EpisodeReplayBuffer, or another kind of it.
+        buffer: An EpisodeReplayBuffer or a subclass.
         batch_size: Env steps of a batch on each rank.
-        train_ratio, warm_up: See `ReplayRatio`; `UpdatePlan` has them.
-        options: What `buffer.sample` takes besides: n_step, gamma, beta, batch_length_T, lookback, …
+        train_ratio, warm_up: See `ReplayRatio`; set by `UpdatePlan`.
+        options: Further arguments of `buffer.sample`: n_step, gamma, beta, batch_length_T, lookback, …
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EpisodeReplay(BatchSource):
     def of_plan(
         cls, plan: UpdatePlan, buffer: EpisodeReplayBuffer, *, batch_size: int, **options: Any
     ) -> EpisodeReplay:
-        """The source of an update plan with a train ratio."""
+        """Create from an update plan with a train ratio."""
         return cls(
             buffer, batch_size=batch_size, train_ratio=plan.train_ratio, warm_up=plan.warm_up, **options
         )
@@ -85,7 +85,7 @@ class EpisodeReplay(BatchSource):
         return self.buffer.num_bytes
 
     def update_priorities(self, td_errors: Any, keys: Any) -> None:
-        """See `PrioritizedEpisodeReplayBuffer.update_priorities`; nothing where draws are uniform.
+        """Call `PrioritizedEpisodeReplayBuffer.update_priorities`; do nothing for uniform buffers.
 
         Args:
             td_errors: float [K].

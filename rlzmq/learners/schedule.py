@@ -21,13 +21,13 @@ class Schedule:
     (0.001, 0.00055, 0.0001)
 
     Args:
-        value_or_points: A number (constant), or at least two ``(env steps, value)`` pairs whose env steps
-            start at 0 and rise. Between two points the value is interpolated linearly; after the last one it
-            is held.
-        name: The setting's name, for error texts.
+        value_or_points: A number (constant), or at least two ``(env steps, value)`` pairs whose env steps start
+            at 0 and increase. The value is interpolated linearly between points and constant after the last
+            one.
+        name: The setting's name, for error messages.
 
     Raises:
-        ConfigurationError: The points do not follow those rules.
+        ConfigurationError: The points violate these rules.
     """
 
     def __init__(self, value_or_points: float | Sequence[Sequence[float]], name: str = "value") -> None:
@@ -41,7 +41,7 @@ class Schedule:
         return len(set(self._values)) == 1
 
     def value(self, num_env_steps: int) -> float:
-        """The value after `num_env_steps` lifetime env steps."""
+        """Return the value after `num_env_steps` lifetime env steps."""
         right = bisect_right(self._timesteps, num_env_steps)
         if right == len(self._timesteps):
             return self._values[-1]
@@ -52,7 +52,7 @@ class Schedule:
         return first + (last - first) * (num_env_steps - start) / (end - start)
 
     def update(self, num_env_steps: int) -> float:
-        """Set `current` to the value after `num_env_steps` lifetime env steps, and return it."""
+        """Set `current` to the value after `num_env_steps` lifetime env steps and return it."""
         self.current = self.value(num_env_steps)
         return self.current
 

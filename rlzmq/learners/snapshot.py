@@ -1,4 +1,4 @@
-"""What a failed update is undone with."""
+"""UpdateSnapshot: undoes failed updates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ __all__ = ["UpdateSnapshot"]
 class UpdateSnapshot:
     """Copies of weights, buffers and optimizer state, so that an update happens whole or not at all.
 
-    A learner takes one before each update: when a peer dies in the middle of it, the survivors go back to the
-    weights that all of them had, and the update's data can be trained again; so can what is left of them when
-    some made the loss overflow.
+    A learner takes one before each update. If a peer dies during the update, the survivors return to the weights that
+    all of them had, and the update's data can be trained again; likewise if some of the data made the loss overflow.
 
     Args:
         tensors: Parameters and buffers.
@@ -33,14 +32,14 @@ class UpdateSnapshot:
         self._optimizers = [(optimizer, _copied(optimizer.state)) for optimizer in optimizers]
 
     def restore(self) -> None:
-        """Put everything back, in place."""
+        """Restore all values in place."""
         self._copy(self._copies)
         for optimizer, state in self._optimizers:
             optimizer.state.clear()
             optimizer.state.update(_copied(state))
 
     def restore_not_finite(self) -> None:
-        """Put back the buffers that have become NaN or infinite, e.g. a BatchNorm's statistics."""
+        """Restore the buffers that became NaN or infinite, e.g. a BatchNorm's statistics."""
         with torch.no_grad():
             for tensor, saved in zip(self._tensors, self._copies, strict=True):
                 is_buffer = not isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
@@ -49,7 +48,7 @@ class UpdateSnapshot:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The weights and buffers as they were, for as long as the block runs."""
+        """Use the saved weights and buffers within the block."""
         with torch.no_grad():
             newer = [tensor.detach().clone() for tensor in self._tensors]
             self._copy(self._copies)

@@ -1,4 +1,4 @@
-"""BatchSource: what one learner rank trains on, made of the fresh data that it is given.
+"""BatchSource: decides what a learner rank trains on, given the fresh data of each update.
 
 ```
 update:  fresh episodes ──add──► source ──batches──► learner connector ──► train batches ──► minibatches
@@ -8,11 +8,11 @@ update:  fresh episodes ──add──► source ──batches──► learner
 |---|---|---|
 | `FreshBatch` | this update's | all of it, once |
 | `CircularBuffer` | the newest N batches | 1 to K of them |
-| `EpisodeReplay` | a replay buffer | as many batches as the `ReplayRatio` says |
+| `EpisodeReplay` | a replay buffer | the number of batches given by `ReplayRatio` |
 | `OfflineShards` | none | a fixed number of batches from files |
 
-A source belongs to its rank. It is never part of what ranks send each other: a rank that joins begins with
-an empty one, and what a dead rank's source held is gone, and counted as ``buffer_lost``.
+A source belongs to its rank and is never sent between ranks: a rank that joins starts with an empty source, and the
+content of a dead rank's source is lost and counted as ``buffer_lost``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ __all__ = ["BatchSource", "CircularBuffer", "FreshBatch", "batches_of", "num_env
 
 
 class BatchSource(ABC):
-    """Takes in fresh episodes, and says what the update at hand trains on.
+    """Takes in fresh episodes and returns the batches of each update.
 
-    An update calls `add` once, then `batches`. If the update fails and will be repeated, `rollback` undoes
-    both.
+    An update calls `add` once, then `batches`. If the update fails and will be repeated, `rollback` undoes both.
 
     Attributes:
-        source_id: Of this source alone, in all of the run: by it the driver sees that one is gone.
-        ratio: How much an update trains, where it is not what the fresh data make; the same on all ranks.
+        source_id: Unique id within the run, by which the driver notices that a source is gone.
+        ratio: Training ratio, if the fresh data do not determine how much an update trains; the same on all ranks.
     """
 
     def __init__(self) -> None:
@@ -46,84 +45,84 @@ class BatchSource(ABC):
 
     @abstractmethod
     def add(self, episodes: Any) -> None:
-        """Take in an update's fresh data: an EpisodeBatch, a list of them, or a list of episodes."""
+        """Add an update's fresh data: an EpisodeBatch, a list of them, or a list of episodes."""
 
     @abstractmethod
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
-        """How many batches this update trains here; several ranks train the fewest that any of them has.
+        """Return the number of batches in this update; several ranks use the smallest number of any rank.
 
         Args:
             num_fresh: Fresh env steps of the update, over all ranks.
-            num_ranks: How many these are.
+            num_ranks: Number of ranks.
         """
 
     @abstractmethod
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
-        """What the update trains on, one batch after the other: values as `add` took them.
+        """Yield the batches of the update, as values of the types that `add` accepts.
 
         Args:
-            num_batches: At most what `plan_batches` returned.
-            rng: The update's own stream, where something is drawn.
+            num_batches: At most the result of `plan_batches`.
+            rng: The update's random generator.
         """
 
     @property
     def keeps_data(self) -> bool:
-        """Whether updates to come may train what this one took in, so that ranks must agree on how many batches they
-        train, and an update that trains none is one all the same."""
+        """Whether later updates may train data taken in by this one. If so, ranks must agree on the number of batches,
+        and an update without batches still counts."""
         return False
 
     @property
     def num_env_steps(self) -> int:
-        """Env steps that it keeps for updates to come."""
+        """Env steps kept for later updates."""
         return 0
 
     @property
     def num_added(self) -> int:
-        """Env steps that it took in since it was made, or since its state was set."""
+        """Env steps taken in since the source was created or its state was set."""
         return 0
 
     @property
     def num_bytes(self) -> int:
-        """Size of what it keeps, in bytes."""
+        """Size of the kept data, in bytes."""
         return 0
 
     def replace(self, batch: Any, usable: Any) -> bool:
-        """Keep `usable` in place of a batch that `batches` gave, of which some made a loss overflow.
+        """Keep `usable` in place of a batch from `batches` that in part made a loss overflow.
 
         Args:
-            batch: The very object.
-            usable: What may be trained of it; None: nothing.
+            batch: The identical object that `batches` returned.
+            usable: The usable part; None: nothing.
 
         Returns:
-            Whether what is unusable is not kept any more. Sources that do not know what a batch was made of may give
-            it again: then it is found again.
+            Whether the unusable part is no longer kept. A source that does not know the origin of a batch may return it
+            again; it is then found again.
         """
         return not self.keeps_data
 
     @abstractmethod
     def checkpoint(self) -> Any:
-        """What `rollback` needs; cheap, nothing is copied."""
+        """Return what `rollback` needs; cheap, no data is copied."""
 
     @abstractmethod
     def rollback(self, checkpoint: Any) -> None:
-        """Back to where the source was when `checkpoint` was called."""
+        """Restore the source to a result of `checkpoint`."""
 
     def get_state(self) -> dict[str, Any]:
-        """What it keeps, as plain values and arrays, between two updates; for checkpoints that ask for it."""
+        """Return the kept data as plain values and arrays, between two updates; for checkpoints that include it."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Keep what `get_state` gave, and nothing else.
+        """Replace all kept data by a state from `get_state`.
 
         Raises:
-            ValueError: The state is another kind of source's.
+            ValueError: The state is of another kind of source.
         """
         if state:
             raise ValueError(f"{type(self).__name__}: expected the empty state, got {sorted(state)}.")
 
 
 class FreshBatch(BatchSource):
-    """Every fresh step, in this update only. On-policy algorithms: PPO; also IMPALA."""
+    """Every fresh step, in this update only; for on-policy algorithms (PPO) and IMPALA."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +148,8 @@ class FreshBatch(BatchSource):
 class CircularBuffer(BatchSource):
     """The newest N batches, each trained up to K times (IMPACT, arXiv:1912.00167).
 
-    Every batch brings K uses. An update draws one to K of the uses that are left, uniformly, so that N (K - 1) / 2
-    stay in store: enough to mix the last N batches, few enough that hardly any falls out unused.
+    Each batch has K uses. An update draws one to K of the remaining uses uniformly, so that N (K - 1) / 2 remain on
+    average: enough to mix the last N batches, few enough that hardly any expires unused.
 
     Args:
         num_batches: N, >= 1.
@@ -161,12 +160,12 @@ class CircularBuffer(BatchSource):
         super().__init__()
         self._capacity = num_batches
         self._iterations = iterations_per_batch
-        self._slots: tuple[tuple[Any, int], ...] = ()  # (batch, uses left), the oldest first
+        self._slots: tuple[tuple[Any, int], ...] = ()  # (batch, remaining uses), oldest first
         self._num_added = 0
 
     @property
     def num_uses_left(self) -> int:
-        """How many more times a batch can be drawn without a fresh one."""
+        """Number of draws possible without a fresh batch."""
         return sum(uses for _, uses in self._slots)
 
     def add(self, episodes: Any) -> None:
@@ -223,7 +222,7 @@ class CircularBuffer(BatchSource):
 
 
 def batches_of(episodes: Any) -> list[Any]:
-    """What `BatchSource.add` got, as a list of batches, or of one list of episodes."""
+    """Return the argument of `BatchSource.add` as a list of batches, or of one list of episodes."""
     if hasattr(episodes, "columns") or hasattr(episodes, "rows"):
         return [episodes]
     items = list(episodes)
@@ -233,7 +232,7 @@ def batches_of(episodes: Any) -> list[Any]:
 
 
 def num_env_steps_of(episodes: Any) -> int:
-    """Env steps of what `BatchSource.add` got."""
+    """Return the number of env steps in the argument of `BatchSource.add`."""
     if hasattr(episodes, "num_env_steps"):
         return int(episodes.num_env_steps)
     return sum(

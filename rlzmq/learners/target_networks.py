@@ -1,4 +1,4 @@
-"""Target networks: copies that follow the trained networks slowly."""
+"""Target networks: copies that slowly follow the trained networks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def update_target_networks(module: TargetNetworkAPI, tau: float) -> None:
     """Move a module's target networks towards the trained ones: θ̄ ← τ θ + (1 - τ) θ̄; buffers are copied.
 
     Args:
-        module: Its pairs come from ``get_target_network_pairs()``.
-        tau: In [0, 1]; 1 copies.
+        module: The module; its network pairs come from ``get_target_network_pairs()``.
+        tau: Update rate in [0, 1]; 1 copies.
     """
     for main, target in module.get_target_network_pairs():
         for source, copy in zip(main.parameters(), target.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""From what a Learner is given (episodes, ready batches) to one train batch per module."""
+"""Builds one train batch per module from the data given to a Learner (episodes, ready batches)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _BATCHES = (EpisodeBatch, MultiAgentEpisodeBatch)
 
 @dataclass
 class TrainBatch:
-    """What one update trains on: real rows only, for each module.
+    """The data of one update: real rows only, for each module.
 
     Attributes:
-        columns: Module id → column → tensor or tree of tensors, ``[rows, ...]``; of stateful modules ``[B, T,
+        columns: Module id → column → tensor or tree of tensors, ``[rows, ...]``; for stateful modules ``[B, T,
             ...]`` with ``loss_mask`` (False where padded) and ``state_in`` ``[B, ...]``.
-        num_env_steps: Env steps in it, each counted once.
+        num_env_steps: Number of env steps, each counted once.
         num_module_steps: Module id → real timesteps in its columns.
-        mean_weights_seq_no: Module id → mean weights version that its data was sampled with, where known.
+        mean_weights_seq_no: Module id → mean weights version that sampled its data, if known.
     """
 
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class TrainBatch:
     mean_weights_seq_no: dict[str, float] = field(default_factory=dict)
 
     def drop(self, module_id: str) -> None:
-        """Take a module's rows out; its env steps stay counted."""
+        """Remove a module's rows; its env steps remain counted."""
         for part in (self.columns, self.num_module_steps, self.mean_weights_seq_no):
             part.pop(module_id, None)
 
     def add_counts(self, other: TrainBatch) -> None:
-        """Add another batch's counters, not its rows."""
+        """Add another batch's counters, but not its rows."""
         self.num_env_steps += other.num_env_steps
         for module_id, version in other.mean_weights_seq_no.items():
             num_before, num_added = self.num_module_steps.get(module_id, 0), other.num_module_steps[module_id]
@@ -58,7 +58,7 @@ class TrainBatch:
             self.num_module_steps[module_id] = self.num_module_steps.get(module_id, 0) + num_steps
 
     def on(self, device: torch.device) -> dict[str, dict[str, Any]]:
-        """The columns on a device."""
+        """Return the columns on a device."""
         return {
             module_id: {
                 name: column if name == Columns.INFOS else tree_map(lambda leaf: leaf.to(device), column)
@@ -69,15 +69,15 @@ class TrainBatch:
 
 
 class TrainBatchBuilder:
-    """Makes train batches of episodes or of ready batches.
+    """Builds train batches from episodes or ready batches.
 
-    Episodes on columns go through the learner connector in one fused pass where its pieces allow it, through
-    its per-episode protocol otherwise; both give the same train batch to the last bit.
+    Episodes on columns go through the learner connector in one fused pass if its pieces allow it, else through its
+    per-episode protocol; both return bitwise equal train batches.
 
     Args:
         learner_connector: The LearnerConnectorPipeline.
         module: The MultiRLModule.
-        device: Where the module lives.
+        device: Device of the module.
     """
 
     def __init__(self, learner_connector: Any, module: Any, device: torch.device) -> None:
@@ -93,7 +93,7 @@ class TrainBatchBuilder:
         batches: Sequence[Mapping[str, Any]] | None = None,
         episodes: Any = None,
     ) -> TrainBatch:
-        """The train batch of exactly one source; a TrainBatch as `batch` is returned as it is.
+        """Return the train batch of exactly one source; a TrainBatch as `batch` is returned unchanged.
 
         Raises:
             ValueError: The source is empty.
@@ -127,7 +127,7 @@ class TrainBatchBuilder:
             num_env_steps = sum(episode.env_steps() for episode in episodes)
         if columns is None:
             if isinstance(episodes, _BATCHES):
-                episodes = episodes[:]  # its own items: what pieces write must not pile up over updates
+                episodes = episodes[:]  # a copy: what pieces write must not accumulate over updates
             episodes = [episode for episode in episodes if len(episode)]
             columns = self._by_module(
                 self.learner_connector(
@@ -149,7 +149,7 @@ class TrainBatchBuilder:
         return train_batch
 
     def _by_module(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Module id → column → value, whichever of the two levels `batch` starts with."""
+        """Return module id → column → value for a `batch` that starts at either level."""
         known = {
             module_id: dict(columns)
             for module_id, columns in batch.items()
@@ -179,7 +179,7 @@ class TrainBatchBuilder:
 
 
 def _without_nesting(episodes: Any) -> Any:
-    """One batch on columns where everything is one, else a list of episodes."""
+    """Return one batch on columns if all episodes are on columns, else a list of episodes."""
     if isinstance(episodes, _BATCHES):
         return episodes
     episodes = list(episodes)
@@ -196,7 +196,7 @@ def _without_nesting(episodes: Any) -> Any:
 
 
 def _as_tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that can be trained on, arrays as tensors (float64 as float32)."""
+    """Return the trainable columns, with arrays as tensors (float64 as float32)."""
     result: dict[str, Any] = {}
     for name, column in columns.items():
         if name == Columns.INFOS:
@@ -207,9 +207,9 @@ def _as_tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _real_rows(columns: dict[str, Any], stateful: bool) -> tuple[dict[str, Any], int]:
-    """Columns without the rows that no loss may see, and the number of real timesteps.
+    """Return columns without rows that no loss may see, and the number of real timesteps.
 
-    The mask of a stateless module is gone afterwards; a stateful one's stays for the padded steps.
+    The mask of a stateless module is removed; that of a stateful module remains for padded steps.
     """
     mask = columns.get(Columns.LOSS_MASK)
     if mask is None:
@@ -219,7 +219,7 @@ def _real_rows(columns: dict[str, Any], stateful: bool) -> tuple[dict[str, Any],
     if not bool(keep.all()):
         rows = keep.nonzero().squeeze(1)
         chosen = rows.tolist() if Columns.INFOS in columns else []
-        for name in list(columns):  # one by one: the rows of one column only are there twice
+        for name in list(columns):  # one by one, so that only one column is in memory twice
             column = columns.pop(name)
             columns[name] = (
                 [column[row] for row in chosen]
@@ -241,7 +241,7 @@ def _num_rows(columns: Mapping[str, Any]) -> int:
 
 
 def _concatenated(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One batch of several with the same columns."""
+    """Concatenate several batches with the same columns."""
     tensors = [_as_tensors(part) for part in parts]
     if len(tensors) == 1:
         return tensors[0]

@@ -1,4 +1,4 @@
-"""Which steps made a loss overflow: a search by halves over what an update trained, and the batches without them."""
+"""UnusableSteps: finds the steps of an update that made a loss overflow, and the batches without them."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ __all__ = ["ORIGIN", "LeftOut", "UnusableSteps", "as_batches"]
 _log = logging.getLogger("rlzmq.learners")
 
 ORIGIN = "origin"
-"""The key of a batch's meta under which its owner keeps where it came from: plain values, never read here."""
+"""Key in a batch's meta for its origin: plain values, not interpreted here."""
 
-_STEPS = "steps_of_whole"  # in the meta of a batch that was cut: which env steps of the whole one are left
+_STEPS = "steps_of_whole"  # in the meta of a cut batch: its env steps within the whole
 
-# Halvings per search: each is a forward and a backward pass. What is not narrowed down then is left out whole.
+# Halvings per search, each a forward and a backward pass. A part not narrowed down by then is left out whole.
 _MAX_HALVINGS = 100
 _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Steps that an update went without.
+    """Steps that were left out of an update.
 
     Attributes:
-        origin: The batch's own, of its meta; None: it has none.
-        first, num_steps: Which env steps of the batch as it came, as `slice_steps` counts them.
-        is_fresh: They came with this update; else they lay in a buffer since one before it.
+        origin: Origin of the batch, from its meta; None: unknown.
+        first, num_steps: Env steps of the original batch, as counted by `slice_steps`.
+        is_fresh: Whether they arrived with this update; else they were in a buffer before it.
     """
 
     origin: Any
@@ -50,15 +50,15 @@ class LeftOut:
 
 @dataclass(slots=True)
 class UnusableSteps:
-    """The search through some batches, and what it found: env steps that, taken alone, make a loss or its gradients
-    NaN or infinite.
+    """A search in some batches for the env steps that by themselves make a loss or its gradients NaN or
+    infinite.
 
     Args:
-        learner: A Learner with the weights that the update began with.
-        batches: EpisodeBatches or MultiAgentEpisodeBatches, each as long as it was trained.
+        learner: A Learner with the weights from the beginning of the update.
+        batches: EpisodeBatches or MultiAgentEpisodeBatches, in full length.
 
     Attributes:
-        found: (index of the batch, first env step, one after the last), in order.
+        found: (index of the batch, first env step, end), in order.
         num_steps: Env steps of all batches.
     """
 
@@ -73,14 +73,14 @@ class UnusableSteps:
 
     @property
     def num_found(self) -> int:
-        """Env steps that were found."""
+        """Number of env steps found."""
         return sum(end - begin for _, begin, end in self.found)
 
     def search(self) -> Iterator[None]:
-        """Look for them, with a pause before each pass through the loss, in which ranks may wait for each other.
+        """Search; yield before each pass through the loss, so that ranks may wait for each other.
 
-        Parts of a minibatch's size are tried first, then halves of those that are unusable. Of a part whose halves are
-        usable, each for itself, all is. The learner's rank does it alone; nothing of it but buffers changes.
+        Parts of a minibatch's size are tried first, then halves of the unusable ones. If both halves of a part are
+        usable by themselves, the whole part is unusable. Each rank searches alone; only the learner's buffers change.
         """
         size = self.learner._setting("minibatch_size", None) or max(1, self.num_steps)
         try:
@@ -90,14 +90,16 @@ class UnusableSteps:
                     yield
                     if not self._is_usable(batch, *part):
                         yield from self._narrow(index, *part)
-        except Exception:  # the update itself went through: this only looks for what was wrong with it
+        except Exception:  # a failed search must not fail the update
             _log.warning(
-                "rank %d: what made the loss overflow is not known", self.learner.rank, exc_info=True
+                "rank %d: could not find the steps that made the loss overflow",
+                self.learner.rank,
+                exc_info=True,
             )
             self.found.clear()
 
     def without(self) -> list[Any]:
-        """The batches without what was found, and without those of which nothing is left."""
+        """Return the batches without the steps found; batches that become empty are left out."""
         usable = []
         for index, batch in enumerate(self.batches):
             bad = [(begin, end) for of, begin, end in self.found if of == index]
@@ -114,7 +116,7 @@ class UnusableSteps:
         return usable or [self.batches[0].slice_steps(0, 0)]
 
     def left_out(self) -> Iterator[tuple[Any, int, int]]:
-        """(origin of the batch, first, num_steps) of what was found, before anything was cut out of the batch."""
+        """Yield (origin of the batch, first, num_steps) of the steps found, relative to the uncut batch."""
         for index, begin, end in self.found:
             batch = self.batches[index]
             steps = _steps_of_whole(batch)[begin:end]
@@ -161,7 +163,7 @@ def _steps_of_whole(batch: Any) -> Any:
 
 
 def as_batches(episodes: Any) -> list[Any]:
-    """What `Learner.update` takes as episodes as a list of batches on columns; [] where that cannot be."""
+    """Return `Learner.update`'s episodes as a list of batches on columns; [] if that is not possible."""
     kinds = (EpisodeBatch, MultiAgentEpisodeBatch)
     listed: list[Any] = [episodes] if isinstance(episodes, kinds) else list(episodes)
     if listed and all(isinstance(item, kinds) for item in listed):
@@ -176,7 +178,7 @@ def as_batches(episodes: Any) -> list[Any]:
 
 @contextmanager
 def _alone(learner: Any) -> Iterator[None]:
-    """What a loss draws, logs or asks other ranks for has no effect on the learner."""
+    """Isolate the learner: what a loss draws, logs or asks other ranks for has no effect within the block."""
     stats, learner._stats = learner._stats, UpdateStats()
     metrics = learner.metrics.get_state()
     try:

@@ -1,4 +1,4 @@
-"""What an update measures: kept as tensors while it runs, read once at its end."""
+"""UpdateStats: scalars measured during an update, kept as tensors and read once at its end."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class UpdateStats:
             collected[name].append(value.detach() if isinstance(value, Tensor) else value)
 
     def means(self, num_last: int) -> dict[str, dict[str, float]]:
-        """Module id → name → mean over the `num_last` last logged values (fewer where fewer were logged)."""
+        """Return module id → name → mean over the last `num_last` logged values (or all, if fewer)."""
         return {
             module_id: {name: _mean(values[-num_last:]) for name, values in collected.items()}
             for module_id, collected in self._values.items()
         }
 
     def means_of(self, name: str, num_last: int) -> dict[str, float]:
-        """Module id → mean of one value over its `num_last` last ones, where it was logged."""
+        """Return module id → mean of the last `num_last` values of one scalar, for modules that logged it."""
         return {
             module_id: _mean(collected[name][-num_last:])
             for module_id, collected in self._values.items()

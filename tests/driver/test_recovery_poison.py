@@ -213,6 +213,6 @@ def test_a_loss_that_is_never_finite_ends_the_run(num_env_runners: int, num_lear
             algo.train()
     assert str(caught.value) == (
         "10 updates in a row took no optimizer step, up to weights version 10: the losses or gradients of "
-        "'default_policy' are NaN or infinite, whatever the data. Look at the loss, at the module's outputs, at a lr "
-        "too high, or set grad_clip."
+        "'default_policy' are NaN or infinite, whatever the data. Check the loss and the module's outputs, "
+        "reduce the lr, or set grad_clip."
     )

@@ -77,7 +77,7 @@ def death_main(rank: int, world_size: int, path: Path) -> dict[str, Any]:
 def past_main(rank: int, world_size: int, path: Path) -> list[float]:
     if rank == 0:  # it has been through three attempts that failed in three ways, the others through none
         store = dist.FileStore(str(path / "nobody"), world_size)
-        with pytest.raises(PeerLostError, match=r"generation 0: rank 1 did not come within 0\.1 s"):
+        with pytest.raises(PeerLostError, match=r"generation 0: rank 1 did not arrive within 0\.1 s"):
             RankGroup(rank=0, world_size=2, store=store, timeout_s=0.1, interface=loopback_interface())
         with pytest.raises(PeerLostError, match="generation 1 was called off"):
             RankGroup(rank=0, world_size=2, store=store, generation=1, is_called_off=lambda: True)
@@ -110,7 +110,7 @@ def test_a_killed_peer_is_noticed_at_once_and_the_survivor_goes_on_alone(tmp_pat
 
 
 def test_a_missing_peer_is_reported_after_the_timeout(tmp_path: Path) -> None:
-    with pytest.raises(PeerLostError, match=r"rank 1 did not come within 0\.5 s"):
+    with pytest.raises(PeerLostError, match=r"rank 1 did not arrive within 0\.5 s"):
         form_group(tmp_path, 0, 2, timeout_s=0.5)
     assert not dist.is_initialized()
 

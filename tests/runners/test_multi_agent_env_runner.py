@@ -287,7 +287,7 @@ def test_mapping_function_is_asked_once_per_agent_and_episode_also_across_chunks
 
 def test_mapping_to_an_unknown_module_is_an_error_that_names_those_there_are() -> None:
     config = cartpole_config().multi_agent(policy_mapping_fn=lambda agent_id, episode, **kw: "po")
-    with pytest.raises(ConfigurationError, match="returned 'po', which is no module"):
+    with pytest.raises(ConfigurationError, match="returned 'po', which is not a module"):
         MultiAgentEnvRunner(config=config).sample(num_timesteps=5)
 
 
