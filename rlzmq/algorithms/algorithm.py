@@ -1,4 +1,4 @@
-"""Algorithm: the synchronous face of a run."""
+"""Algorithm: the synchronous interface of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
-    config_to_go_on_with,
     latest_checkpoint,
     read_algorithm,
+    resume_config,
 )
 from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.registry import config_class_named
@@ -29,11 +29,11 @@ __all__ = ["Algorithm"]
 
 
 class Algorithm:
-    """Trains, evaluates, saves and restores; every call returns when it is done.
+    """A run with blocking methods: trains, evaluates, saves and restores.
 
-    With ``num_env_runners=0`` and ``num_learners=0`` everything happens in the caller's own stack:
-    no process, no thread, no event loop, and a debugger steps through it. Otherwise an event loop on
-    a thread of its own talks to the processes; that works inside a running loop (notebooks) too.
+    With ``num_env_runners=0`` and ``num_learners=0`` everything runs in the calling thread, without other
+    processes, threads or an event loop, so that a debugger can step through it. Otherwise an event loop on a
+    separate thread communicates with the processes; this also works inside a running loop (notebooks).
 
     Example::
 
@@ -44,14 +44,14 @@ class Algorithm:
     `learner_group.update(episodes=…)` and `sync_weights()`.
 
     Args:
-        config: Validated and frozen, as ``config.build()`` passes it; another is made so.
+        config: The config; one that is not frozen is copied, validated and frozen first.
     """
 
     config_class: ClassVar[Any] = None
 
     @classmethod
     def get_default_config(cls) -> Any:
-        """A config of this algorithm with its defaults; algorithms of one's own override it, or set `config_class`."""
+        """Return this algorithm's config with its defaults; custom algorithms override it or set `config_class`."""
         return (cls.config_class or config_class_named("AlgorithmConfig"))(algo_class=cls)
 
     def __init__(self, config: BaseConfig) -> None:
@@ -59,42 +59,42 @@ class Algorithm:
         if not config.is_frozen:
             config = config._for_build(None, True)
         overrides_step = type(self).training_step is not Algorithm.training_step
-        self._async = _WithStepOfFace(config) if overrides_step else AsyncAlgorithm(config)
-        self._async._face.algorithm = self
+        self._async = _WithSyncTrainingStep(config) if overrides_step else AsyncAlgorithm(config)
+        self._async._dispatch.algorithm = self
         self._run = runner_for(config)
         self._run(self._async.start())
 
     # -- training -------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
-        """One iteration; its result under RLlib's keys (see AsyncAlgorithm.train)."""
+        """Run one iteration and return its result under RLlib's keys (see AsyncAlgorithm.train)."""
         return self._run(self._async.train())  # type: ignore[no-any-return]
 
     def training_step(self) -> Any:
-        """One update. Override for other algorithms; return None, report through `self.metrics`."""
+        """Run one update. Custom algorithms override it, return None, and report through `self.metrics`."""
         self._run(AsyncAlgorithm.training_step(self._async))
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Called with each iteration's result, after the callbacks. Override it to send results elsewhere."""
+        """Handle the result of an iteration, after the callbacks. Does nothing; override it to log results."""
 
     def evaluate(self) -> dict[str, Any]:
-        """One evaluation round: ``{"env_runners": {"episode_return_mean": …, …}}``."""
+        """Run one evaluation round and return ``{"env_runners": {"episode_return_mean": …, …}}``."""
         return self._run(self._async.evaluate())  # type: ignore[no-any-return]
 
     def sync_weights(self) -> None:
-        """Give all runners the learners' current weights."""
+        """Send the learners' current weights to all runners."""
         self._run(self._async.sync_weights())
 
     # -- parts ----------------------------------------------------------------------------------
 
     @property
     def config(self) -> Any:
-        """The run's config, with the modules that it has now; frozen."""
+        """The run's frozen config, with its current modules."""
         return self._async.config
 
     @property
     def iteration(self) -> int:
-        """Training iterations done."""
+        """Number of completed training iterations."""
         return self._async.iteration
 
     @property
@@ -119,23 +119,23 @@ class Algorithm:
 
     @property
     def env_runner_group(self) -> EnvRunnerGroup:
-        """Who samples."""
+        """The env runners that sample."""
         return EnvRunnerGroup.facing(self._async.env_runner_group, self._run)
 
     @property
     def eval_env_runner_group(self) -> EnvRunnerGroup | None:
-        """Who evaluates; None before the first round."""
+        """The env runners that evaluate; None before the first round."""
         group = self._async.eval_env_runner_group
         return None if group is None else EnvRunnerGroup.facing(group, self._run)
 
     @property
     def learner_group(self) -> LearnerGroup:
-        """Who learns."""
+        """The learners."""
         return LearnerGroup.facing(self._async.learner_group, self._run)
 
     @property
     def env_runner(self) -> Any:
-        """The EnvRunner in this process; None if all runners are processes of their own."""
+        """The EnvRunner in this process; None if all runners are separate processes."""
         return self._async.env_runner
 
     @property
@@ -145,16 +145,16 @@ class Algorithm:
 
     @property
     def env_to_module_connector(self) -> Any:
-        """The env-to-module pipeline of `env_runner`; without one, an equal one with the merged states."""
+        """The env-to-module pipeline of `env_runner`; if that is None, an equal one with the merged states."""
         return self._async.env_to_module_connector
 
     @property
     def module_to_env_connector(self) -> Any:
-        """The module-to-env pipeline, likewise."""
+        """The module-to-env pipeline of `env_runner`; if that is None, an equal one with the merged states."""
         return self._async.module_to_env_connector
 
     def get_module(self, module_id: str = "default_policy") -> Any:
-        """An RLModule with the current weights, in this process.
+        """Return an RLModule in this process with the current weights.
 
         Raises:
             KeyError: No such module.
@@ -175,11 +175,11 @@ class Algorithm:
     # -- acting ---------------------------------------------------------------------------------
 
     def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
-        """The current weights with their connectors, to act with (see AsyncAlgorithm.get_policy)."""
+        """Return a Policy with the current weights and connectors (see AsyncAlgorithm.get_policy)."""
         return self._run(self._async.get_policy(module_id=module_id, agent_id=agent_id))  # type: ignore[no-any-return]
 
     def compute_action(self, observation: Any, **options: Any) -> Any:
-        """The env's action for an observation (see AsyncAlgorithm.compute_action)."""
+        """Return the env action for an observation (see AsyncAlgorithm.compute_action)."""
         return self._run(self._async.compute_action(observation, **options))
 
     # -- checkpoints ----------------------------------------------------------------------------
@@ -190,15 +190,15 @@ class Algorithm:
         *,
         not_components: str | Collection[str] | None = None,
     ) -> dict[str, Any]:
-        """What a checkpoint holds, or some components of it (see AsyncAlgorithm.get_state)."""
+        """Return the state that a checkpoint contains, or some components (see AsyncAlgorithm.get_state)."""
         return self._run(self._async.get_state(components, not_components=not_components))  # type: ignore[no-any-return]
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`'s output, or take over parts of it (see AsyncAlgorithm.set_state)."""
+        """Restore the output of `get_state`, or parts of it (see AsyncAlgorithm.set_state)."""
         self._run(self._async.set_state(state))
 
     def save_to_path(self, path: str | Path | None = None) -> str:
-        """Write a checkpoint, atomically; its absolute path (see AsyncAlgorithm.save_to_path)."""
+        """Write a checkpoint atomically and return its absolute path (see AsyncAlgorithm.save_to_path)."""
         return self._run(self._async.save_to_path(path))  # type: ignore[no-any-return]
 
     def save(self, path: str | Path | None = None) -> str:
@@ -206,7 +206,7 @@ class Algorithm:
         return self.save_to_path(path)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Take over a checkpoint's state, or one component (see AsyncAlgorithm.restore_from_path)."""
+        """Restore a checkpoint, or one component of it (see AsyncAlgorithm.restore_from_path)."""
         self._run(self._async.restore_from_path(path, component))
 
     def restore(self, path: str | Path) -> None:
@@ -217,20 +217,20 @@ class Algorithm:
     def from_checkpoint(
         cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> Self:
-        """An algorithm that goes on from a checkpoint.
+        """Return an algorithm that continues from a checkpoint.
 
         Args:
             path: The checkpoint's directory.
-            config: In place of the stored one; needed when that held functions or classes.
-            trust_code: Whether functions and classes that the stored config names are imported.
+            config: Replaces the stored config; needed if that held functions or classes.
+            trust_code: Whether to import functions and classes that the stored config names.
 
         Raises:
-            CheckpointError: It is torn, altered, of an unknown version, or was saved by a class of one's own
-                that is not this one, nor the config's.
+            CheckpointError: The checkpoint is incomplete, altered, of an unknown version, or was saved by a custom
+                class that is neither this class nor that of the config.
             ConfigurationError: It is of another algorithm than this class.
         """
         state = read_algorithm(path)
-        chosen = config_to_go_on_with(path, state, config, trust_code=trust_code)
+        chosen = resume_config(path, state, config, trust_code=trust_code)
         algo_class = cls
         if cls is Algorithm:
             algo_class = chosen._algorithm_class()
@@ -251,29 +251,29 @@ class Algorithm:
     def keep_checkpoints(
         self, directory: str | Path, *, every_s: float | None = None, num: int | None = None
     ) -> None:
-        """From now on `train` writes checkpoints by itself (see AsyncAlgorithm.keep_checkpoints)."""
+        """Make `train` write checkpoints automatically (see AsyncAlgorithm.keep_checkpoints)."""
         self._async.keep_checkpoints(directory, every_s=every_s, num=num)
 
     def save_checkpoint(self) -> Path:
-        """Write one where `keep_checkpoints` says, now (see AsyncAlgorithm.save_checkpoint)."""
+        """Write a checkpoint to the directory of `keep_checkpoints` now (see AsyncAlgorithm.save_checkpoint)."""
         return self._run(self._async.save_checkpoint())  # type: ignore[no-any-return]
 
     @classmethod
     def resume(
         cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> Self:
-        """An algorithm that goes on in a run directory, and keeps its checkpoints there.
+        """Return an algorithm that continues the run in a directory and keeps its checkpoints there.
 
-        It begins with the newest whole checkpoint in it, or anew where there is none.
+        It starts from the newest intact checkpoint in the directory; if there is none, it starts a new run.
 
         Example::
 
-            algo = Algorithm.resume("runs/mine", config=config)  # the same line, however often it is killed
+            algo = Algorithm.resume("runs/mine", config=config)  # the same line after every interruption
 
         Args:
-            directory: Of the run; checkpoints are in ``checkpoints/`` below it.
-            config: For a run that begins anew, and in place of the stored one.
-            trust_code: Whether functions and classes that the stored config names are imported.
+            directory: The run directory; checkpoints are in ``checkpoints/`` below it.
+            config: Config of a new run; also replaces the stored config.
+            trust_code: Whether to import functions and classes that the stored config names.
 
         Raises:
             CheckpointError: There is no checkpoint, and `config` is None.
@@ -282,20 +282,22 @@ class Algorithm:
         if newest is not None:
             algorithm = cls.from_checkpoint(newest, config=config, trust_code=trust_code)
         elif config is None:
-            raise CheckpointError(f"{directory} holds no whole checkpoint. Pass config=… to begin anew.")
+            raise CheckpointError(
+                f"{directory} holds no intact checkpoint. Pass config=… to start a new run."
+            )
         else:
             algorithm = (cls if cls is not Algorithm else config._algorithm_class())(config)
         algorithm.keep_checkpoints(Path(directory) / "checkpoints")
         return algorithm
 
     def cut_iteration_short(self) -> None:
-        """The running iteration ends with the update at hand. May be called by a signal handler."""
+        """End the current iteration after the current update. May be called by a signal handler."""
         self._async.cut_iteration_short()
 
-    # -- life -----------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End every process of the run. May be called twice."""
+        """Stop every process of the run. Idempotent."""
         self._run(self._async.stop())
 
     def __enter__(self) -> Self:
@@ -310,18 +312,18 @@ class Algorithm:
         return f"{type(self).__name__}(env={self.config.env!r}, iteration={self.iteration})"
 
 
-class _WithStepOfFace(AsyncAlgorithm):
-    """The coroutines behind a synchronous algorithm that has a training step of its own."""
+class _WithSyncTrainingStep(AsyncAlgorithm):
+    """An AsyncAlgorithm that calls the `training_step` of the user's synchronous algorithm."""
 
     async def training_step(self) -> Any:
-        return await in_calling_thread(self._face.algorithm.training_step)
+        return await in_calling_thread(self._dispatch.algorithm.training_step)
 
 
 def _check_is_config(algorithm: type[Algorithm], config: BaseConfig) -> None:
-    """What people write first: ``PPO("CartPole-v1")``, a dict, or the config's class.
+    """Check that the argument of an algorithm class is a config, not e.g. an env's name, a dict or a config class.
 
     Raises:
-        TypeError: It is no config; says what to write.
+        TypeError: It is not a config; the text has the right call.
     """
     if isinstance(config, BaseConfig):
         return

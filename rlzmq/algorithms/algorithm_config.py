@@ -1,4 +1,4 @@
-"""AlgorithmConfig: the settings of a run, and what is built of them."""
+"""AlgorithmConfig: the settings of a run, and the objects built from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlzmq.learners.learner import Learner
     from rlzmq.modules import spec
     from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-else:  # what a config builds brings torch; a config is made and checked without it
+else:  # these import torch, which creating and checking a config does not need
     async_algorithm = LazyModule("rlzmq.algorithms.async_algorithm")
     module_specs = LazyModule("rlzmq.algorithms.module_specs")
     defaults = LazyModule("rlzmq.connectors.defaults")
@@ -33,10 +33,10 @@ __all__ = ["AlgorithmConfig"]
 
 
 class AlgorithmConfig(BaseConfig):
-    """The settings of a run: set fluently, checked at once, frozen when an Algorithm is built.
+    """The settings of a run, with chainable setters; frozen when an Algorithm is built from it.
 
-    Every setter returns the config itself. An unknown key, a value of the wrong type or out of
-    range is refused at the call, with the closest valid name. Settings read as attributes.
+    Every setter returns the config itself. Unknown keys (with the closest valid name) and values of the wrong type
+    or out of range raise at the call. Settings are read as attributes.
 
     Example:
         >>> config = (
@@ -49,20 +49,20 @@ class AlgorithmConfig(BaseConfig):
         0.0003
     """
 
-    # What an algorithm is made of, by name: it brings torch.
-    _algorithm: ClassVar[str] = ""  # the public name of its Algorithm class
+    # The parts of an algorithm, by name, since importing them imports torch.
+    _algorithm: ClassVar[str] = ""  # public name of its Algorithm class
     _learner_class: ClassVar[str] = "rlzmq.learners.learner:TorchLearner"
     _module_class: ClassVar[str] = ""  # the default actor-critic
 
     @classmethod
     def preset(cls, env: str) -> Self:
-        """The settings that are shipped for a well-known environment; each can be changed as always.
+        """Return a config with the settings shipped for a well-known environment; each can still be changed.
 
         Args:
-            env: Its Gymnasium id; case and version may be left out. The environment is set, too.
+            env: Its Gymnasium id; case is ignored and the version may be omitted. It is set as `env`, too.
 
         Raises:
-            ConfigurationError: There is no preset for it; the text names those there are.
+            ConfigurationError: There is no preset for it; the text suggests the closest.
 
         Example:
             >>> config = PPOConfig.preset("CartPole-v1").training(lr=3e-4)
@@ -77,14 +77,14 @@ class AlgorithmConfig(BaseConfig):
     # -- algorithms -----------------------------------------------------------------------------
 
     def build_algo(self, env: Any = None, *, use_copy: bool = True) -> Algorithm:
-        """A ready Algorithm (sync face): processes started, weights in place.
+        """Return a started Algorithm.
 
         Args:
             env: Overrides `config.env`.
-            use_copy: Build from a frozen copy (else this very config is frozen).
+            use_copy: Whether to build from a frozen copy; otherwise this config itself is frozen.
 
         Raises:
-            ConfigurationError: Settings that do not fit together.
+            ConfigurationError: The settings are inconsistent.
         """
         with ShortTraceback():
             return self._algorithm_class()(self._for_build(env, use_copy))  # type: ignore[no-any-return]
@@ -95,13 +95,13 @@ class AlgorithmConfig(BaseConfig):
             return self.build_algo(env, use_copy=use_copy)
 
     def build_async(self, env: Any = None, *, use_copy: bool = True) -> async_algorithm.AsyncAlgorithm:
-        """An AsyncAlgorithm: use it as ``async with config.build_async() as algo``."""
+        """Return an AsyncAlgorithm, to be used as ``async with config.build_async() as algo``."""
         with ShortTraceback():
             return async_algorithm.AsyncAlgorithm(self._for_build(env, use_copy))
 
     def _default_algo_class(self) -> Any:
-        """The Algorithm that this config class, or the nearest of its bases, is of."""
-        public = importlib.import_module("rlzmq")  # which explains what goes wrong in the import
+        """Return the Algorithm class of this config class or of its nearest base."""
+        public = importlib.import_module("rlzmq")  # explains a failing import of torch
         return getattr(public, self._algorithm) if self._algorithm else None
 
     # -- connectors -----------------------------------------------------------------------------
@@ -109,11 +109,11 @@ class AlgorithmConfig(BaseConfig):
     def build_env_to_module_connector(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
     ) -> EnvToModulePipeline:
-        """The EnvToModulePipeline: the user's pieces, then the default ones.
+        """Return the EnvToModulePipeline: the user's pieces, then the default ones.
 
         Args:
             env: The (vector) env, passed to the user's callable.
-            spaces: ``{"__env__": (obs, act), "__env_single__": (obs, act)}``; wins over `env`.
+            spaces: ``{"__env__": (obs, act), "__env_single__": (obs, act)}``; takes precedence over `env`.
             device: Torch device of the module's inputs.
         """
         return defaults.build_env_to_module(self, env, self._all_spaces(env, spaces), device)
@@ -121,17 +121,17 @@ class AlgorithmConfig(BaseConfig):
     def build_module_to_env_connector(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None
     ) -> ModuleToEnvPipeline:
-        """The ModuleToEnvPipeline: default pieces with the user's in the middle."""
+        """Return the ModuleToEnvPipeline: default pieces with the user's in the middle."""
         return defaults.build_module_to_env(self, env, self._all_spaces(env, spaces))
 
     def build_learner_connector(
         self, observation_space: Any, action_space: Any, device: Any = None
     ) -> LearnerConnectorPipeline:
-        """The LearnerConnectorPipeline of this algorithm.
+        """Return the LearnerConnectorPipeline of this algorithm.
 
         Args:
-            observation_space: Of one env (multi-agent: a Dict by agent id).
-            action_space: Likewise.
+            observation_space: Observation space of one env (multi-agent: a Dict by agent id).
+            action_space: Action space of one env (multi-agent: a Dict by agent id).
             device: Torch device of the train batch.
         """
         return defaults.build_learner(self, observation_space, action_space, device)
@@ -149,26 +149,26 @@ class AlgorithmConfig(BaseConfig):
     # -- modules --------------------------------------------------------------------------------
 
     def get_default_rl_module_spec(self) -> spec.RLModuleSpec:
-        """The algorithm's own RLModuleSpec (without spaces). Algorithms override this."""
+        """Return the algorithm's default RLModuleSpec (without spaces). Algorithms override this."""
         return spec.RLModuleSpec(module_class=load_named(self._module_class) if self._module_class else None)
 
     def get_rl_module_spec(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool | None = None
     ) -> spec.RLModuleSpec:
-        """The RLModuleSpec of the one module of a single-agent config."""
+        """Return the RLModuleSpec of the only module of a single-agent config."""
         specs = self.get_multi_rl_module_spec(env=env, spaces=spaces, inference_only=bool(inference_only))
         return specs.rl_module_specs[DEFAULT_MODULE_ID]
 
     def get_multi_rl_module_spec(
         self, *, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool = False
     ) -> MultiRLModuleSpec:
-        """The MultiRLModuleSpec of all modules, with spaces as env-to-module leaves them.
+        """Return the MultiRLModuleSpec of all modules, with the spaces that the env-to-module pipeline produces.
 
         Args:
-            env: The (vector) env to take spaces from.
-            spaces: ``{module id: (obs, act)}`` as `EnvRunner.get_spaces()` gives, or as for
+            env: The (vector) env whose spaces are used.
+            spaces: ``{module id: (obs, act)}`` as returned by `EnvRunner.get_spaces()`, or as for
                 `build_env_to_module_connector`.
-            inference_only: Leave out what only the Learner needs, and learner-only modules.
+            inference_only: Whether to leave out learner-only modules and the parts that only learners need.
         """
         return module_specs.multi_rl_module_spec(self, env, spaces, inference_only)
 
@@ -179,12 +179,12 @@ class AlgorithmConfig(BaseConfig):
         env: Any = None,
         spaces: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Any], Callable[[str, Any], bool]]:
-        """Who acts, and who learns.
+        """Return the module specs and the rule of which modules are trained.
 
         Args:
-            policies: Other module ids or specs than `config.policies`.
+            policies: Replaces `config.policies`.
             env: As for `get_multi_rl_module_spec`.
-            spaces: Likewise.
+            spaces: As for `get_multi_rl_module_spec`.
 
         Returns:
             (``{module id: its RLModuleSpec, spaces filled in}``, ``fn(module_id, batch) -> whether it is trained``).
@@ -199,11 +199,11 @@ class AlgorithmConfig(BaseConfig):
     # -- learners -------------------------------------------------------------------------------
 
     def get_default_learner_class(self) -> type[Learner]:
-        """The algorithm's Learner class. Algorithms override this."""
+        """Return the algorithm's Learner class. Algorithms override this."""
         return load_named(self._learner_class)  # type: ignore[no-any-return]
 
     def build_learner(self, *, env: Any = None, spaces: Mapping[str, Any] | None = None) -> Learner:
-        """A built Learner, for use on its own."""
+        """Return a built Learner, for custom loops and tests."""
         module_spec = self.get_multi_rl_module_spec(env=env, spaces=spaces)
         learner: Learner = self.learner_class(config=self, module_spec=module_spec)
         learner.build()
@@ -212,7 +212,7 @@ class AlgorithmConfig(BaseConfig):
     def build_learner_group(
         self, *, env: Any = None, spaces: Mapping[str, Any] | None = None
     ) -> learner_group.LearnerGroup:
-        """A LearnerGroup on its own, for custom loops (sync face)."""
+        """Return a LearnerGroup with blocking methods, for custom loops."""
         return learner_group.LearnerGroup(
             config=self, module_spec=self.get_multi_rl_module_spec(env=env, spaces=spaces)
         )

@@ -1,14 +1,14 @@
-"""AsyncAlgorithm: a run from configuration to results, as coroutines.
+"""AsyncAlgorithm: a run, with coroutine methods.
 
-| part                                   | has                                                         |
+| part                                   | owns                                                        |
 |----------------------------------------|-------------------------------------------------------------|
 | `session`                              | runners, learners and the pipeline between them             |
-| `TrainingLoop`, `Iterations`           | the order of an iteration; what its training steps reported |
-| `Evaluation`                           | the evaluation's runners and rounds                         |
-| `RunModules`                           | which modules are where                                     |
-| `CurrentPolicies`                      | the current weights, to act with                            |
-| `RunState`, `CheckpointKeeper`         | the state as a tree; checkpoints that are written by itself |
-| `Face`                                 | what the user holds, and callbacks                          |
+| `TrainingLoop`, `Iterations`           | the order of an iteration; reports of its training steps    |
+| `Evaluation`                           | the evaluation runners and rounds                           |
+| `RunModules`                           | the modules of learners and runners                         |
+| `CurrentPolicies`                      | policies with the current weights                           |
+| `RunState`, `CheckpointKeeper`         | the state as a tree; automatic checkpoints                  |
+| `CallbackDispatch`                     | the calls of callbacks                                      |
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlzmq.algorithms.callback_dispatch import Face
+from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
-    config_to_go_on_with,
     latest_checkpoint,
     read_algorithm,
     read_component,
+    resume_config,
     write_algorithm,
 )
 from rlzmq.algorithms.current_policies import CurrentPolicies
@@ -50,9 +50,9 @@ __all__ = ["AsyncAlgorithm"]
 
 
 class AsyncAlgorithm:
-    """Trains, evaluates, saves and restores.
+    """A run with coroutine methods: trains, evaluates, saves and restores.
 
-    Use it as an async context manager, so that every process ends with the block:
+    Use it as an async context manager, which stops all processes at the end of the block:
 
     Example::
 
@@ -66,32 +66,32 @@ class AsyncAlgorithm:
 
     Attributes:
         metrics: The MetricsLogger whose values join each result.
-        session: Who samples and who learns.
+        session: Owner of the env runners and learners.
     """
 
     def __init__(self, config: BaseConfig) -> None:
         apply_log_level(config)
         self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.custom_stats_cls_lookup)
         self.session = Session(config)
-        self._face = Face(self, config)
+        self._dispatch = CallbackDispatch(self, config)
         self._is_stopped = False
         self._iterations = Iterations(config, self.session, self.metrics)
-        self._evaluation = Evaluation(config, self.session, self._face, self.metrics)
+        self._evaluation = Evaluation(config, self.session, self._dispatch, self.metrics)
         self._modules = RunModules(config, self.session, self._evaluation)
         self._state = RunState(self.session, self._evaluation, self._modules, self._iterations)
         self._policies = CurrentPolicies(self.session)
         self._keeper = CheckpointKeeper(self)
         self._loop = TrainingLoop(
-            self.session, self._iterations, self._evaluation, self._keeper, self._face, self.metrics
+            self.session, self._iterations, self._evaluation, self._keeper, self._dispatch, self.metrics
         )
 
-    # -- life -----------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start processes, build modules, bring weights everywhere.
+        """Start the processes, build the modules, and send the weights to all runners.
 
         Raises:
-            ConfigurationError, RlzmqError: What is wrong; whatever was started is stopped again.
+            ConfigurationError, RlzmqError: It failed; processes that were started are stopped.
         """
         with ShortTraceback():
             try:
@@ -101,10 +101,10 @@ class AsyncAlgorithm:
             except BaseException:
                 await self.stop()
                 raise
-            await self._face.call("on_algorithm_init", metrics_logger=self.metrics)
+            await self._dispatch.call("on_algorithm_init", metrics_logger=self.metrics)
 
     async def stop(self) -> None:
-        """End every process of the run. May be called twice."""
+        """Stop every process of the run. Idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -126,7 +126,7 @@ class AsyncAlgorithm:
     # -- training -------------------------------------------------------------------------------
 
     async def train(self) -> dict[str, Any]:
-        """One iteration: training steps until the minima of `config.reporting()` are met.
+        """Run one iteration: training steps until the minima of `config.reporting()` are met.
 
         Returns:
             The result dict, under RLlib's keys.
@@ -136,7 +136,7 @@ class AsyncAlgorithm:
             return await self._loop.train(self.training_step, self.evaluate)
 
     async def training_step(self) -> Any:
-        """One update of exactly `total_train_batch_size` env steps. Override for other algorithms.
+        """Run one update of exactly `total_train_batch_size` env steps. Custom algorithms override it.
 
         An override may use ``await self.env_runner_group.sample(…)``,
         ``await self.learner_group.update(episodes=…)`` and ``await self.sync_weights()``; it
@@ -146,28 +146,28 @@ class AsyncAlgorithm:
         results.add_update(await self.session.run_update())
 
     async def results(self) -> AsyncIterator[dict[str, Any]]:
-        """Train for as long as the caller iterates."""
+        """Yield the results of successive iterations, for as long as the caller iterates."""
         while True:
             yield await self.train()
 
     async def sync_weights(self) -> None:
-        """Give all runners the learners' current weights (for custom training steps)."""
+        """Send the learners' current weights to all runners, for custom training steps."""
         await self.settle()
         await self.session.sync_weights()
 
     async def settle(self) -> None:
-        """Wait until no update is under way: with `staleness` >= 1 some run ahead of `training_step`."""
+        """Wait until no update is in progress; with `staleness` >= 1 updates run ahead of `training_step`."""
         await self._iterations.settle()
 
     def cut_iteration_short(self) -> None:
-        """The running iteration ends with the update at hand. May be called by a signal handler."""
+        """End the current iteration after the current update. May be called by a signal handler."""
         self._iterations.cut_short()
 
     def log_result(self, result: dict[str, Any]) -> Any:
-        """Called with each iteration's result, after the callbacks. Override it to send results elsewhere."""
+        """Handle the result of an iteration, after the callbacks. Does nothing; override it to log results."""
 
     async def evaluate(self) -> dict[str, Any]:
-        """One evaluation round with the current weights and connector states.
+        """Run one evaluation round with the current weights and connector states.
 
         Returns:
             ``{"env_runners": {episode_return_mean, …}}``.
@@ -180,18 +180,18 @@ class AsyncAlgorithm:
 
     @property
     def config(self) -> Any:
-        """The run's config, with the modules that it has now; frozen."""
+        """The run's frozen config, with its current modules."""
         return self._modules.configs.run
 
     @property
     def iteration(self) -> int:
-        """Training iterations done."""
+        """Number of completed training iterations."""
         return self._iterations.num_done
 
     @property
     def callbacks(self) -> Any:
         """All callbacks of the config."""
-        return self._face.callbacks
+        return self._dispatch.callbacks
 
     @property
     def env_runner_group(self) -> Any:
@@ -200,7 +200,7 @@ class AsyncAlgorithm:
 
     @property
     def eval_env_runner_group(self) -> Any:
-        """The AsyncEnvRunnerGroup that evaluates (None before the first round)."""
+        """The AsyncEnvRunnerGroup that evaluates; None before the first round."""
         return self._evaluation.env_runner_group
 
     @property
@@ -210,24 +210,24 @@ class AsyncAlgorithm:
 
     @property
     def env_runner(self) -> Any:
-        """The EnvRunner in this process; None if all runners are processes of their own."""
+        """The EnvRunner in this process; None if all runners are separate processes."""
         return self.session.env_runner_group.local_env_runner
 
     @property
     def eval_env_runner(self) -> Any:
-        """The evaluation EnvRunner in this process; None before the first round, and if all are processes."""
+        """The evaluation EnvRunner in this process; None before the first round or if all are separate processes."""
         group = self.eval_env_runner_group
         return None if group is None else group.local_env_runner
 
     @property
     def env_to_module_connector(self) -> Any:
-        """The env-to-module pipeline of `env_runner`; without one, an equal one with the merged states."""
+        """The env-to-module pipeline of `env_runner`; if that is None, an equal one with the merged states."""
         self._check_running()
         return self.session.get_pipeline("env_to_module")
 
     @property
     def module_to_env_connector(self) -> Any:
-        """The module-to-env pipeline, likewise."""
+        """The module-to-env pipeline of `env_runner`; if that is None, an equal one with the merged states."""
         self._check_running()
         return self.session.get_pipeline("module_to_env")
 
@@ -237,7 +237,7 @@ class AsyncAlgorithm:
         return self.session.accounting
 
     async def get_module(self, module_id: str = "default_policy") -> Any:
-        """An RLModule with the current weights, in this process.
+        """Return an RLModule in this process with the current weights.
 
         Raises:
             KeyError: No such module.
@@ -262,28 +262,28 @@ class AsyncAlgorithm:
     ) -> MultiRLModuleSpec:
         """Add a module to a multi-agent run, between two iterations.
 
-        Its first weights follow from the seed and its id, or are those of ``module_spec.load_state_path``;
-        give it others with ``learner_group.set_weights({module_id: weights})`` and `sync_weights`.
-        Episodes that run go on with the modules that their agents are mapped to already.
+        Its initial weights are determined by the seed and its id, or loaded from ``module_spec.load_state_path``;
+        replace them with ``learner_group.set_weights({module_id: weights})`` and `sync_weights`. Agents in
+        ongoing episodes keep the modules that they are mapped to.
 
         Args:
-            module_id: Its id.
-            module_spec: What differs from the algorithm's default module; None: nothing. Spaces that
-                it leaves open are those of the agents mapped to it, or those that all agents share.
-            config_overrides: Settings for this module alone, such as ``{"lr": 1e-4}``.
-            new_agent_to_module_mapping_fn: ``fn(agent_id, episode) -> module id`` from now on.
+            module_id: Id of the new module.
+            module_spec: Differences from the algorithm's default module; None: no differences. Missing spaces are
+                those of the agents mapped to it, or those that all agents share.
+            config_overrides: Settings for this module only, such as ``{"lr": 1e-4}``.
+            new_agent_to_module_mapping_fn: New ``fn(agent_id, episode) -> module id``.
             new_should_module_be_updated: New `policies_to_train`.
-            add_to_learners: False: it is never trained and keeps its first weights.
-            add_to_env_runners: Whether the training runners have it.
+            add_to_learners: Whether the learners have it. If not, it is not trained and keeps its initial weights.
+            add_to_env_runners: Whether the env runners that sample have it.
             add_to_eval_env_runners: Whether the evaluation runners have it.
 
         Returns:
             The specs of the learners' modules.
 
         Raises:
-            ValueError: There is a module of this id.
-            ConfigurationError: The run is single-agent, a setting is wrong, or the module's spaces cannot be
-                told. Nothing has changed then.
+            ValueError: There is already a module with this id.
+            ConfigurationError: The run is single-agent, a setting is invalid, or the module's spaces cannot be
+                determined. Nothing was changed.
         """
         self._check_running()
         await self.settle()
@@ -310,22 +310,22 @@ class AsyncAlgorithm:
         remove_from_env_runners: bool = True,
         remove_from_eval_env_runners: bool = True,
     ) -> MultiRLModuleSpec:
-        """Remove a module, between two iterations; episodes that run with it are dropped.
+        """Remove a module, between two iterations; ongoing episodes that use it are dropped.
 
         Args:
-            module_id: Its id.
-            new_agent_to_module_mapping_fn: ``fn(agent_id, episode) -> module id`` from now on; it must not
-                name the removed module any more.
+            module_id: Id of the module.
+            new_agent_to_module_mapping_fn: New ``fn(agent_id, episode) -> module id``, which must not return the
+                removed module.
             new_should_module_be_updated: New `policies_to_train`.
-            remove_from_learners, remove_from_env_runners, remove_from_eval_env_runners: Where from.
+            remove_from_learners, remove_from_env_runners, remove_from_eval_env_runners: Where to
+                remove it.
 
         Returns:
             The specs of the learners' modules.
 
         Raises:
             KeyError: There is no such module.
-            ConfigurationError: Agents are mapped to it still, or too few would be left. Nothing has
-                changed then.
+            ConfigurationError: Agents are still mapped to it, or too few modules would be left. Nothing was changed.
         """
         self._check_running()
         await self.settle()
@@ -343,7 +343,7 @@ class AsyncAlgorithm:
     # -- acting ---------------------------------------------------------------------------------
 
     async def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
-        """The current weights with their connectors, to act with; it stays as it is when training goes on.
+        """Return a Policy with the current weights and connectors; further training does not change it.
 
         Args:
             module_id, agent_id: See `Policy`.
@@ -364,12 +364,12 @@ class AsyncAlgorithm:
         module_id: str | None = None,
         agent_id: Any = None,
     ) -> Any:
-        """The env's action for an observation, with the current weights and connectors.
+        """Return the env action for an observation, with the current weights and connectors.
 
         Args:
             observation, explore, reward: See `Policy.compute_action`.
-            begins_episode: Whether it is an episode's first observation: states, previous frames and
-                actions are forgotten. They are, too, whenever the weights have changed.
+            begins_episode: Whether it is the first observation of an episode. Module state, previous frames and
+                actions are then cleared, as they are whenever the weights have changed.
             module_id, agent_id: See `Policy`.
 
         Raises:
@@ -393,11 +393,11 @@ class AsyncAlgorithm:
         *,
         not_components: str | Collection[str] | None = None,
     ) -> dict[str, Any]:
-        """What a checkpoint holds, as a tree: ``state["learner_group"]["learner"]["rl_module"]["p0"]``, ….
+        """Return a checkpoint's content as a tree: ``state["learner_group"]["learner"]["rl_module"]["p0"]``, ….
 
         Args:
-            components: Only these, as paths such as ``"learner_group/learner/rl_module/p0"``; None: all.
-            not_components: Without these.
+            components: Components to return, as paths such as ``"learner_group/learner/rl_module/p0"``; None: all.
+            not_components: Components to leave out.
 
         Raises:
             ValueError: An unknown component.
@@ -406,25 +406,25 @@ class AsyncAlgorithm:
         return await self._state.get(components, not_components)
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`'s output: modules, learners, runners, connectors and counters.
+        """Restore the output of `get_state`: modules, learners, runners, connectors and counters.
 
-        With one env runner (or none) and one learner, the run goes on bit for bit as the one that the
-        state was taken of: see docs/reliability.md.
+        With at most one env runner and one learner, the run continues bit for bit like the run that the state was
+        taken from: see docs/reliability.md.
 
         Args:
-            state: All of it, or some components, or parts of them: the others stay as they are. Weights of one
-                module, say: ``{"learner_group": {"learner": {"rl_module": {"p0": weights}}}}``.
+            state: The whole state, some components, or parts of them; all others are unchanged. Example, for the
+                weights of one module: ``{"learner_group": {"learner": {"rl_module": {"p0": weights}}}}``.
 
         Raises:
             ValueError: An unknown component.
-            KeyError: Weights of a module that is not there.
+            KeyError: The state has weights of a module that the run does not have.
         """
         self._check_running()
         if await self._state.set(state):
-            await self._face.call("on_checkpoint_loaded")
+            await self._dispatch.call("on_checkpoint_loaded")
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
-        """Write a checkpoint, atomically.
+        """Write a checkpoint atomically.
 
         Args:
             path: Its directory (replaced if it exists); None: a new one in the temporary directory.
@@ -433,23 +433,23 @@ class AsyncAlgorithm:
             The absolute path.
 
         Raises:
-            CheckpointError: It could not be written; a former checkpoint at `path` is untouched.
+            CheckpointError: It could not be written; an earlier checkpoint at `path` is unchanged.
         """
         state = to_parts(await self.get_state())
-        written = write_algorithm(path, self._face.algorithm, self.config, state)
+        written = write_algorithm(path, self._dispatch.algorithm, self.config, state)
         await self.session.note_checkpoint(state)
         return written
 
     async def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Take over a checkpoint's state, or one component of it; the config stays this algorithm's own.
+        """Restore a checkpoint's state, or one component of it; the config of this algorithm is unchanged.
 
         Args:
-            path: A checkpoint, or a run directory: its newest whole one. With `component` also a path into one, or
-                a module's own checkpoint: what is there becomes this component.
-            component: E.g. ``"learner_group/learner/rl_module/p0"``; all others stay as they are.
+            path: A checkpoint, or a run directory, whose newest intact checkpoint is used. With `component` also a
+                path into a checkpoint, or a module's checkpoint, whose content becomes this component.
+            component: E.g. ``"learner_group/learner/rl_module/p0"``; all others are unchanged.
 
         Raises:
-            CheckpointError: No whole checkpoint of a known version lies there; nothing has changed.
+            CheckpointError: There is no intact checkpoint of a known version; nothing was changed.
         """
         self._check_running()
         await self.set_state(read_algorithm(path) if component is None else read_component(path, component))
@@ -458,20 +458,20 @@ class AsyncAlgorithm:
     async def from_checkpoint(
         cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> AsyncAlgorithm:
-        """A started algorithm that goes on from a checkpoint.
+        """Return a started algorithm that continues from a checkpoint.
 
         Args:
             path: The checkpoint's directory.
-            config: In place of the stored one.
-            trust_code: Whether functions and classes that the stored config names are imported.
+            config: Replaces the stored config.
+            trust_code: Whether to import functions and classes that the stored config names.
 
         Raises:
-            CheckpointError: It is torn, altered, of an unknown version, or of a class of its own.
+            CheckpointError: It is incomplete, altered, of an unknown version, or was saved by a custom class.
         """
         state = read_algorithm(path)
         if cls is AsyncAlgorithm:
             check_algorithm_class(path, cls)
-        chosen = config_to_go_on_with(path, state, config, trust_code=trust_code)
+        chosen = resume_config(path, state, config, trust_code=trust_code)
         algorithm = cls(chosen._for_build(None, True))
         await algorithm.start()
         try:
@@ -484,24 +484,24 @@ class AsyncAlgorithm:
     def keep_checkpoints(
         self, directory: str | Path, *, every_s: float | None = None, num: int | None = None
     ) -> None:
-        """From now on `train` writes checkpoints by itself, as ``directory/000123`` (by iteration).
+        """Make `train` write checkpoints automatically, as ``directory/000123`` (by iteration).
 
-        Each is taken between two updates and written on a thread while training goes on. A write that
-        fails is logged and counted (``num_failed_checkpoints``); the others stay as they are.
+        Their state is taken between two updates and written on a thread while training continues. A failed write
+        is logged and counted (``num_failed_checkpoints``); earlier checkpoints are unchanged.
 
         Args:
-            directory: Of the checkpoints, e.g. ``"runs/mine/checkpoints"``.
-            every_s: Seconds between two of them; None: ``config.checkpoint_every_s``.
-            num: How many of the newest stay, the best by mean return beside them; None:
+            directory: Directory of the checkpoints, e.g. ``"runs/mine/checkpoints"``.
+            every_s: Seconds between two checkpoints; None: ``config.checkpoint_every_s``.
+            num: Number of newest checkpoints to keep besides the one with the best mean return; None:
                 ``config.checkpoint_keep``.
         """
         self._keeper.keep(directory, every_s=every_s, num=num)
 
     async def save_checkpoint(self) -> Path:
-        """Write one where `keep_checkpoints` says, now; its path.
+        """Write a checkpoint to the directory of `keep_checkpoints` now, and return its path.
 
         Raises:
-            CheckpointError: It could not be written; former ones are untouched.
+            CheckpointError: It could not be written; earlier checkpoints are unchanged.
         """
         self._check_running()
         return await self._keeper.write()
@@ -510,14 +510,14 @@ class AsyncAlgorithm:
     async def resume(
         cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> AsyncAlgorithm:
-        """A started algorithm that goes on in a run directory, and keeps its checkpoints there.
+        """Return a started algorithm that continues the run in a directory and keeps its checkpoints there.
 
-        It begins with the newest whole checkpoint in it, or anew where there is none.
+        It starts from the newest intact checkpoint in the directory; if there is none, it starts a new run.
 
         Args:
-            directory: Of the run; checkpoints are in ``checkpoints/`` below it.
-            config: For a run that begins anew, and in place of the stored one.
-            trust_code: Whether functions and classes that the stored config names are imported.
+            directory: The run directory; checkpoints are in ``checkpoints/`` below it.
+            config: Config of a new run; also replaces the stored config.
+            trust_code: Whether to import functions and classes that the stored config names.
 
         Raises:
             CheckpointError: There is no checkpoint, and `config` is None.
@@ -526,7 +526,9 @@ class AsyncAlgorithm:
         if newest is not None:
             algorithm = await cls.from_checkpoint(newest, config=config, trust_code=trust_code)
         elif config is None:
-            raise CheckpointError(f"{directory} holds no whole checkpoint. Pass config=… to begin anew.")
+            raise CheckpointError(
+                f"{directory} holds no intact checkpoint. Pass config=… to start a new run."
+            )
         else:
             algorithm = cls(config._for_build(None, True))
             await algorithm.start()

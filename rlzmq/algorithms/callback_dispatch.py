@@ -1,4 +1,4 @@
-"""Face: the algorithm that the user holds, synchronous or not, and the user's code that is called with it."""
+"""CallbackDispatch: calls user code with the algorithm object that the user holds, synchronous or not."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.callbacks import CallbackList
 
-__all__ = ["Face"]
+__all__ = ["CallbackDispatch"]
 
 
-class Face:
-    """Calls callbacks where they may use the algorithm that they are given.
+class CallbackDispatch:
+    """Calls callbacks on a thread where they may call methods of the algorithm they are given.
 
     Args:
-        algorithm: What the user holds.
-        config: Has the callbacks.
+        algorithm: The algorithm object that the user holds.
+        config: The config with the callbacks.
 
     Attributes:
-        algorithm: Callbacks are given it; a synchronous algorithm puts itself here.
-        callbacks: All of the config.
+        algorithm: Passed to callbacks; a synchronous Algorithm replaces it with itself.
+        callbacks: All callbacks of the config.
     """
 
     def __init__(self, algorithm: Any, config: BaseConfig) -> None:
@@ -29,12 +29,12 @@ class Face:
         self.callbacks = CallbackList(config)
 
     async def call(self, hook: str, **kwargs: Any) -> None:
-        """All callbacks of one hook."""
+        """Call all callbacks of a hook."""
         if self.callbacks.has(hook):
             await in_calling_thread(lambda: self.callbacks.call(hook, algorithm=self.algorithm, **kwargs))
 
     async def log_result(self, result: dict[str, Any]) -> None:
-        """The algorithm's own `log_result`, which may be a coroutine function."""
+        """Call the algorithm's `log_result`, which may be a coroutine function."""
         outcome = await in_calling_thread(lambda: self.algorithm.log_result(result))
         if inspect.isawaitable(outcome):
             await outcome

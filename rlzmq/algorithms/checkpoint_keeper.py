@@ -1,11 +1,11 @@
-"""Checkpoints that a run writes by itself: the state between two updates, the files on a thread.
+"""CheckpointKeeper: writes automatic checkpoints, with the state taken between updates and the files on a thread.
 
     an iteration's end ──due?──► get_state, copied ──► a thread: space? write, fsync, rename, remove old ones
                                                         │ fails
                                                         └──► log, counter; training goes on
 
-One write at a time: what falls due meanwhile waits for the next iteration's end. Without a directory the
-learners' state alone is copied into the driver's memory now and then, for the day when all learners die.
+Only one write runs at a time: a checkpoint that becomes due meanwhile waits for the end of the next iteration. The
+learners' state is also copied to the driver's memory at intervals, to recover from the death of all learners.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _log = logging.getLogger("rlzmq.checkpoints")
 
 
 class CheckpointKeeper:
-    """Keeps an AsyncAlgorithm's checkpoints.
+    """Writer of an AsyncAlgorithm's automatic checkpoints.
 
     Args:
         algorithm: The AsyncAlgorithm.
 
     Attributes:
-        newest: The newest checkpoint that this run wrote; None before.
-        num_written, num_failed: Checkpoints, by how they ended.
+        newest: The newest checkpoint that this run wrote; None before the first.
+        num_written, num_failed: Number of checkpoints that were written, and that could not be written.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -58,13 +58,14 @@ class CheckpointKeeper:
         self.num_failed = 0
 
     def keep(self, directory: str | Path, *, every_s: float | None, num: int | None) -> None:
-        """Write checkpoints there from now on.
+        """Start writing automatic checkpoints.
 
         Args:
-            directory: Of the numbered checkpoints.
-            every_s: Seconds from the beginning of one write to the next; None: ``config.checkpoint_every_s``,
-                and if that is None, only by `write`.
-            num: How many of the newest stay, the best by mean return beside them; None: ``config.checkpoint_keep``.
+            directory: Directory of the numbered checkpoints.
+            every_s: Seconds between the starts of two writes; None: ``config.checkpoint_every_s``; if that is None
+                too, checkpoints are only written by `write`.
+            num: Number of newest checkpoints to keep besides the one with the best mean return; None:
+                ``config.checkpoint_keep``.
         """
         config = self._algorithm.config
         self._series = CheckpointSeries(directory, keep=config.checkpoint_keep if num is None else num)
@@ -72,13 +73,13 @@ class CheckpointKeeper:
         self._begun_at = time.monotonic()
 
     def counters(self) -> dict[str, int]:
-        """For the result's ``fault_tolerance``; {} where nothing is kept."""
+        """Return the counters for the result's ``fault_tolerance``; {} without a directory."""
         if self._series is None:
             return {}
         return {"num_checkpoints": self.num_written, "num_failed_checkpoints": self.num_failed}
 
     async def after_iteration(self, result: Mapping[str, Any]) -> None:
-        """Between two iterations: begin a checkpoint, or copy the learners' state, if it is time."""
+        """Start a checkpoint, or copy the learners' state, if due. Called between two iterations."""
         score = result["env_runners"].get("episode_return_mean")
         self._score = float(score) if score is not None and math.isfinite(score) else None
         await self._note_written()
@@ -87,14 +88,14 @@ class CheckpointKeeper:
             await self._begin()
         elif self._copy_is_due(now):
             await self._algorithm.settle()
-            await self._algorithm.session.learner_group.get_state()  # which remembers it
+            await self._algorithm.session.learner_group.get_state()  # keeps a copy
             self._copied_at = now
 
     async def write(self) -> Path:
-        """Write a checkpoint now and wait for it; where one of this iteration is there, that one.
+        """Write a checkpoint now, unless there is one of this iteration, and return its path.
 
         Raises:
-            CheckpointError: It cannot be written. Former ones are as they were.
+            CheckpointError: It cannot be written. Earlier checkpoints are unchanged.
         """
         assert self._series is not None
         await self._off_loop(self.wait)
@@ -108,7 +109,7 @@ class CheckpointKeeper:
         return self.newest
 
     async def write_if_possible(self, timeout_s: float) -> None:
-        """Write one where the learners still answer; a run that ends has its former ones otherwise."""
+        """Write a checkpoint if the learners still respond; called when a run fails."""
         if self._series is None:
             return
         try:
@@ -116,11 +117,11 @@ class CheckpointKeeper:
                 await self.write()
         except (TimeoutError, RlzmqError) as error:
             _log.warning(
-                "No last checkpoint could be written (%r): the newest one stays the one before.", error
+                "The last checkpoint could not be written (%r): the previous one remains the newest.", error
             )
 
     def wait(self) -> None:
-        """Until the write at hand has ended."""
+        """Wait for the current write to finish."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -139,13 +140,13 @@ class CheckpointKeeper:
         return bool(now - self._copied_at >= every_s)
 
     async def _begin(self) -> None:
-        """Take the state, and leave the writing to a thread."""
+        """Get the state, and start a thread that writes it."""
         assert self._series is not None
         algorithm, series = self._algorithm, self._series
         self._begun_at = self._copied_at = time.monotonic()
-        # A copy: the arrays of a learner in this process change with its next update.
+        # Copied because the next update changes the arrays of a learner in this process.
         state = to_parts(copy.deepcopy(await algorithm.get_state()))
-        components, about = to_components(algorithm._face.algorithm, algorithm.config, state)
+        components, about = to_components(algorithm._dispatch.algorithm, algorithm.config, state)
         iteration = int(algorithm.iteration)
         about |= {
             "iteration": iteration,
@@ -164,24 +165,24 @@ class CheckpointKeeper:
                 self._error = error
                 self.num_failed += 1
                 faults.record("checkpoint_failed", iteration=iteration, error=str(error))
-                _log.warning("%s Training goes on; former checkpoints are as they were.", error)
+                _log.warning("%s Training continues; earlier checkpoints are unchanged.", error)
             else:
                 self.num_written += 1
                 self._written_state = {"learner_group/learner": {"weights_seq_no": version}}
                 faults.record("checkpoint", iteration=iteration, path=str(self.newest))
 
-        # Its end is waited for by `wait`; a disk that never answers shall not keep the process.
+        # `wait` joins it. A daemon, so that a hung disk does not keep the process alive.
         self._writing = threading.Thread(target=write, name="rlzmq-checkpoint", daemon=True)
         self._writing.start()
 
     async def _note_written(self) -> None:
-        """Tell the run of a checkpoint that has got onto the disk since the last call."""
+        """Report to the session a checkpoint that was written since the last call."""
         state, self._written_state = self._written_state, None
         if state is not None:
             await self._algorithm.session.note_checkpoint(state)
 
     async def _off_loop(self, function: Callable[[], None]) -> None:
-        """A blocking call, away from the event loop where there is one."""
+        """Run a blocking function, on a thread if there is an event loop."""
         if needs_processes(self._algorithm.config):
             await asyncio.to_thread(function)
         else:

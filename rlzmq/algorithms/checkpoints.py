@@ -1,4 +1,4 @@
-"""An algorithm's checkpoint: its components, its config, and the way back to both."""
+"""Checkpoints of algorithms: writing and reading their components and config."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlzmq.modules.saving import read_module_states
 
 __all__ = [
     "check_algorithm_class",
-    "config_to_go_on_with",
     "latest_checkpoint",
     "load_config",
     "read_algorithm",
     "read_component",
+    "resume_config",
     "revive_config",
     "to_components",
     "with_stored_seed",
@@ -39,7 +39,7 @@ _log = logging.getLogger("rlzmq.checkpoints")
 
 _Config = TypeVar("_Config", bound=BaseConfig)
 _CONFIG = "config"
-# Where a run keeps its data on its machine: a run that goes on from a checkpoint says so anew.
+# Where a run keeps its data on its machine: not stored, to be set again when a run is resumed.
 _PLACES = ("durability", "journal_dir", "record_dir")
 _CONFIG_CLASS = ("config", "config_class")
 _NEEDED = ("algorithm", "learner_group/learner", "env_runner", "accounting")
@@ -49,10 +49,10 @@ _MODULES = "learner_group/learner/rl_module"
 def write_algorithm(
     path: str | Path | None, algorithm: Any, config: BaseConfig, state: Mapping[str, Any]
 ) -> str:
-    """Write state and config as one checkpoint; the absolute path.
+    """Write state and config as one checkpoint and return its absolute path.
 
-    Without a path it is a new directory in the temporary one, which a log line names; of one that could not be
-    written nothing is left.
+    Without `path` it is written to a new directory in the temporary directory, which is logged, and removed if writing
+    fails.
     """
     components, about = to_components(algorithm, config, state)
     if path is not None:
@@ -64,7 +64,7 @@ def write_algorithm(
         shutil.rmtree(made, ignore_errors=True)
         raise
     _log.warning(
-        "checkpoint  %s (in the temporary directory, which the system may empty: give save_to_path a path to keep it)",
+        "checkpoint  %s (in the temporary directory, which the system may empty; pass save_to_path a path to keep it)",
         written,
     )
     return str(written)
@@ -73,16 +73,16 @@ def write_algorithm(
 def to_components(
     algorithm: Any, config: BaseConfig, state: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `write_checkpoint` takes: the components (state and config), and what the manifest says of them."""
+    """Return the arguments of `write_checkpoint`: components (state and config) and metadata for the manifest."""
     stored = config.to_stored(without=_PLACES)
     about = {"algorithm": type(algorithm).__name__, **{key: stored.pop(key) for key in _CONFIG_CLASS}}
     return {**to_parts(state), _CONFIG: stored}, about
 
 
 def latest_checkpoint(path: str | Path) -> Path | None:
-    """The newest whole checkpoint of a run; None if there is none.
+    """Return the newest intact checkpoint of a run; None if there is none.
 
-    What is torn or altered is skipped, and each said so in the log.
+    Incomplete or altered checkpoints are skipped, each with a warning.
 
     Args:
         path: A run directory, a directory of checkpoints, or a checkpoint.
@@ -94,7 +94,7 @@ def latest_checkpoint(path: str | Path) -> Path | None:
 
 
 def _resolve(path: str | Path) -> Path:
-    """The checkpoint that is meant: the newest whole one if `path` is a run directory."""
+    """Return the checkpoint at `path`, or the newest intact one if it is a run directory."""
     place = local_path(path)
     if (place / "manifest.json").exists() or not place.is_dir():
         return place
@@ -102,34 +102,36 @@ def _resolve(path: str | Path) -> Path:
 
 
 def read_algorithm(path: str | Path) -> dict[str, Any]:
-    """The state that `write_algorithm` wrote, every byte checked.
+    """Return the state that `write_algorithm` wrote, after checking every byte.
 
     Args:
-        path: A checkpoint, or a run directory: its newest whole one.
+        path: A checkpoint, or a run directory, whose newest intact checkpoint is read.
 
     Raises:
-        CheckpointError: It is torn, altered, of an unknown version, or no algorithm's.
+        CheckpointError: It is incomplete, altered, of an unknown version, or not a checkpoint of an algorithm.
     """
     path = _resolve(path)
     state = read_checkpoint(path)
     for name in _NEEDED:
         if name not in state:
-            raise CheckpointError(f"{path} is no checkpoint of an algorithm: it has no component {name!r}.")
+            raise CheckpointError(
+                f"{path} is not a checkpoint of an algorithm: it has no component {name!r}."
+            )
     state.pop(_CONFIG, None)
     return state
 
 
 def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
-    """The config that a checkpoint was written with.
+    """Return the config that a checkpoint was written with.
 
     Args:
         path: The checkpoint's directory, or a run directory.
-        trust_code: Whether functions and classes that the config names are imported. A checkpoint
-            from a stranger could name any code on this machine, so this is asked for.
+        trust_code: Whether to import functions and classes that the config names. An untrusted checkpoint could
+            name any code on this machine, so the default is False.
 
     Raises:
-        CheckpointError: The config holds code or is of a class of one's own, and `trust_code` is False; or it
-            held what cannot be stored.
+        CheckpointError: The config holds code or is of a custom class and `trust_code` is False, or it held values
+            that cannot be stored.
     """
     path = _resolve(path)
     about = read_manifest(path)["about"]
@@ -139,15 +141,15 @@ def load_config(path: str | Path, *, trust_code: bool = False) -> BaseConfig:
 
 
 def revive_config(stored: Mapping[str, Any], where: str, *, trust_code: bool = False) -> BaseConfig:
-    """The config that `AlgorithmConfig.to_stored` described.
+    """Return the config that `AlgorithmConfig.to_stored` described.
 
     Args:
-        stored: What it returned.
-        where: What keeps it, for errors.
+        stored: Its return value.
+        where: Where it is stored, for errors.
         trust_code: See `load_config`.
 
     Raises:
-        CheckpointError: As of `load_config`.
+        CheckpointError: As for `load_config`.
     """
     config_class = _config_class(stored, where, trust_code)
     code = [name for name, value in stored["values"].items() if names_code(value)]
@@ -162,7 +164,7 @@ def revive_config(stored: Mapping[str, Any], where: str, *, trust_code: bool = F
 
 
 def _config_class(stored: Mapping[str, Any], where: str, trust_code: bool) -> type[BaseConfig]:
-    """The class of the stored config. One that is not the library's own is code, too."""
+    """Return the class of the stored config. A custom class counts as code."""
     built_in = config_class_named(str(stored["config"]))
     named = stored["config_class"]
     if named is None or named == class_name(built_in):
@@ -182,33 +184,33 @@ def _config_class(stored: Mapping[str, Any], where: str, trust_code: bool) -> ty
     return found
 
 
-def config_to_go_on_with(
+def resume_config(
     path: str | Path, state: Mapping[str, Any], config: BaseConfig | None, *, trust_code: bool = False
 ) -> BaseConfig:
-    """The config of a run that goes on from a checkpoint: with its modules, and its seed.
+    """Return the config of a run that continues from a checkpoint, with the checkpoint's modules and seed.
 
     Args:
         path: The checkpoint's directory, or a run directory.
-        state: What `read_algorithm` gave of it.
-        config: In place of the stored one; None: the stored one.
+        state: The return value of `read_algorithm`.
+        config: Replaces the stored config; None: the stored one.
         trust_code: See `load_config`.
 
     Raises:
-        CheckpointError: As of `load_config` and `with_stored_modules`.
+        CheckpointError: As for `load_config` and `with_stored_modules`.
     """
     chosen = load_config(path, trust_code=trust_code) if config is None else with_stored_seed(config, path)
     return with_stored_modules(chosen, state.get("modules", {}), trust_code=trust_code)
 
 
 def check_algorithm_class(path: str | Path, chosen: type) -> None:
-    """Refuse to go on as another algorithm than the one that wrote a checkpoint, if that was no built-in one.
+    """Check that a checkpoint of a custom algorithm class is resumed by a class of the same name.
 
     Args:
         path: The checkpoint's directory, or a run directory.
-        chosen: The class that would go on.
+        chosen: The class that would resume it.
 
     Raises:
-        CheckpointError: It was saved by a class of another name, whose training step would be gone.
+        CheckpointError: It was saved by a custom class of another name, whose training step would be lost.
     """
     path = _resolve(path)
     about = read_manifest(path)["about"]
@@ -216,23 +218,23 @@ def check_algorithm_class(path: str | Path, chosen: type) -> None:
     built_in = {"Algorithm", "AsyncAlgorithm", *(name.upper() for name in ALGORITHMS)}
     if saved is not None and saved != chosen.__name__ and saved not in built_in:
         raise CheckpointError(
-            f"{path} was saved by {saved}, and would go on as {chosen.__name__}: a checkpoint does not carry a class "
-            f"of your own. Call {saved}.from_checkpoint(…) (or .resume), or pass "
+            f"{path} was saved by {saved} and would be resumed as {chosen.__name__}: a checkpoint does not contain the "
+            f"code of custom classes. Call {saved}.from_checkpoint(…) (or .resume), or pass "
             f"config={about.get('config')}(algo_class={saved})…"
         )
 
 
 def read_component(path: str | Path, component: str) -> dict[str, Any]:
-    """A state with this component alone, for `Algorithm.set_state`.
+    """Return a state with only this component, for `Algorithm.set_state`.
 
     Args:
         path: An algorithm's checkpoint (or run directory) that has this component; or a path into one, such as
-            ``checkpoint/learner_group/learner/rl_module/p0``, or a module's own checkpoint: then what is
-            there becomes this component, whatever it is called there.
+            ``checkpoint/learner_group/learner/rl_module/p0``, or a module's checkpoint; its
+            content is then loaded as this component, whatever its name there.
         component: E.g. ``"learner_group/learner/rl_module/p1"``.
 
     Raises:
-        CheckpointError: Nothing of that kind is there.
+        CheckpointError: There is no such component.
     """
     component = component.strip("/")
     folder, inside = find_inside(_resolve(path))
@@ -250,8 +252,8 @@ def read_component(path: str | Path, component: str) -> dict[str, Any]:
 
 
 def with_stored_seed(config: _Config, path: str | Path) -> _Config:
-    """`config`, with the seed that the run before had if it names none: the run goes on, and whoever
-    joined it before is still of the same config."""
+    """Return `config`, with the stored seed if it has none: runners and learners that had joined the run must find
+    the same config."""
     if config.seed is not None:
         return config
     seed = read_checkpoint(_resolve(path), _CONFIG)[_CONFIG]["values"].get("seed")

@@ -1,4 +1,4 @@
-"""CurrentPolicies: acting with the weights that a run has right now."""
+"""CurrentPolicies: Policies with the current weights of a run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["CurrentPolicies"]
 
 
 class CurrentPolicies:
-    """Makes Policies of a run's weights and connector states; keeps those that `compute_action` uses.
+    """Factory of Policies with a run's current weights and connector states; caches those of `compute_action`.
 
     Args:
-        session: Of the run.
+        session: The run's session.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._kept: dict[Any, Policy] = {}
-        self._kept_since = -1  # how often the weights had changed
+        self._kept_since = -1  # number of weight changes when they were made
 
     async def make(self, *, module_id: str | None, agent_id: Any) -> Policy:
         """See AsyncAlgorithm.get_policy."""

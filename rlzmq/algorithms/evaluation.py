@@ -1,4 +1,4 @@
-"""Evaluation rounds: the current weights, in envs of their own, counted apart from training.
+"""Evaluation rounds with the current weights, in separate envs, with metrics separate from training.
 
 alone      evaluate ─► on_evaluate_start ─► weights ─► sample ─► on_evaluate_end ─► result
 parallel   begin ────► on_evaluate_start ─► weights ─► a task samples …
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlzmq.actors.loop_thread import in_calling_thread
-from rlzmq.algorithms.callback_dispatch import Face
+from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError
@@ -34,7 +34,7 @@ __all__ = ["Evaluation"]
 _logger = logging.getLogger("rlzmq.evaluation")
 
 _ENDLESS = (
-    "An evaluation round of %s episodes lasts longer than evaluation_sample_timeout_s=%s, and goes on. If episodes "
+    "An evaluation round of %s episodes lasts longer than evaluation_sample_timeout_s=%s; it continues. If episodes "
     f"never end, limit them: {HOW_TO_LIMIT}; or evaluate with evaluation_duration_unit='timesteps'."
 )
 _RUNNERS = "eval_env_runners/"
@@ -42,21 +42,23 @@ _METRICS = "evaluation"
 
 
 class Evaluation:
-    """Owns the evaluation runners; the local one is made at the first round.
+    """Owner of the evaluation runners; a local one is made for the first round.
 
-    Nothing of a parallel round is logged or called back before `finish`, when training is over.
+    Metrics of a parallel round are logged, and its end callbacks called, only in `finish`, after training.
 
     Args:
         config: The run's config.
-        session: Where weights and connector states come from.
-        face: Whose callbacks are called.
+        session: Provides weights and connector states.
+        dispatch: Calls callbacks.
         metrics: The algorithm's MetricsLogger, for callbacks.
     """
 
-    def __init__(self, config: BaseConfig, session: Session, face: Face, metrics: MetricsLogger) -> None:
+    def __init__(
+        self, config: BaseConfig, session: Session, dispatch: CallbackDispatch, metrics: MetricsLogger
+    ) -> None:
         self._config = config
         self._session = session
-        self._face = face
+        self._dispatch = dispatch
         self._metrics_logger = metrics
         self._synced_module_ids: list[str] | None = None
         self._metrics = MetricsLogger(stats_cls_lookup=config.custom_stats_cls_lookup)
@@ -66,7 +68,7 @@ class Evaluation:
         self.env_runner_group: AsyncEnvRunnerGroup | None = None
 
     async def start(self) -> None:
-        """Start the evaluation processes, where the config asks for some."""
+        """Start the evaluation processes, if the config has any."""
         if self._config.evaluation_num_env_runners:
             await self._make_group()
 
@@ -80,11 +82,11 @@ class Evaluation:
         return group
 
     async def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> None:
-        """From now on the evaluation runners have these modules.
+        """Change the modules of the evaluation runners.
 
         Args:
-            config: The run's config with the modules that they have.
-            synced_module_ids: Of which the learners bring the weights; None: all.
+            config: The run's config with their new modules.
+            synced_module_ids: Ids of the modules whose weights come from the learners; None: all.
         """
         self._config, self._synced_module_ids = config, synced_module_ids
         if self.env_runner_group is not None:
@@ -92,10 +94,10 @@ class Evaluation:
             own.freeze()
             await self.env_runner_group.change_modules(own, synced_module_ids)
 
-    # -- a round alone --------------------------------------------------------------------------
+    # -- sequential rounds --------------------------------------------------------------------------
 
     async def run(self) -> dict[str, Any]:
-        """One round; see AsyncAlgorithm.evaluate. A parallel round at hand is ended and awaited first."""
+        """Run one round; see AsyncAlgorithm.evaluate. A parallel round in progress is ended and awaited first."""
         self.end()
         if self._task is not None:
             await asyncio.wait((self._task,))
@@ -112,46 +114,46 @@ class Evaluation:
             with self._hint_when_endless():
                 metas = await sampling.run()
             metrics = self._reduce(metas)
-        return await self._tell(metrics)
+        return await self._call_end_callbacks(metrics)
 
     async def _prepare(self) -> AsyncEnvRunnerGroup:
-        """The runners, with the learners' weights and the merged connector states."""
-        await self._face.call("on_evaluate_start", metrics_logger=self._metrics_logger)
+        """Return the runners, with the learners' weights and the merged connector states."""
+        await self._dispatch.call("on_evaluate_start", metrics_logger=self._metrics_logger)
         group = self.env_runner_group or await self._make_group()
         snapshot, version = await self._session.get_inference_weights(group.synced_module_ids)
         await group.set_weights(snapshot, version)
         await group.set_connector_state(self._session.get_connector_state())
         return group
 
-    async def _tell(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        await self._face.call(
+    async def _call_end_callbacks(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        await self._dispatch.call(
             "on_evaluate_end", metrics_logger=self._metrics_logger, evaluation_metrics=metrics
         )
         return metrics
 
-    # -- a round beside training ----------------------------------------------------------------
+    # -- parallel rounds ----------------------------------------------------------------
 
     @property
     def is_parallel(self) -> bool:
-        """Whether rounds run beside training steps."""
+        """Whether rounds run in parallel to training steps."""
         return bool(self._config.evaluation_parallel_to_training and self._config.evaluation_num_env_runners)
 
     @property
     def calls_custom_function(self) -> bool:
-        """Whether the user's function evaluates."""
+        """Whether a user function evaluates."""
         return self._config.custom_evaluation_function is not None
 
     @property
     def has_failed(self) -> bool:
-        """Whether the parallel round at hand has ended with an error; `finish` raises it."""
+        """Whether the current parallel round has failed; `finish` raises its error."""
         task = self._task
         return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
 
     async def begin(self, expected_s: float | None) -> None:
-        """Begin a parallel round; the runners are at work when this returns.
+        """Begin a parallel round; the runners are sampling when this returns.
 
         Args:
-            expected_s: Seconds that training will take, as far as is known.
+            expected_s: Expected duration of the training steps in seconds, if known.
         """
         group = await self._prepare()
         if self.calls_custom_function:
@@ -169,16 +171,16 @@ class Evaluation:
         return self._reduce(await sampling.run())
 
     def end(self) -> None:
-        """The training beside the parallel round is over: it ends as soon as it may."""
+        """Let the parallel round end as soon as it may, since training is over."""
         if self._sampling is not None:
             self._sampling.end()
 
     async def finish(self) -> dict[str, Any]:
-        """The result of the parallel round.
+        """Return the result of the parallel round.
 
         Raises:
             ClosedError: The run was stopped meanwhile.
-            Exception: What went wrong in it.
+            Exception: The error of the round.
         """
         self.end()
         task = self._task
@@ -187,18 +189,18 @@ class Evaluation:
         self._task = self._sampling = None
         if task is None or task.cancelled():
             raise ClosedError("the run was stopped")
-        return await self._tell(task.result())
+        return await self._call_end_callbacks(task.result())
 
     async def abandon(self) -> None:
-        """No parallel round is under way any more; of one that was nothing remains."""
+        """Cancel the parallel round in progress, if any, and discard its results."""
         task, self._task, self._sampling = self._task, None, None
         if task is not None:
             task.cancel()
             await asyncio.wait((task,))
             if not task.cancelled():
-                task.exception()  # seen: another error counts, or the round is not wanted
+                task.exception()  # retrieved: another error takes precedence, or the round is not needed
 
-    # -- what a round is ------------------------------------------------------------------------
+    # -- contents of a round ------------------------------------------------------------------------
 
     def _options(self) -> dict[str, Any]:
         config = self._config
@@ -221,7 +223,7 @@ class Evaluation:
 
     async def _call_custom_function(self) -> dict[str, Any]:
         function: Any = self._config.custom_evaluation_function
-        algorithm = self._face.algorithm
+        algorithm = self._dispatch.algorithm
         outcome = await in_calling_thread(lambda: function(algorithm, algorithm.eval_env_runner_group))
         if inspect.isawaitable(outcome):
             outcome = await outcome
@@ -233,7 +235,7 @@ class Evaluation:
         }
 
     def _reduce(self, metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The round's result: its own episodes alone, lifetime counts over all rounds."""
+        """Return the result: metrics of this round's episodes, lifetime counts over all rounds."""
         self._warn_if_slow(metas)
         episodes = EpisodeMetrics(num_smoothed=1_000_000)
         episodes.set_state(self._lifetime_counts)
@@ -250,7 +252,7 @@ class Evaluation:
 
     @contextlib.contextmanager
     def _hint_when_endless(self) -> Iterator[None]:
-        """A round of whole episodes that lasts: they may never end. Told by a thread, for this one may be at work."""
+        """Warn from a timer thread if a round of whole episodes lasts long, as the episodes may never end."""
         config = self._config
         limit_s = config.evaluation_sample_timeout_s
         if (
@@ -273,7 +275,7 @@ class Evaluation:
         limit_s = config.evaluation_sample_timeout_s
         if limit_s is None or config.evaluation_duration == "auto":
             return
-        # The runners' own time: answers may have waited for training in this process.
+        # Measured by the runners, as their results may have waited for training in this process.
         slowest_s = max((float(meta["timers"]["sample"][0]) for meta in metas), default=0.0)
         if slowest_s > limit_s:
             _logger.warning(
@@ -284,10 +286,10 @@ class Evaluation:
                 limit_s,
             )
 
-    # -- checkpoints, and the end ---------------------------------------------------------------
+    # -- checkpoints and stop ---------------------------------------------------------------
 
     async def get_state(self) -> dict[str, Any]:
-        """Components of a checkpoint: metrics, and each evaluation runner's sampling state, once there was a round."""
+        """Return the components of a checkpoint: metrics and, after a round, each runner's sampling state."""
         state: dict[str, Any] = {}
         if self._lifetime_counts:
             logged = encode_supported(self._metrics.get_state())
@@ -298,7 +300,7 @@ class Evaluation:
         return state
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` gave; with runners, if this run evaluates at all."""
+        """Restore the output of `get_state`; sampling states only if this run evaluates."""
         if _METRICS in state:
             self._lifetime_counts = dict(state[_METRICS]["lifetime_counts"])
             self._metrics.set_state(decode(state[_METRICS]["metrics"]))
@@ -308,7 +310,7 @@ class Evaluation:
             await group.set_sampling_states(mine)
 
     async def stop(self) -> None:
-        """End a parallel round at hand, and the evaluation runners."""
+        """Cancel the parallel round in progress, and stop the evaluation runners."""
         await self.abandon()
         if self.env_runner_group is not None:
             await self.env_runner_group.stop()

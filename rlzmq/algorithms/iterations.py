@@ -1,4 +1,4 @@
-"""Iterations: how far a run is, when an iteration is complete, and what its training steps reported."""
+"""Iterations: progress of a run, completion of iterations, and the reports of training steps."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Iterations"]
 
 
 class Iterations:
-    """Counts iterations and collects their reports.
+    """Counter of iterations and collector of their reports.
 
     Args:
-        config: The run's; `config.reporting()` says what an iteration is.
-        session: Where the reports are.
+        config: The run's config; `config.reporting()` sets the length of an iteration.
+        session: Provides the reports.
         metrics: The algorithm's MetricsLogger.
 
     Attributes:
-        num_done: Iterations done.
-        last_training_s: Seconds that the newest one's training took; None before the first.
-        results: Collects the reports.
+        num_done: Number of completed iterations.
+        last_training_s: Duration of the last iteration's training in seconds; None before the first.
+        results: Builds results from the reports.
     """
 
     def __init__(self, config: BaseConfig, session: Session, metrics: MetricsLogger) -> None:
@@ -38,18 +38,18 @@ class Iterations:
         self.results = ResultBuilder(config, metrics)
 
     def begin(self) -> None:
-        """The next one begins."""
+        """Begin the next iteration."""
         self.results.begin_iteration()
 
     def add_training_step(self, returned: Any, seconds: float) -> None:
-        """A `training_step` ended.
+        """Record the end of a `training_step`.
 
         Args:
-            returned: By it.
-            seconds: That it took.
+            returned: Its return value.
+            seconds: Its duration.
 
         Raises:
-            ValueError: It returned something.
+            ValueError: It returned something other than None.
         """
         if returned is not None:
             raise ValueError(
@@ -65,17 +65,19 @@ class Iterations:
         self.results.add_training_step(seconds)
 
     async def settle(self) -> None:
-        """Wait until no update is open, and take in the reports of those that ran ahead of the training steps: the
-        learners' state is about to be read or replaced."""
+        """Wait until no update is open, and record the reports of updates that ran ahead of the training steps.
+
+        Called before the learners' state is read or replaced.
+        """
         for report in await self._session.settle():
             self.results.add_update(report)
 
     def cut_short(self) -> None:
-        """The one at hand ends with the update at hand. May be called by a signal handler."""
+        """End the current iteration after the current update. May be called by a signal handler."""
         self._is_cut_short = True
 
     def is_complete(self) -> bool:
-        """Whether the minima of `config.reporting()` are met, or `cut_short` was called."""
+        """Return whether the minima of `config.reporting()` are met or `cut_short` was called."""
         config, results = self._config, self.results
         return self._is_cut_short or (
             results.time_this_iter_s >= (config.min_time_s_per_iteration or 0.0)
@@ -85,20 +87,20 @@ class Iterations:
         )
 
     def end(self) -> bool:
-        """The training of the one at hand is over; whether it was whole, and not cut short."""
+        """End the training of the current iteration; return False if it was cut short."""
         self.num_done += 1
         self.last_training_s = self.results.time_this_iter_s
         is_whole, self._is_cut_short = not self._is_cut_short, False
         return is_whole
 
     def build_result(self, fault_tolerance: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of the one that ended (see ResultBuilder.build)."""
+        """Return the result of the iteration that ended (see ResultBuilder.build)."""
         return self.results.build(self.num_done, self._session.accounting, fault_tolerance)
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """The component "algorithm" of a checkpoint: counters, windows and the metrics' values."""
+        """Return the component "algorithm" of a checkpoint: counters, smoothing windows and metrics."""
         return {
             "iteration": self.num_done,
             "results": self.results.get_state(),
@@ -106,7 +108,7 @@ class Iterations:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` gave, or from a part of it."""
+        """Restore the output of `get_state`, or a part of it."""
         self.num_done = state.get("iteration", self.num_done)
         if "results" in state:
             self.results.set_state(state["results"])

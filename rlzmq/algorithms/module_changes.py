@@ -1,4 +1,4 @@
-"""Configs with a module more or less, and what a change of a running run's modules consists of."""
+"""Plans for adding and removing modules of a run: changed configs, and the change of the learners."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _PLACES = ("learners", "env_runners", "eval_env_runners")
 
 @dataclass(frozen=True)
 class ModuleChange:
-    """What is planned; nothing has changed yet.
+    """A planned change of modules, not applied yet.
 
     Attributes:
-        configs: As they are from then on.
-        change: ``change(learner)`` makes a learner follow.
+        configs: The configs after the change.
+        change: ``change(learner)`` applies it to a learner.
     """
 
     configs: ModuleConfigs
@@ -49,9 +49,9 @@ def with_module(
     new_agent_to_module_mapping_fn: MappingFn | None = None,
     new_should_module_be_updated: Any = None,
 ) -> BaseConfig:
-    """A copy of `config` that has one module more; frozen if `config` is.
+    """Return a copy of `config` with one more module; frozen if `config` is.
 
-    Arguments are as of `Algorithm.add_module`.
+    For the arguments see `Algorithm.add_module`.
 
     Raises:
         ValueError: There is a module of this id.
@@ -87,10 +87,10 @@ def without_module(
     new_agent_to_module_mapping_fn: MappingFn | None = None,
     new_should_module_be_updated: Any = None,
 ) -> BaseConfig:
-    """A copy of `config` that has one module less; frozen if `config` is.
+    """Return a copy of `config` without one module; frozen if `config` is.
 
     Raises:
-        KeyError: There is none of this id.
+        KeyError: There is no module with this id.
         ConfigurationError: It is the last one, or only "default_policy" would be left.
     """
     ids = [other for other in config.module_ids if other != module_id]
@@ -146,20 +146,20 @@ def plan_addition(
     new_agent_to_module_mapping_fn: MappingFn | None = None,
     new_should_module_be_updated: Any = None,
 ) -> ModuleChange:
-    """A module more.
+    """Plan to add a module.
 
     Args:
-        before: The configs as they are.
+        before: The current configs.
         spaces: (observation space, action space) of one env.
-        places: Where it is to be.
-        module_id, module_spec, config_overrides, new_agent_to_module_mapping_fn, new_should_module_be_updated: As
-            of `Algorithm.add_module`.
+        places: Where to add it.
+        module_id, module_spec, config_overrides, new_agent_to_module_mapping_fn, new_should_module_be_updated:
+            See `Algorithm.add_module`.
 
     Raises:
-        ValueError, ConfigurationError: As of `Algorithm.add_module`.
+        ValueError, ConfigurationError: See `Algorithm.add_module`.
     """
     if not places:
-        raise ValueError(f"add_module({module_id!r}): it is to be added nowhere.")
+        raise ValueError(f"add_module({module_id!r}): no place to add it to.")
     options = {
         "config_overrides": config_overrides,
         "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
@@ -167,7 +167,7 @@ def plan_addition(
     }
     run = with_module(before.run, module_id, module_spec, **options)
     filled = run.get_multi_rl_module_spec(spaces={"__env_single__": spaces})[module_id]
-    filled.build(seed=run.seed, module_id=module_id)  # what cannot be built is said here
+    filled.build(seed=run.seed, module_id=module_id)  # raises here if it cannot be built
     run = with_module(before.run, module_id, filled.copy(), **options)
     by_place = {}
     for place in _PLACES:
@@ -202,10 +202,10 @@ def plan_removal(
     new_agent_to_module_mapping_fn: MappingFn | None = None,
     new_should_module_be_updated: Any = None,
 ) -> ModuleChange:
-    """A module less; arguments are as of `plan_addition`.
+    """Plan to remove a module; for the arguments see `plan_addition`.
 
     Raises:
-        KeyError, ConfigurationError: As of `Algorithm.remove_module`.
+        KeyError, ConfigurationError: See `Algorithm.remove_module`.
     """
     rules = new_agent_to_module_mapping_fn, new_should_module_be_updated
     options = {
@@ -213,7 +213,7 @@ def plan_removal(
         "new_should_module_be_updated": new_should_module_be_updated,
     }
     if module_id not in before.run.module_ids:
-        without_module(before.run, module_id)  # says so
+        without_module(before.run, module_id)  # raises KeyError
     by_place = {}
     for place in _PLACES:
         config = getattr(before, place)
@@ -236,7 +236,7 @@ def plan_removal(
 
 
 def plan_training(before: ModuleConfigs, module_ids: Sequence[str] | None) -> ModuleChange | None:
-    """From then on these modules are trained, None: all; no plan where it is so already."""
+    """Plan to train only these modules (None: all); return None if that is already so."""
     places = {place: training(getattr(before, place), module_ids) for place in ("run", *_PLACES)}
     if all(config is getattr(before, place) for place, config in places.items()):
         return None
@@ -248,7 +248,7 @@ def plan_training(before: ModuleConfigs, module_ids: Sequence[str] | None) -> Mo
 
 
 def training(config: BaseConfig, module_ids: Sequence[str] | None) -> BaseConfig:
-    """`config`, or a copy, that trains these of its modules; None: all."""
+    """Return `config`, or a copy, that trains only these of its modules; None: all."""
     trained = module_ids and [module_id for module_id in module_ids if module_id in config.module_ids]
     now = config.policies_to_train
     if trained == now or (trained and isinstance(now, Collection) and set(trained) == set(now)):
@@ -277,7 +277,7 @@ def _with_new_rules(config: BaseConfig, mapping_fn: MappingFn | None, to_train: 
 
 
 def _check_mapping(configs: ModuleConfigs, observation_spaces: Any) -> None:
-    """Raise ConfigurationError where an agent is mapped to a module that its runners do not have."""
+    """Raise ConfigurationError if an agent is mapped to a module that its runners do not have."""
     for place in ("env_runners", "eval_env_runners"):
         config = getattr(configs, place)
         for agent_id in getattr(observation_spaces, "spaces", ()):

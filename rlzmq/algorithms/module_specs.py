@@ -1,4 +1,4 @@
-"""Which modules a config asks for, and the spaces of each."""
+"""The module specs of a config, with the spaces of each module."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["multi_rl_module_spec"]
 def multi_rl_module_spec(
     config: BaseConfig, env: Any, spaces: Mapping[str, Any] | None, inference_only: bool
 ) -> MultiRLModuleSpec:
-    """All modules of `config` with their spaces, classes and model settings filled in.
+    """Return the specs of all modules of `config`, with spaces, classes and model settings filled in.
 
-    What the user's specs leave open comes from the algorithm's default spec, the config's
-    `model_config`, and the spaces as the env-to-module pipeline leaves them.
+    Fields that the user's specs leave open come from the algorithm's default spec, the config's `model_config`, and
+    the spaces that the env-to-module pipeline produces.
 
     Raises:
-        ConfigurationError: A module's spaces cannot be told; the text names the module.
+        ConfigurationError: The spaces of a module cannot be determined; the text names the module.
     """
     given = _given_specs(config)
     known = _module_spaces(config, env, spaces, list(given))

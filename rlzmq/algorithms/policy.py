@@ -1,9 +1,9 @@
-"""Policy: a trained module with its connectors and its memory, for acting outside of training.
+"""Policy: a trained module with its connectors and episode state, for acting outside of training.
 
     observation ─► env-to-module pipeline ─► module ─► module-to-env pipeline ─► the env's action
                         └──────── the ongoing episode (state, previous frames and actions) ─┘
 
-The pipelines are those of the env runners, with their statistics as training left them and frozen.
+The pipelines are those of the env runners; their statistics are frozen as training left them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rlzmq.runners.module_step import ModuleStep
 __all__ = ["Policy"]
 
 _NOT_EXTRA = frozenset({Columns.ACTIONS, Columns.ACTIONS_FOR_ENV})
-# The episode is cut to its lookback after so many steps, so that an endless one takes no more memory.
+# The episode is cut to its lookback after this many steps, which bounds the memory of endless episodes.
 _MAX_CHUNK_STEPS = 64
 
 
 class Policy:
-    """Acts as the runners of a trained algorithm act.
+    """Computes actions as the env runners of a trained algorithm do.
 
     Example::
 
@@ -48,22 +48,22 @@ class Policy:
         while not done:
             observation, reward, terminated, truncated, _ = env.step(policy.compute_action(observation))
 
-    One object plays one episode at a time; `copy` gives further ones for more. Of a multi-agent
-    algorithm it is either one module, playing one agent (`module_id`, `agent_id`), or without these all
-    agents at once: observations and actions are then dicts by agent id.
+    One object plays one episode at a time; use `copy` to play several. For a multi-agent algorithm it plays
+    either one agent with one module (`module_id`, `agent_id`) or, without these, all agents at once;
+    observations and actions are then dicts by agent id.
 
     Args:
         config: The algorithm's config.
-        modules: MultiRLModule with the weights to act with; it is not copied.
+        modules: MultiRLModule that acts; it is not copied.
         spaces: (observation space, action space) of one env.
-        connector_state: State by pipeline, as checkpoints hold it under "env_runner".
-        module_id: The module that acts; None: the only one, or all.
-        agent_id: The agent that it plays; None: the first one that is mapped to it.
-        seed: Of the actions drawn with ``explore=True``; None: ``config.seed``.
+        connector_state: State by pipeline, as in the component "env_runner" of checkpoints.
+        module_id: Id of the module that acts; None: the only one, or all.
+        agent_id: Id of the agent that it plays; None: the first agent mapped to it.
+        seed: Seed of the actions drawn with ``explore=True``; None: ``config.seed``.
 
     Attributes:
-        observation_space, action_space: Of the env (of the one agent, where there is one).
-        is_stateless: Whether an action depends on the latest observation alone: the module has no state
+        observation_space, action_space: Spaces of the env, or of the agent if there is only one.
+        is_stateless: Whether an action depends only on the latest observation: the module has no state
             and no connector piece looks back.
     """
 
@@ -126,7 +126,7 @@ class Policy:
                 except Exception:  # it reads the episode
                     break
             raise ConfigurationError(
-                f"Policy: which agent module {module_id!r} plays cannot be told: give agent_id, "
+                f"Policy: which agent module {module_id!r} plays cannot be determined: pass agent_id, "
                 f"one of {agents}."
             )
         if agent_id not in agents:
@@ -143,16 +143,16 @@ class Policy:
         config: BaseConfig | None = None,
         trust_code: bool = False,
     ) -> Self:
-        """The policy of an algorithm's checkpoint; the env need not be there.
+        """Return the policy of an algorithm's checkpoint. The env need not be installed.
 
         Args:
-            path: What `Algorithm.save_to_path` wrote.
+            path: A checkpoint written by `Algorithm.save_to_path`.
             module_id, agent_id: See the class.
-            config: In place of the stored one; needed when that held functions or classes.
-            trust_code: Whether functions and classes that the checkpoint names are imported.
+            config: Replaces the stored config; needed if that held functions or classes.
+            trust_code: Whether to import functions and classes that the checkpoint names.
 
         Raises:
-            CheckpointError: It is torn, altered, or its config cannot be loaded.
+            CheckpointError: It is incomplete or altered, or its config cannot be loaded.
             KeyError: There is no such module or agent.
         """
         state = read_algorithm(path)
@@ -175,7 +175,7 @@ class Policy:
 
     @classmethod
     def from_algorithm(cls, algorithm: Any, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
-        """The policy that an `Algorithm` has at this moment; it stays as it is when training goes on.
+        """Return the current policy of an `Algorithm`; further training does not change it.
 
         Raises:
             KeyError: There is no such module or agent.
@@ -184,7 +184,7 @@ class Policy:
         return policy
 
     def copy(self) -> Self:
-        """Another policy on the same weights, at the beginning of an episode of its own."""
+        """Return another policy with the same weights, at the beginning of a new episode."""
         new = copy.copy(self)
         new._env_to_module, new._module_to_env = copy.deepcopy((self._env_to_module, self._module_to_env))
         new.reset()
@@ -199,7 +199,7 @@ class Policy:
     # -- acting ---------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """The next observation begins an episode: state, previous frames and actions are forgotten."""
+        """Begin a new episode: clear module state, previous frames and actions."""
         self._episode: Any = None
         self._shared_data: dict[str, Any] = {"generator": self._generator}
         self._last_actions: Any = None
@@ -208,17 +208,17 @@ class Policy:
         self._num_steps = 0
 
     def compute_action(self, observation: Any, *, explore: bool = False, reward: Any = 0.0) -> Any:
-        """The env's action for the ongoing episode's next observation.
+        """Return the env action for the next observation of the current episode.
 
         Args:
-            observation: As the env gives it. Where the policy plays all agents: a dict by agent id, without
+            observation: As the env returns it. If the policy plays all agents: a dict by agent id, without
                 the agents that are done.
-            explore: Draw from the exploration distribution; else act greedily.
-            reward: What the previous action brought; read only by pieces that look at rewards, such as
+            explore: Whether to draw from the exploration distribution instead of acting greedily.
+            reward: Reward of the previous action; used only by connector pieces that read rewards, such as
                 PrevActionsPrevRewards.
 
         Returns:
-            The action as the env takes it: unsquashed or clipped as in training (or a dict of them).
+            The action as the env accepts it, unsquashed or clipped as in training (or a dict of them).
 
         Raises:
             ValueError: The observation does not fit the observation space.
@@ -241,14 +241,14 @@ class Policy:
         return self._step(observation, explore, reward)
 
     def compute_actions(self, observations: Any, *, explore: bool = False) -> Any:
-        """The env's actions for many observations at once, each an episode's first; for stateless policies.
+        """Return the env actions for many observations, each the first of an episode; for stateless policies.
 
         Args:
             observations: Tree of arrays ``[N, ...]``, or a list of N observations.
-            explore: As of `compute_action`.
+            explore: As for `compute_action`.
 
         Returns:
-            Tree of arrays ``[N, ...]``. The ongoing episode of `compute_action` is left alone.
+            Tree of arrays ``[N, ...]``. The current episode of `compute_action` is not affected.
 
         Raises:
             ValueError: The policy is not stateless, or the observations do not fit the space.
@@ -344,7 +344,7 @@ class Policy:
     def _run_pipelines(
         self, episodes: list[Any], explore: bool, shared_data: dict[str, Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Per episode: the env's actions, and the extra model outputs."""
+        """Return, per episode, the env actions and the extra model outputs."""
         arguments: dict[str, Any] = {
             "rl_module": self._acting,
             "episodes": episodes,
@@ -382,7 +382,7 @@ class Policy:
         }
 
     def _with_known_names(self, extras: dict[Any, Any]) -> dict[Any, Any]:
-        """An episode's outputs are the same at every step, also where `explore` changes in between."""
+        """Return the outputs with the same names as in earlier steps, also if `explore` changed in between."""
         if self._is_multi_agent:
             known = self._last_extras or {}
             return {**known, **{agent: _like(known.get(agent), own) for agent, own in extras.items()}}

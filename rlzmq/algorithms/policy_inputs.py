@@ -1,4 +1,4 @@
-"""Observations as callers give them, brought to the dtype and checked for the shape of their space."""
+"""Conversion of observations to the dtypes of their space, with checks of shape and structure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.sp
 
 
 def as_value_of(space: Any, value: Any) -> Any:
-    """One value of a space: its parts as arrays of the space's dtypes.
+    """Return one value of a space, with its parts as arrays of the space's dtypes.
 
     Raises:
-        ValueError: Shape or structure differ; the text names the part, expected and actual.
+        ValueError: Shape or structure differ; the text names the part, the expected and the actual one.
     """
     return _converted(space, value, (), "observation")
 
 
 def as_batch_of(space: Any, values: Any) -> Any:
-    """Many values of a space as one tree of arrays ``[N, ...]``; arguments may be a list of single ones.
+    """Return many values of a space, or a list of single ones, as one tree of arrays ``[N, ...]``.
 
     Raises:
-        ValueError: As of `as_value_of`.
+        ValueError: As for `as_value_of`.
     """
     if isinstance(values, list):
         if not values:
@@ -37,7 +37,7 @@ def as_batch_of(space: Any, values: Any) -> Any:
 
 
 def first_row(batch: Any) -> Any:
-    """The first item of a tree of arrays ``[N, ...]``."""
+    """Return the first item of a tree of arrays ``[N, ...]``."""
     return tree_map(lambda leaf: leaf[0], batch)
 
 

@@ -14,20 +14,20 @@ __all__ = ["apply_preset", "find_preset", "presets_of"]
 
 
 def presets_of(algorithm: str) -> dict[str, dict[str, Any]]:
-    """The algorithm's presets: environment id -> setter -> settings ({} where it ships none)."""
+    """Return the algorithm's presets as {environment id: {setter: settings}}; {} if it has none."""
     file = resources.files("rlzmq.algorithms") / algorithm.lower() / "presets.toml"
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def find_preset(algorithm: str, name: str) -> str:
-    """The id of the environment that a preset is for.
+    """Return the environment id of a preset.
 
     Args:
-        algorithm: Its name, e.g. ``"ppo"``.
-        name: The id; case and version may be left out: ``"cartpole"``.
+        algorithm: Name of the algorithm, e.g. ``"ppo"``.
+        name: The id; case is ignored and the version may be omitted: ``"cartpole"``.
 
     Raises:
-        ConfigurationError: There is none, or several.
+        ConfigurationError: There is no such preset, or several match.
     """
     presets = presets_of(algorithm)
     wanted = name.lower()
@@ -38,11 +38,11 @@ def find_preset(algorithm: str, name: str) -> str:
 
 
 def apply_preset(config: BaseConfig, algorithm: str, env: object) -> bool:
-    """Set what the algorithm's preset for `env` says, if there is one.
+    """Apply the algorithm's preset for `env`, if there is one.
 
     Args:
-        config: The algorithm's config; settings outside the preset stay as they are.
-        algorithm: Its name, e.g. ``"ppo"``.
+        config: The algorithm's config; settings outside the preset are unchanged.
+        algorithm: Name of the algorithm, e.g. ``"ppo"``.
         env: ``config.env``.
 
     Returns:

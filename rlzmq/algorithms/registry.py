@@ -1,6 +1,6 @@
 """The algorithms by name, for the command line and for checkpoints.
 
-Code is imported when it is asked for: an algorithm brings torch.
+Classes are imported only when requested, since an algorithm imports torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BASE_CONFIG = "rlzmq.algorithms.algorithm_config:AlgorithmConfig"
 
 
 def get_config_class(algorithm: str) -> Any:
-    """The config class of an algorithm's name, e.g. ``"ppo"`` (upper or lower case).
+    """Return the config class of an algorithm by name, e.g. ``"ppo"`` (case is ignored).
 
     Raises:
         ConfigurationError: There is no such algorithm.
@@ -39,10 +39,10 @@ def get_config_class(algorithm: str) -> Any:
 
 
 def config_class_named(name: str) -> type[BaseConfig]:
-    """The built-in config class of that name; nothing else is ever imported.
+    """Return the built-in config class of that name; imports no other code.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is no such class.
     """
     for path in (BASE_CONFIG, *ALGORITHMS.values()):
         if _name(path) == name:

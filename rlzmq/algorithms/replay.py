@@ -1,11 +1,11 @@
-"""Repeats the learner's side of a recorded run, without environments, in one process.
+"""Replay: repeats the learner's updates of a recorded run in one process, without environments.
 
     arrival log ─► the lineage that survived ─► a learner with the recorded state ─► the same updates, digests compared
 
-The weights follow from the state at the beginning, the fragments, where they were cut, their order, the lifetime
-counters that schedules follow, and the seed; all of these are in the log. What a learner's batch source keeps from
-one update for later ones (APPO's circular buffer) is in no checkpoint: such a run is repeated from the beginning of its
-learner process.
+The weights are determined by the initial state, the fragments, where they were cut, their order, the lifetime
+counters that schedules depend on, and the seed; the log contains all of these. Data that a learner's batch source keeps
+between updates (APPO's circular buffer) is not in checkpoints: such a run is repeated from the start of its learner
+process.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ __all__ = ["Mismatch", "RepeatedUpdate", "Replay"]
 
 
 class Mismatch(Exception):
-    """The weights after an update are not those that were recorded; the text says which parameter differs."""
+    """The weights after an update differ from the recorded ones; the text names the parameter."""
 
 
 @dataclass
 class RepeatedUpdate:
-    """An update that is being repeated, or was.
+    """An update that is being repeated or was repeated.
 
     Attributes:
-        version: Of the weights that it makes.
-        state: The learner's, before it.
-        timesteps: The lifetime counters that schedules follow; None: the learner's own.
-        batches: What it trains, one after the other; filled while it does.
-        results: What `Learner.update` returned; {} before.
-        is_compared: Whether the weights afterwards were compared with their digest; the process may have ended before
-            there was one.
+        version: Version of the weights that it makes.
+        state: The learner's state before it.
+        timesteps: The lifetime counters that schedules depend on; None: the learner's counters.
+        batches: The batches that it trains on, in order; filled during the update.
+        results: The return value of `Learner.update`; {} before.
+        is_compared: Whether the resulting weights were compared with their digest; there is none if the process ended
+            before it was recorded.
     """
 
     version: int
@@ -65,18 +65,17 @@ class RepeatedUpdate:
 
 
 class Replay:
-    """The lineage that survived in an arrival log, and the learner's side of it repeated.
+    """Repeats the updates in an arrival log that led to the final weights (its lineage).
 
     Args:
         path: A run directory (with ``arrivals/``), or a run's ``config.record_dir``.
-        config: In place of the recorded one, which holds no code without an importable name; None: the recorded one.
-        trust_code: Whether functions and classes that the recorded config names are imported.
+        config: Replaces the recorded config, which omits code without an importable name; None: the recorded one.
+        trust_code: Whether to import functions and classes that the recorded config names.
 
     Attributes:
-        notes: What a reader of the log should know: files cut short, states that were restored, updates that are
-            not in it.
-        began_at: What the newest call of `updates` began with, in words.
-        current: The update that is being repeated, or was the last one.
+        notes: Remarks on the log: truncated files, restored states, missing updates.
+        began_at: The states from which the last call of `updates` started, as text.
+        current: The update that is being repeated, or the last one.
 
     Raises:
         ConfigurationError: There is no arrival log, or no update in it.
@@ -100,11 +99,11 @@ class Replay:
 
     @property
     def versions(self) -> list[int]:
-        """The updates of the lineage, each by the version of the weights that it made; 1 is a run's first."""
+        """The updates of the lineage, by the version of the weights that each made; the first of a run is 1."""
         return sorted(self._lineage)
 
     def _find_lineage(self) -> dict[int, tuple[ArrivalFile, int]]:
-        """Version → (file, index of the step that made it): what no later state or update has replaced."""
+        """Return version → (file, index of its step) for the updates that no later state or update replaced."""
         lineage: dict[int, tuple[ArrivalFile, int]] = {}
         for file in self._files:
             if file.torn_at is not None:
@@ -122,7 +121,7 @@ class Replay:
         return lineage
 
     def _note_state(self, lineage: Mapping[int, tuple[ArrivalFile, int]], step: RecordedState) -> None:
-        """Say how a state fits to the updates before it."""
+        """Add notes on how a state relates to the updates before it."""
         if not lineage:
             return
         newest, version = max(lineage), step.version
@@ -148,16 +147,16 @@ class Replay:
         """Repeat updates of the lineage, and compare the weights after each with their digest.
 
         Args:
-            first, last: Versions; None: the lineage's first, and its last.
+            first, last: Versions; None: the first and the last of the lineage.
 
         Yields:
-            Each update from `first` on. Those before it that are needed to get there are repeated, too.
+            Each update from `first` to `last`. Earlier updates that are needed are repeated but not yielded.
 
         Raises:
             Mismatch: The weights differ.
             ConfigurationError: The log has none of these updates, or this process cannot repeat them.
             CheckpointError: The recorded config holds code; see `checkpoints.load_config`.
-            Exception: What the user's code raises in an update.
+            Exception: Raised by user code in an update.
         """
         known = self.versions
         first, last = known[0] if first is None else first, known[-1] if last is None else last
@@ -173,7 +172,7 @@ class Replay:
                 yield from self._updates_of(file, mine)
 
     def _updates_of(self, file: ArrivalFile, wanted: Sequence[int]) -> Iterator[RepeatedUpdate]:
-        """Repeat these updates of one learner process, and those before that they need."""
+        """Repeat these updates of one learner process, and the earlier ones that they need."""
         config = self._config
         if config is None:
             config = revive_config(file.head["config"], str(file.path), trust_code=self._trust_code)
@@ -208,7 +207,7 @@ class Replay:
                     return
 
     def _start(self, file: ArrivalFile, version: int, *, keeps_data: bool) -> tuple[int, dict[str, Any]]:
-        """(Index of the first step to repeat, the learner's state before it) on the way to an update."""
+        """Return (index of the first step to repeat to reach an update, the learner's state before it)."""
         until = self._lineage[version][1]
         states = [i for i, step in enumerate(file.steps[:until]) if isinstance(step, RecordedState)]
         if not states:
@@ -229,7 +228,7 @@ class Replay:
         return index + 1, recorded.load()
 
     def _state_of(self, path: Path) -> dict[str, Any] | None:
-        """The learner's whole state in a checkpoint; None if there is none."""
+        """Return the learner's state in a checkpoint; None if it cannot be read."""
         try:
             state: dict[str, Any] = read_part(path, LearnerBase.checkpoint_name)
         except CheckpointError as error:
@@ -238,7 +237,7 @@ class Replay:
         return state
 
     def _is_of_lineage(self, file: ArrivalFile, version: int, state: Mapping[str, Any]) -> bool:
-        """Whether an update of this file made this state."""
+        """Return whether an update of this file made this state."""
         if version not in self._lineage or self._lineage[version][0] is not file:
             return False
         digest = _update_at(file, self._lineage[version][1]).digest
@@ -247,7 +246,7 @@ class Replay:
     # -- for a debugger ------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write the current update for `load_update`: the learner's state before it, and what it trains.
+        """Write the current update for `load_update`: the learner's state before it, and its batches.
 
         Args:
             path: The checkpoint's directory; one that exists is replaced.
@@ -266,7 +265,7 @@ class Replay:
 
 
 def _tap(source: BatchSource, drawn: Callable[[Any], None]) -> None:
-    """Call `drawn` with each batch that a source gives from now on."""
+    """Call `drawn` with each batch that a source yields."""
     draw = source.batches
 
     def batches(num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
@@ -278,10 +277,10 @@ def _tap(source: BatchSource, drawn: Callable[[Any], None]) -> None:
 
 
 def _set_state(learner: Any, state: Mapping[str, Any], file: ArrivalFile) -> None:
-    """Give the learner a recorded state.
+    """Restore a recorded state of the learner.
 
     Raises:
-        ConfigurationError: It is of other modules.
+        ConfigurationError: It has other modules.
     """
     recorded, mine = set(state["rl_module"]), set(learner.module.keys())
     if recorded != mine:

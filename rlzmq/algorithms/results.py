@@ -1,4 +1,4 @@
-"""Results under RLlib's keys, out of what updates and evaluation rounds report."""
+"""ResultBuilder: results under RLlib's keys, built from the reports of updates and fragments."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["ResultBuilder", "merge_learner_results"]
 
 _log = logging.getLogger("rlzmq.algorithms")
 
-_LONG = 2000  # steps per environment without an episode's end that deserve a hint
+_HINT_AFTER_STEPS = 2000  # steps per environment without an episode end before a hint is logged
 _SUMMED = ("num_env_steps_trained", "num_module_steps_trained", "num_env_steps_trained_lifetime")
 
 
 class ResultBuilder:
-    """Collects one iteration's reports and makes the dict that `train()` returns.
+    """Collects the reports of an iteration and builds the dict that `train()` returns.
 
     Args:
-        config: For smoothing windows and reductions of the user's own.
-        metrics: The algorithm's MetricsLogger: what callbacks and runners log joins the result.
+        config: Provides smoothing windows and custom reductions.
+        metrics: The algorithm's MetricsLogger; values logged by callbacks and runners are added to the result.
     """
 
     def __init__(self, config: BaseConfig, metrics: MetricsLogger) -> None:
@@ -51,7 +51,7 @@ class ResultBuilder:
         self._num_module_steps_trained_lifetime: dict[str, int] = {}
 
     def begin_iteration(self) -> None:
-        """A new iteration starts now."""
+        """Begin a new iteration."""
         self._start = time.perf_counter()
         self._timers = {}
         self._lags = []
@@ -59,16 +59,16 @@ class ResultBuilder:
         self._num_steps_before = self.num_env_steps_lifetime
 
     def add_training_step(self, seconds: float) -> None:
-        """One `training_step()` took so long."""
+        """Record the duration of one `training_step()`."""
         self._num_training_step_calls += 1
         self.add_timer("training_step", seconds)
 
     def add_timer(self, name: str, seconds: float) -> None:
-        """Log a timer; the result has the mean over the iteration."""
+        """Record a duration; the result has the mean over the iteration."""
         self._timers.setdefault(name, []).append(seconds)
 
     def add_update(self, report: UpdateResult) -> None:
-        """Take in one update's report."""
+        """Add the report of one update."""
         self.add_fragments(report.fragments)
         self.add_learner_results(report.learner_results, report.num_env_steps_trained)
         self._weights_version = report.weights_version
@@ -78,21 +78,21 @@ class ResultBuilder:
             self.add_timer(names.get(name, name), seconds)
 
     def add_fragments(self, metas: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what runners reported with their fragments."""
+        """Add the metadata that runners sent with their fragments."""
         add_fragment_metas(self.episodes, self._metrics if self._held is None else self._held, metas)
 
     def hold_logged(self) -> None:
-        """From now on the algorithm's MetricsLogger is left to others: what runners log is kept aside."""
+        """Buffer what runners log instead of writing it to the algorithm's MetricsLogger, until `release_logged`."""
         self._held = _Held()
 
     def release_logged(self) -> None:
-        """What was kept aside is taken in, in its order."""
+        """Write the buffered values to the algorithm's MetricsLogger, in order."""
         held, self._held = self._held, None
         for states, key in held.given if held is not None else ():
             self._metrics.aggregate(states, key=key)
 
     def add_learner_results(self, results: list[dict[str, Any]], num_env_steps: int) -> None:
-        """Take in one update's learner results, one dict per rank; none where a dead rank had them."""
+        """Add the learner results of one update, one dict per rank; [] if they were lost with a dead rank."""
         self.num_env_steps_trained_lifetime += num_env_steps
         if not results:
             return
@@ -123,8 +123,8 @@ class ResultBuilder:
 
     @property
     def num_env_steps_lifetime(self) -> int:
-        """Env steps sampled in the run: reported with fragments, or by a training step that aggregated what its
-        runners' `get_metrics` returned."""
+        """Env steps sampled in the run, reported with fragments or aggregated by a custom training step from
+        `get_metrics`."""
         logged = self._metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         return max(self.episodes.num_env_steps_lifetime, int(logged))
 
@@ -136,7 +136,7 @@ class ResultBuilder:
     def build(
         self, iteration: int, accounting: Accounting, fault_tolerance: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The result of the iteration that ends now."""
+        """Return the result of the current iteration."""
         elapsed = self.time_this_iter_s
         num_new = self.num_env_steps_this_iter
         self._hint_at_endless_episodes()
@@ -169,7 +169,7 @@ class ResultBuilder:
         }
         logged = self._metrics.reduce()
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in logged.get(ENV_RUNNER_RESULTS, {}):
-            # A training step of the user's own sampled, and logged what was measured.
+            # A custom training step sampled, and logged the runners' metrics.
             env_runners |= logged[ENV_RUNNER_RESULTS]
             result[NUM_ENV_STEPS_SAMPLED_LIFETIME] = env_runners[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         merge_into(result, logged)
@@ -177,7 +177,11 @@ class ResultBuilder:
 
     def _hint_at_endless_episodes(self) -> None:
         num_steps = self.episodes.num_env_steps_lifetime
-        if self._has_hinted or self.episodes.num_episodes_lifetime or num_steps < _LONG * self._num_envs:
+        if (
+            self._has_hinted
+            or self.episodes.num_episodes_lifetime
+            or num_steps < _HINT_AFTER_STEPS * self._num_envs
+        ):
             return
         self._has_hinted = True
         _log.warning(
@@ -190,7 +194,7 @@ class ResultBuilder:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Counters and windows, for a checkpoint."""
+        """Return counters and smoothing windows, for a checkpoint."""
         return {
             **self.episodes.get_state(),
             "num_env_steps_trained_lifetime": self.num_env_steps_trained_lifetime,
@@ -201,7 +205,7 @@ class ResultBuilder:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's counters."""
+        """Restore the output of `get_state`."""
         self.episodes.set_state(state)
         self.num_env_steps_trained_lifetime = state["num_env_steps_trained_lifetime"]
         self._num_module_steps_trained_lifetime = dict(state["num_module_steps_trained_lifetime"])
@@ -212,7 +216,7 @@ class ResultBuilder:
 
 
 class _Held(MetricsLogger):
-    """Keeps what it should aggregate for another logger."""
+    """A MetricsLogger that buffers the arguments of `aggregate` for another logger."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,14 +227,15 @@ class _Held(MetricsLogger):
 
 
 def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger) -> dict[str, Any]:
-    """All ranks' results as one, of every module that any rank trained.
+    """Return the merged results of all ranks, for every module that any rank trained.
 
-    Counts of steps are added up, what learners logged with their own `metrics` is merged as its reduction says,
-    everything else is averaged.
+    Step counts are summed, values that learners logged with their `metrics` are merged by their reduction, and all
+    others are averaged.
 
     Args:
-        results: Of one update, one dict per rank.
-        metrics: Keeps what the learners logged. Lifetime sums are its own: a rank's would be lost with the rank.
+        results: Results of one update, one dict per rank.
+        metrics: Aggregates the values that learners logged. It keeps the lifetime sums, which would otherwise be
+            lost with a rank.
     """
     module_ids = dict.fromkeys(module_id for result in results for module_id in result)
     merged = {
@@ -268,7 +273,7 @@ def _merge_values(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_into(target: dict[str, Any], extra: Mapping[str, Any]) -> None:
-    """Add what `extra` has and `target` has not, at any depth."""
+    """Add the entries of `extra` that `target` lacks, at any depth."""
     for name, value in extra.items():
         if isinstance(value, Mapping) and isinstance(target.get(name), dict):
             merge_into(target[name], value)

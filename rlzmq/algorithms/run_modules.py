@@ -1,4 +1,4 @@
-"""RunModules: the modules of a running run, and how they change between two iterations."""
+"""RunModules: the modules of a run, and their changes between two iterations."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _log = logging.getLogger("rlzmq.checkpoints")
 
 
 class RunModules:
-    """Knows which modules are where, and changes it everywhere at once.
+    """Tracks which modules the learners and runners have, and changes all of them together.
 
     Args:
-        config: The run's.
-        session: Whose learners and runners have the modules.
-        evaluation: Whose runners have them, too.
+        config: The run's config.
+        session: Owner of the learners and env runners.
+        evaluation: Owner of the evaluation runners.
 
     Attributes:
-        configs: As they are now, by place.
+        configs: The current configs, by place.
     """
 
     def __init__(self, config: BaseConfig, session: Session, evaluation: Evaluation) -> None:
         self._session = session
         self._evaluation = evaluation
         self.configs = ModuleConfigs.everywhere(config)
-        # Whether a change has said which modules are trained, so that the config of `__init__` does not.
+        # Whether a change has set which modules are trained, overriding the config of `__init__`.
         self._has_own_rule = False
 
     async def add(
@@ -53,7 +53,7 @@ class RunModules:
 
         Args:
             module_id, module_spec, new_should_module_be_updated, options: As there.
-            places: Whether it is to be there, by place; None: everywhere.
+            places: Whether to add it, by place; None: everywhere.
         """
         change = plan_addition(
             self.configs,
@@ -78,7 +78,7 @@ class RunModules:
 
         Args:
             module_id, new_should_module_be_updated, options: As there.
-            places: Whether it is to be removed there, by place; None: everywhere.
+            places: Whether to remove it, by place; None: everywhere.
         """
         change = plan_removal(
             self.configs,
@@ -104,11 +104,11 @@ class RunModules:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """What a checkpoint says about the modules (see `modules_to_store`)."""
+        """Return the component "modules" of a checkpoint (see `modules_to_store`)."""
         return modules_to_store(self.configs.run, self._session.spaces, has_own_rule=self._has_own_rule)
 
     async def set_state(self, stored: Mapping[str, Any]) -> None:
-        """Add, remove and freeze modules until there are those that a checkpoint has."""
+        """Add, remove and freeze modules to match a checkpoint."""
         specs = stored.get("specs") or {}
         ids = self.configs.run.module_ids
         for module_id in [mid for mid in specs if mid not in ids]:
@@ -117,7 +117,7 @@ class RunModules:
         for module_id in [mid for mid in ids if specs and mid not in specs]:
             await self.remove(module_id)
         rule = stored.get("trained")
-        # Where neither run changed what is trained by adding or removing modules, it stays the config's.
+        # If neither run changed which modules are trained, the config's rule is kept.
         if rule is not None and (rule["is_changed"] or self._has_own_rule):
             await self._apply(self._plan_rule(rule), rule["is_changed"])
 
@@ -127,15 +127,15 @@ class RunModules:
         trained = self.configs.run.policies_to_train
         if not callable(trained):
             _log.warning(
-                "The run that was saved asked a function of its own which modules to train; checkpoints do not "
-                "carry functions. Now these are trained: %s. Pass config=… with "
+                "The saved run used a function to select the modules to train, which checkpoints do not "
+                "contain. Now these are trained: %s. Pass config=… with "
                 ".multi_agent(policies_to_train=…) to train others.",
                 trained or "all",
             )
         return None
 
     def check(self, module_ids: Iterable[str]) -> None:
-        """Raise KeyError where the learners have no module of an id."""
+        """Raise KeyError if the learners lack a module."""
         known = self.configs.learners.module_ids
         for module_id in module_ids:
             if module_id not in known:

@@ -1,4 +1,4 @@
-"""RunState: a run's state as a tree, out of its parts and back into them."""
+"""RunState: gets and sets the state of a run as a tree of components."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["RunState"]
 
 
 class RunState:
-    """Gathers the components of a checkpoint, and gives them back.
+    """Collects the components of a checkpoint and restores them.
 
     Args:
-        session, evaluation, modules, iterations: Which have them.
+        session, evaluation, modules, iterations: The owners of the components.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RunState:
         return select(to_tree(parts), components, not_components)
 
     async def set(self, state: Mapping[str, Any]) -> bool:
-        """See AsyncAlgorithm.set_state; whether the state is that of a whole run."""
+        """Set the state (see AsyncAlgorithm.set_state); return whether it is that of a whole run."""
         parts = to_parts(state)
         await self._iterations.settle()
         if "modules" in parts:

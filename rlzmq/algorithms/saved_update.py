@@ -1,4 +1,4 @@
-"""One update on disk, for a debugger: the learner's state before it, and the batches that it trains."""
+"""A single update stored for debugging: the learner's state before it, and its batches."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def save_update(
     timesteps: Mapping[str, int] | None,
     batches: Sequence[Any],
 ) -> Path:
-    """Write an update as a checkpoint; its absolute path.
+    """Write an update as a checkpoint and return its absolute path.
 
     Args:
         path: The checkpoint's directory; one that exists is replaced.
-        config: `AlgorithmConfig.to_stored` of the learner's.
+        config: `AlgorithmConfig.to_stored` of the learner's config.
         spaces: Module id → (observation space, action space).
-        state: The learner's, before the update.
-        timesteps: The lifetime counters that schedules follow.
-        batches: What it trains, one after the other: each an EpisodeBatch or a list of them.
+        state: The learner's state before the update.
+        timesteps: The lifetime counters that schedules depend on.
+        batches: The batches that it trains on, in order, each an EpisodeBatch or a list of them.
     """
     listed = [list(batch) if type(batch) is list else [batch] for batch in batches]
     update = {
@@ -59,18 +59,18 @@ def save_update(
 def load_update(
     path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """A learner before an update, and what it trained then: ``learner.update(**update)`` repeats it.
+    """Return a learner before an update, and the update's data: ``learner.update(**update)`` repeats it.
 
     Args:
-        path: What `save_update` wrote.
-        config: In place of the stored one, which holds no code; None: the stored one.
-        trust_code: Whether functions and classes that the stored config names are imported.
+        path: A directory written by `save_update`.
+        config: Replaces the stored config, which omits code; None: the stored one.
+        trust_code: Whether to import functions and classes that the stored config names.
 
     Returns:
         (The learner, ``{"episodes": a list of EpisodeBatches, "timesteps": counters}``).
 
     Raises:
-        CheckpointError: It is torn, altered or something else, or its config holds code.
+        CheckpointError: It is incomplete, altered or not a stored update, or its config holds code.
     """
     components = read_checkpoint(path)
     if _UPDATE not in components:
@@ -87,10 +87,10 @@ def load_update(
 
 
 def learner_of(config: BaseConfig, spaces: Mapping[str, Any]) -> Any:
-    """A built learner, for which no environment is made.
+    """Return a built learner without making an environment.
 
     Args:
-        config: The run's.
+        config: The run's config.
         spaces: Module id → (observation space, action space).
     """
     of_modules = {module_id: tuple(two) for module_id, two in spaces.items()}
@@ -98,10 +98,10 @@ def learner_of(config: BaseConfig, spaces: Mapping[str, Any]) -> Any:
 
 
 class _GivenBatches(FreshBatch):
-    """What an update is given, cut into the batches that it trained.
+    """A source that splits the episodes of an update into its original batches.
 
     Args:
-        sizes: EpisodeBatches of each batch. Of another number of them in all, one batch is made.
+        sizes: Number of EpisodeBatches in each batch. If the total differs, all form one batch.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:

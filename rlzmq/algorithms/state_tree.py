@@ -1,4 +1,4 @@
-"""An algorithm's state as users see it, a tree under RLlib's names, and as checkpoints store it, in parts.
+"""Conversion of an algorithm's state between a tree under RLlib's names, for users, and parts, for checkpoints.
 
 {"learner_group": {"learner": …}, "env_runners": {"runner-0": …}, …}        the tree
 {"learner_group/learner": …, "env_runners/runner-0": …, …}                  its parts
@@ -23,11 +23,11 @@ COMPONENTS = (
     "learner_group",
     "modules",
 )
-_GROUPS = ("learner_group", "env_runners", "eval_env_runners")  # each of their entries is a part of its own
+_GROUPS = ("learner_group", "env_runners", "eval_env_runners")  # each of their entries is a separate part
 
 
 def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of these parts."""
+    """Return the tree of these parts."""
     tree: dict[str, Any] = {}
     for name, state in parts.items():
         top, _, rest = name.partition("/")
@@ -39,7 +39,7 @@ def to_tree(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_parts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a tree, or of part of one; what is in parts already stays so.
+    """Return the parts of a (partial) tree; entries that are parts already are unchanged.
 
     Raises:
         ValueError: An unknown component.
@@ -55,7 +55,7 @@ def to_parts(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_component(path: str) -> None:
-    """Raise ValueError if a path begins with the name of no component."""
+    """Raise ValueError if a path does not begin with the name of a component."""
     top = path.partition("/")[0]
     if top not in COMPONENTS:
         raise ValueError(f"an Algorithm's state has no component {top!r}.{did_you_mean(top, COMPONENTS)}")
@@ -66,10 +66,10 @@ def wants(
     components: str | Collection[str] | None,
     not_components: str | Collection[str] | None = None,
 ) -> bool:
-    """Whether anything of a top-level component is asked for.
+    """Return whether any part of a top-level component is requested.
 
     Raises:
-        ValueError: An unknown name is.
+        ValueError: An unknown component is requested.
     """
     wanted, unwanted = _paths(components), _paths(not_components) or []
     return component not in unwanted and (
@@ -82,16 +82,16 @@ def select(
     components: str | Collection[str] | None,
     not_components: str | Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """The part of a tree that is asked for.
+    """Return the requested part of a tree.
 
     Args:
         tree: A state.
-        components: Paths such as ``"learner_group/learner/rl_module/p0"``; None: all. What the tree does not have
-            is left out.
-        not_components: Paths that are left out.
+        components: Paths such as ``"learner_group/learner/rl_module/p0"``; None: all. Paths that the
+            tree does not have are ignored.
+        not_components: Paths to leave out.
 
     Raises:
-        ValueError: A path begins with the name of no component.
+        ValueError: A path does not begin with the name of a component.
     """
     selected: dict[str, Any] = dict(tree) if components is None else {}
     for path in _paths(components) or ():
@@ -111,7 +111,7 @@ def _paths(names: str | Collection[str] | None) -> list[str] | None:
 
 
 def _key(tree: Any, path: str) -> str | None:
-    """The key that the path goes through: its first name, or all of it."""
+    """Return the key of `tree` that the path goes through: the whole path or its first name; None if neither."""
     keys = (path, path.partition("/")[0])
     return next((key for key in keys if isinstance(tree, Mapping) and key in tree), None)
 

@@ -1,4 +1,4 @@
-"""Modules as checkpoints store them, and configs that have the modules of a checkpoint."""
+"""The modules of a run as checkpoints store them, and configs with the modules of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["modules_to_store", "stored_spec", "with_stored_modules"]
 def modules_to_store(
     config: BaseConfig, spaces: tuple[Any, Any], *, has_own_rule: bool = False
 ) -> dict[str, Any]:
-    """What a checkpoint says about the modules: specs, the env's spaces, which are trained; plain values.
+    """Return what a checkpoint stores about the modules as plain data: specs, env spaces, and which are trained.
 
     Args:
-        config: With the modules as they are now.
+        config: The config with the current modules.
         spaces: (observation space, action space) of one env.
-        has_own_rule: Whether the run itself has changed which modules are trained (see `RunModules`).
+        has_own_rule: Whether the run has changed which modules are trained (see `RunModules`).
     """
     filled = config.get_multi_rl_module_spec(spaces={"__env_single__": spaces})
     specs = {module_id: _plain_or_none(spec.to_dict) for module_id, spec in filled.rl_module_specs.items()}
@@ -60,15 +60,15 @@ def _plain_or_none(make: Callable[[], Any]) -> Any:
 def with_stored_modules(
     config: BaseConfig, stored: Mapping[str, Any], *, trust_code: bool = False
 ) -> BaseConfig:
-    """`config` with the modules that a checkpoint has: added and removed ones, too, and frozen ones.
+    """Return `config` with the modules of a checkpoint, including added, removed and frozen ones.
 
     Args:
-        config: The one that the run was built with, or that its checkpoint stored.
-        stored: What `modules_to_store` returned; ``{}`` changes nothing.
-        trust_code: Whether module classes are imported that only the checkpoint names.
+        config: The config that the run was built with, or that its checkpoint stored.
+        stored: The return value of `modules_to_store`; ``{}`` changes nothing.
+        trust_code: Whether to import module classes that only the checkpoint names.
 
     Raises:
-        CheckpointError: A module's spec was not stored, or names a class that is not known here.
+        CheckpointError: A module's spec was not stored, or names an unknown class.
     """
     specs = stored.get("specs")
     if specs is None:
@@ -91,7 +91,7 @@ def with_stored_modules(
 
 
 def stored_spec(config: BaseConfig, module_id: str, plain: Any, *, trust_code: bool = False) -> RLModuleSpec:
-    """The RLModuleSpec of a module that a checkpoint has and `config` has not."""
+    """Return the RLModuleSpec of a module that is in a checkpoint but not in `config`."""
     if plain is None:
         raise CheckpointError(
             f"The checkpoint has a module {module_id!r} whose spec could not be stored. Pass a config whose "
@@ -106,7 +106,7 @@ def stored_spec(config: BaseConfig, module_id: str, plain: Any, *, trust_code: b
             "name. Pass a config whose policies have it, or trust_code=True to import it."
         )
     spec = RLModuleSpec.from_dict(plain, module_class=module_class)
-    spec.load_state_path = None  # the checkpoint's own weights come next
+    spec.load_state_path = None  # the checkpoint's weights are loaded later
     return spec
 
 

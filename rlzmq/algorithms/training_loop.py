@@ -1,4 +1,4 @@
-"""TrainingLoop: what happens in an iteration, in which order.
+"""TrainingLoop: the order of the steps in an iteration.
 
 training step ──reports──► complete? ──► evaluation ──► result ──► callbacks ──► checkpoints
       ▲                       │ no           ▲
@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rlzmq.algorithms.callback_dispatch import Face
+from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.iterations import Iterations
@@ -27,14 +27,14 @@ __all__ = ["TrainingLoop"]
 
 
 class TrainingLoop:
-    """Runs one iteration after the other.
+    """Runs iterations.
 
     Args:
-        session: Who samples and who learns.
-        iterations: Takes in the reports.
-        evaluation: Whose rounds are due now and then.
+        session: Owner of the env runners and learners.
+        iterations: Records the reports.
+        evaluation: Runs evaluation rounds when due.
         keeper: Writes checkpoints between two iterations.
-        face: Whose callbacks are called.
+        dispatch: Calls callbacks.
         metrics: The algorithm's MetricsLogger.
     """
 
@@ -44,23 +44,23 @@ class TrainingLoop:
         iterations: Iterations,
         evaluation: Evaluation,
         keeper: CheckpointKeeper,
-        face: Face,
+        dispatch: CallbackDispatch,
         metrics: MetricsLogger,
     ) -> None:
         self._session = session
         self._iterations = iterations
         self._evaluation = evaluation
         self._keeper = keeper
-        self._face = face
+        self._dispatch = dispatch
         self._metrics = metrics
 
     async def train(
         self, training_step: Callable[[], Awaitable[Any]], evaluate: Callable[[], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
-        """One iteration; its result.
+        """Run one iteration and return its result.
 
         Args:
-            training_step, evaluate: The algorithm's.
+            training_step, evaluate: The algorithm's methods.
         """
         iterations, evaluation = self._iterations, self._evaluation
         iterations.begin()
@@ -76,7 +76,7 @@ class TrainingLoop:
                     break
             evaluation.end()
             is_whole = iterations.end()
-            await self._tell_of_recreated_runners()
+            await self._report_recreated_runners()
             metrics = None
             if is_whole and self._evaluation_is_due(iterations.num_done):
                 metrics = await (evaluation.finish() if in_parallel else evaluate())
@@ -94,14 +94,14 @@ class TrainingLoop:
 
     async def _begin_parallel_round(self) -> None:
         if self._evaluation.calls_custom_function:
-            # It may be called in another thread than this loop's, and log there.
+            # The function may be called on another thread than this loop's, and log there.
             self._iterations.results.hold_logged()
         await self._evaluation.begin(self._iterations.last_training_s)
 
-    async def _tell_of_recreated_runners(self) -> None:
+    async def _report_recreated_runners(self) -> None:
         recreated = self._session.take_recreated_runners()
         if recreated:
-            await self._face.call(
+            await self._dispatch.call(
                 "on_env_runners_recreated",
                 metrics_logger=self._metrics,
                 env_runner_group=self._session.env_runner_group,
@@ -115,9 +115,9 @@ class TrainingLoop:
         result = self._iterations.build_result(fault_tolerance)
         result["config_seed"] = session.config.seed
         if evaluation is not None:
-            merge_into(evaluation, result.get("evaluation", {}))  # what callbacks logged
+            merge_into(evaluation, result.get("evaluation", {}))  # values logged by callbacks
             result["evaluation"] = evaluation
-        await self._face.call("on_train_result", metrics_logger=self._metrics, result=result)
-        await self._face.log_result(result)
+        await self._dispatch.call("on_train_result", metrics_logger=self._metrics, result=result)
+        await self._dispatch.log_result(result)
         await self._keeper.after_iteration(result)
         return result

@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
     """Run complete episodes with the checkpoint's policy in this process; return their returns."""
-    from rlzmq.algorithms.checkpoints import config_to_go_on_with, load_config, read_algorithm
+    from rlzmq.algorithms.checkpoints import load_config, read_algorithm, resume_config
 
     if options.config is not None:
         config = type(load_config(path, trust_code=False)).from_toml(options.config)
@@ -71,7 +71,7 @@ def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
     if options.seed is not None:
         config.debugging(seed=options.seed)
     state = read_algorithm(path)
-    chosen = config_to_go_on_with(path, state, config, trust_code=options.trust_code)
+    chosen = resume_config(path, state, config, trust_code=options.trust_code)
     # Evaluation starts new episodes and does not need those in progress in the run's env runners.
     state = {
         name: part for name, part in state.items() if not name.startswith(("env_runners", "eval_env_runners"))

@@ -82,6 +82,6 @@ def test_an_evaluation_that_waits_for_an_episodes_end_says_so(caplog: Any) -> No
         logger.removeHandler(handler)
         Endless.ends_after = math.inf
     assert caplog.messages[0] == (
-        "An evaluation round of 2 episodes lasts longer than evaluation_sample_timeout_s=0.2, and goes on. If episodes "
-        f"never end, {LIMIT}; or evaluate with evaluation_duration_unit='timesteps'."
+        "An evaluation round of 2 episodes lasts longer than evaluation_sample_timeout_s=0.2; it continues. If "
+        f"episodes never end, {LIMIT}; or evaluate with evaluation_duration_unit='timesteps'."
     )

@@ -13,7 +13,7 @@ __all__ = ["APPO", "APPOConfig"]
 
 
 def __getattr__(name: str) -> Any:
-    """APPO, which brings torch, when it is used: a config is made and checked without it."""
+    """Import APPO on first use: it imports torch, which configs do not need."""
     if name != "APPO":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rlzmq.algorithms.appo.appo import APPO

@@ -12,21 +12,22 @@ __all__ = ["APPOConfig", "APPOTrainingSettings"]
 
 @settings
 class APPOTrainingSettings(IMPALATrainingSettings):
-    """APPO's own settings, and those of `IMPALAConfig.training`.
+    """APPO's settings, in addition to those of `IMPALAConfig.training`.
 
     Args:
         clip_param: The surrogate's clip range around a probability ratio of 1.
-        use_kl_loss: Add the KL divergence from the target policy to the trained one to the loss.
-        kl_coeff: Its first coefficient; ×1.5 above twice `kl_target`, ×0.5 below half of it, per update.
-        kl_target: The KL divergence that the coefficient aims at.
-        target_network_update_freq: Updates of the target network are this many rounds apart; in a round
+        use_kl_loss: Whether to add the KL divergence from the target policy to the trained policy to the loss.
+        kl_coeff: Initial coefficient of that term. After each update it is multiplied by 1.5 if the divergence
+            exceeds twice `kl_target`, and by 0.5 if it is below half of `kl_target`.
+        kl_target: Target of the KL divergence.
+        target_network_update_freq: Number of rounds between updates of the target network. A round is
             ``circular_buffer_num_batches * circular_buffer_iterations_per_batch *
-            train_batch_size_per_learner`` env steps are trained, repetitions counted (without a circular
-            buffer, ``train_batch_size_per_learner``).
-        tau: Each moves the target network this far towards the trained one, in [0, 1].
-        use_circular_buffer: Train each batch several times (arXiv:1912.00167); else once.
-        circular_buffer_num_batches: How many batches are kept.
-        circular_buffer_iterations_per_batch: How often each is trained at most.
+            train_batch_size_per_learner`` trained env steps, counting repetitions (without a circular
+            buffer: ``train_batch_size_per_learner``).
+        tau: Fraction in [0, 1] by which an update moves the target network towards the trained network.
+        use_circular_buffer: Whether to train on each batch several times (arXiv:1912.00167) instead of once.
+        circular_buffer_num_batches: Number of batches in the circular buffer.
+        circular_buffer_iterations_per_batch: Maximum number of times that each batch is trained.
     """
 
     clip_param: NonNegative = 0.4
@@ -49,7 +50,7 @@ class APPOConfig(IMPALAConfig, APPOTrainingSettings):
 
     @takes(APPOTrainingSettings)
     def training(self) -> Self:
-        """Set how to learn: see `APPOTrainingSettings`."""
+        """Set the training hyperparameters: see `APPOTrainingSettings`."""
         return self
 
     @property

@@ -40,7 +40,7 @@ class APPOLearner(AdaptiveKLLearner, IMPALALearner):
         self.last_target_update_ts = 0
 
     def make_source(self) -> BatchSource:
-        """The circular buffer, unless it is switched off."""
+        """Return the circular buffer, or FreshBatch if it is switched off."""
         config = self.config
         if not config.use_circular_buffer:
             return FreshBatch()

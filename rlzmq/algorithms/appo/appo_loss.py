@@ -36,7 +36,7 @@ def appo_policy_terms(
     clip_param: float,
     mask_B: Tensor | None = None,
 ) -> APPOPolicyTerms:
-    """The clipped surrogate with the ratio min(μ/π̄, 2) · π/μ.
+    """Return the clipped surrogate with the ratio min(μ/π̄, 2) · π/μ.
 
     Args:
         logp_B: Log-probability of the actions under the trained policy π.

@@ -15,7 +15,7 @@ __all__ = ["DefaultAPPOModule"]
 
 
 class DefaultAPPOModule(DefaultActorCriticModule, TargetNetworkAPI):
-    """See `DefaultActorCriticModule`; copies of encoder and policy head follow the trained ones slowly."""
+    """A `DefaultActorCriticModule` with target networks for encoder and policy head."""
 
     def setup(self) -> None:
         super().setup()
@@ -34,6 +34,6 @@ class DefaultAPPOModule(DefaultActorCriticModule, TargetNetworkAPI):
 
     @torch.no_grad()
     def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """The target policy's ``action_dist_inputs``."""
+        """Return the target policy's ``action_dist_inputs``."""
         outputs, _ = self._act(batch, critic_features=False, encoder=self._old_encoder, pi=self._old_pi)
         return {Columns.ACTION_DIST_INPUTS: outputs[Columns.ACTION_DIST_INPUTS]}

@@ -13,7 +13,7 @@ __all__ = ["IMPALA", "IMPALAConfig"]
 
 
 def __getattr__(name: str) -> Any:
-    """IMPALA, which brings torch, when it is used: a config is made and checked without it."""
+    """Import IMPALA on first use: it imports torch, which configs do not need."""
     if name != "IMPALA":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rlzmq.algorithms.impala.impala import IMPALA

@@ -9,6 +9,6 @@ __all__ = ["IMPALA"]
 
 
 class IMPALA(Algorithm):
-    """IMPALA (arXiv:1802.01561). The training step is the base class's: one update as `update_plan()` says."""
+    """IMPALA (arXiv:1802.01561). A training step is one update according to `update_plan()`."""
 
     config_class = IMPALAConfig

@@ -13,12 +13,12 @@ __all__ = ["IMPALAConfig", "IMPALATrainingSettings"]
 
 @settings
 class IMPALATrainingSettings(TrainingSettings):
-    """IMPALA's own settings, and those of `AlgorithmConfig.training`.
+    """IMPALA's settings, in addition to those of `AlgorithmConfig.training`.
 
     Args:
         vtrace: Only True.
-        vtrace_clip_rho_threshold: ρ̄, bound of the importance ratio in the value targets; None: no bound.
-        vtrace_clip_pg_rho_threshold: Bound of the ratio in the policy gradient; None: no bound.
+        vtrace_clip_rho_threshold: Bound ρ̄ of the importance ratio in the value targets; None: no bound.
+        vtrace_clip_pg_rho_threshold: Bound of the importance ratio in the policy gradient; None: no bound.
         vf_loss_coeff: Weight of the value loss.
         entropy_coeff: Weight of the entropy bonus, or a schedule over lifetime env steps.
     """
@@ -48,5 +48,5 @@ class IMPALAConfig(AlgorithmConfig, IMPALATrainingSettings):
 
     @takes(IMPALATrainingSettings)
     def training(self) -> Self:
-        """Set how to learn: see `IMPALATrainingSettings`."""
+        """Set the training hyperparameters: see `IMPALATrainingSettings`."""
         return self

@@ -27,14 +27,14 @@ class IMPALALearner(ActorCriticLearner):
     config: IMPALAConfig
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """The config's pipeline, with V-trace and what it needs first and last."""
+        """Return the config's pipeline, with V-trace and the pieces it needs first and last."""
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
             add_estimator(pipeline, self.make_vtrace())
         return pipeline
 
     def make_vtrace(self) -> VTrace:
-        """The piece that gives advantages and value targets."""
+        """Return the connector piece that computes advantages and value targets."""
         return VTrace(
             gamma=self.config.gamma,
             clip_rho_threshold=self.config.vtrace_clip_rho_threshold,
@@ -44,7 +44,7 @@ class IMPALALearner(ActorCriticLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Policy loss + value loss − entropy bonus, per row; see `impala_loss`."""
+        """Return policy loss + value loss − entropy bonus, per row; see `impala_loss`."""
         module = self.module[module_id].unwrapped()
         logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
         dist = module.get_train_action_dist_cls().from_logits(logits)

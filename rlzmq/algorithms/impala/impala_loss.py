@@ -15,7 +15,7 @@ __all__ = ["IMPALALossTerms", "impala_loss_terms"]
 
 
 class IMPALALossTerms(NamedTuple):
-    """Sums over a minibatch's real rows, 0-d tensors; `num_rows` says over how many."""
+    """Sums over the real rows of a minibatch and their number, 0-d tensors."""
 
     policy_loss: Tensor
     value_loss: Tensor
@@ -32,7 +32,7 @@ def impala_loss_terms(
     entropy_B: Tensor,
     mask_B: Tensor | None = None,
 ) -> IMPALALossTerms:
-    """The loss's three terms.
+    """Return the three terms of the loss.
 
     Args:
         logp_B: Log-probability of the actions under the trained policy.

@@ -13,7 +13,7 @@ __all__ = ["PPO", "PPOConfig"]
 
 
 def __getattr__(name: str) -> Any:
-    """PPO, which brings torch, when it is used: a config is made and checked without it."""
+    """Import PPO on first use: it imports torch, which configs do not need."""
     if name != "PPO":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rlzmq.algorithms.ppo.ppo import PPO

@@ -14,21 +14,23 @@ __all__ = ["PPOConfig", "PPOTrainingSettings"]
 
 @settings
 class PPOTrainingSettings(TrainingSettings):
-    """PPO's own settings, and those of `AlgorithmConfig.training`.
+    """PPO's settings, in addition to those of `AlgorithmConfig.training`.
 
     Args:
-        use_critic: Train a value function and use it as baseline.
-        use_gae: Generalised advantage estimation (arXiv:1506.02438); needs the critic.
+        use_critic: Whether to train a value function and use it as baseline.
+        use_gae: Whether to use generalised advantage estimation (arXiv:1506.02438); needs the critic.
         lambda_: GAE's λ in [0, 1].
-        use_kl_loss: Add the KL divergence to the old policy to the loss.
-        kl_coeff: Its first coefficient; doubles and halves by half steps around `kl_target`.
-        kl_target: The KL divergence per update that the coefficient aims at.
+        use_kl_loss: Whether to add the KL divergence from the sampling policy to the trained policy to the loss.
+        kl_coeff: Initial coefficient of that term. After each update it is multiplied by 1.5 if the divergence
+            exceeds twice `kl_target`, and by 0.5 if it is below half of `kl_target`.
+        kl_target: Target of the KL divergence per update.
         vf_loss_coeff: Weight of the value loss.
         entropy_coeff: Weight of the entropy bonus, or a schedule over lifetime env steps.
         clip_param: The surrogate's clip range around 1.
         vf_clip_param: Bound on the squared value error; None: no bound.
-        standardize_advantages: Over which rows of a batch the advantages' mean and deviation are taken: those that
-            are trained on, or, to compare results number for number, RLlib's.
+        standardize_advantages: Rows of a batch over which the mean and standard deviation of the advantages are
+            computed. "real_steps": the rows that are trained on; "as_rllib": the same rows as in RLlib, to compare
+            results number by number.
     """
 
     use_critic: bool = True
@@ -61,7 +63,7 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
 
     @takes(PPOTrainingSettings)
     def training(self) -> Self:
-        """Set how to learn: see `PPOTrainingSettings`."""
+        """Set the training hyperparameters: see `PPOTrainingSettings`."""
         return self
 
     @property
@@ -69,10 +71,10 @@ class PPOConfig(AlgorithmConfig, PPOTrainingSettings):
         return {"vf_share_layers": False}
 
     def validate(self) -> None:
-        """As AlgorithmConfig.validate, and: generalised advantages need the critic.
+        """Check the settings as AlgorithmConfig.validate does, and that GAE has a critic.
 
         Raises:
-            ConfigurationError: Names the settings that do not fit together.
+            ConfigurationError: Settings are inconsistent; the text names them.
         """
         super().validate()
         if self._validate_config and self.use_gae and not self.use_critic:

@@ -35,9 +35,9 @@ class PPOLearner(AdaptiveKLLearner):
         self._values: dict[str, deque[tuple[Tensor, Tensor, Tensor | None]]] = {}
 
     def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """The config's pipeline, with PPO's own pieces first and last.
+        """Return the config's pipeline, with PPO's pieces first and last.
 
-        Without ``config.use_gae`` advantages are discounted returns less the values (λ = 1).
+        Without ``config.use_gae`` advantages are discounted returns minus the values (λ = 1).
         """
         pipeline = super().make_learner_connector(observation_space, action_space)
         if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
@@ -55,7 +55,7 @@ class PPOLearner(AdaptiveKLLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
     ) -> Tensor:
-        """Policy loss + value loss − entropy bonus + KL penalty; see `rlzmq.algorithms.ppo.ppo_loss`."""
+        """Return policy loss + value loss − entropy bonus + KL penalty; see `rlzmq.algorithms.ppo.ppo_loss`."""
         module = self.module[module_id].unwrapped()
         settings = cast(PPOTrainingSettings, config)
         mask = batch.get(Columns.LOSS_MASK)
@@ -124,4 +124,4 @@ class PPOLearner(AdaptiveKLLearner):
 
 
 class PPOTorchLearner(PPOLearner):
-    """The same as `PPOLearner`: RLlib's name for PPO's default learner."""
+    """RLlib's name for `PPOLearner`."""

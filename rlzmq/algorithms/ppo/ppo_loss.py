@@ -17,7 +17,7 @@ __all__ = ["PPOLossTerms", "ppo_policy_terms", "ppo_value_loss"]
 
 
 class PPOLossTerms(NamedTuple):
-    """The means over a minibatch's real rows, 0-d tensors."""
+    """Means over the real rows of a minibatch, 0-d tensors."""
 
     policy_loss: Tensor
     entropy: Tensor
@@ -34,7 +34,7 @@ def ppo_policy_terms(
     clip_param: float,
     mask_B: Tensor | None = None,
 ) -> PPOLossTerms:
-    """The terms that concern the policy.
+    """Return the policy terms of the loss.
 
     Args:
         logp_B: Log-probability of the actions under the trained policy.
@@ -58,7 +58,7 @@ def ppo_policy_terms(
 def ppo_value_loss(
     values_B: Tensor, value_targets_B: Tensor, vf_clip_param: float | None, mask_B: Tensor | None = None
 ) -> Tensor:
-    """Mean squared value error, each row's bounded by `vf_clip_param`; a 0-d tensor."""
+    """Return the mean squared value error, with each row's error bounded by `vf_clip_param`; a 0-d tensor."""
     error_B = (values_B - value_targets_B).square()
     if vf_clip_param is not None:
         error_B = error_B.clamp(max=vf_clip_param)
