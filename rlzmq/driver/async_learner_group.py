@@ -35,7 +35,7 @@ class AsyncLearnerGroup:
         module_spec: The MultiRLModuleSpec with its spaces.
         system: The ActorSystem that spawns them; without one there is a single local learner, and the group's
             coroutines never wait.
-        door: The LearnerDoor for learners from other machines, if any are expected.
+        door: The RemoteLearnerListener for learners from other machines, if any are expected.
 
     Attributes:
         handles: The ranks' actor handles in rank order; empty for a local group.

@@ -1,6 +1,6 @@
-"""LearnerDoor: the driver's listener for learners from other machines (``rlzmq learner --join FILE``).
+"""RemoteLearnerListener: the driver's listener for learners from other machines (``rlzmq learner --join FILE``).
 
-    learner ──HELLO──► door: waits in line ──take()──► build(config, spaces), then an actor like any other
+    learner ──HELLO──► listener: waits in line ──take()──► build(config, spaces), then an actor like any other
 
 A learner that joined is called like a local learner process (`ActorHandle`), over CURVE and without pickle, with
 only the methods that `remote_learner` lists. Surplus learners wait as spares and replace ranks that die. A broken
@@ -37,7 +37,7 @@ from rlzmq.wire.errors import UnknownVersionError, WireError
 from rlzmq.wire.messages import Goodbye, Hello, Refused, decode_message
 from rlzmq.wire.messages import encode_message as encode_reply
 
-__all__ = ["LearnerDoor"]
+__all__ = ["RemoteLearnerListener"]
 
 _log = logging.getLogger("rlzmq.driver")
 
@@ -54,7 +54,7 @@ class _RemoteProcess:
 
     pid = -1  # on another machine: cannot be looked up here
 
-    def __init__(self, door: LearnerDoor, routing: bytes) -> None:
+    def __init__(self, door: RemoteLearnerListener, routing: bytes) -> None:
         self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
         self.is_stopping = False
         self._door = door
@@ -89,7 +89,7 @@ class _RemoteLink(ProcessLink):
         )
 
 
-class LearnerDoor:
+class RemoteLearnerListener:
     """Listens for learners and returns them as actors.
 
     Args:

@@ -306,7 +306,7 @@ class RunnerSupervisor:
             return decision.delay_s
         others = [other for other in self._places if other is not place and not other.is_given_up]
         if config.ignore_env_runner_failures and others:
-            _log.warning("%s The run goes on without it (%s).", first_line(error), reason)
+            _log.warning("%s The run continues without it (%s).", first_line(error), reason)
             place.is_given_up = True
             place.up.set()  # wake its waiters: it is given up
             return None

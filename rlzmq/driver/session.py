@@ -101,16 +101,16 @@ class Session:
         await self._pipeline.start()
 
     async def _open_door(self) -> Any:
-        """Create keys for remote peers and listen for learners; return the LearnerDoor, None without remote peers."""
+        """Create keys for remote peers and listen for learners; return the listener, None without remote peers."""
         if self.config.listen is None:
             return None
         from rlzmq.driver.join_files import JoinKeys
 
         keys = JoinKeys.generate()
         if self.config.num_remote_learners:
-            from rlzmq.driver.remote_learners import LearnerDoor
+            from rlzmq.driver.remote_learners import RemoteLearnerListener
 
-            self._learner_door = LearnerDoor(self.config, keys, self.spaces)
+            self._learner_door = RemoteLearnerListener(self.config, keys, self.spaces)
             await self._learner_door.start()
         return keys
 

@@ -94,8 +94,8 @@ class Watchdog:
         self._give_up(
             StandstillError(
                 f"Training stands still: nothing has moved for {still_s:.0f} s, for the second time in one update, "
-                f"although broker and learner group were formed anew. Who waits for whom:\n{report}\n"
-                "The stacks of all processes are on stderr. The run can go on from its newest checkpoint."
+                f"although broker and learner group were re-formed. Waiting:\n{report}\n"
+                "The stacks of all processes are on stderr. The run can be resumed from its newest checkpoint."
             )
         )
 
@@ -104,5 +104,5 @@ class Watchdog:
             async with asyncio.timeout(_STATUS_DEADLINE_S):
                 status = await self._status()
         except Exception as error:
-            return f"  the broker does not say: {error!r}"
+            return f"  the broker did not answer: {error!r}"
         return "\n".join(f"  {line}" for line in status["waits"])

@@ -1,4 +1,4 @@
-"""The learner door and learners from outside on one event loop: who is lost, who stays, and how all of them end."""
+"""RemoteLearnerListener and remote learners on one event loop: losses, survivors, shutdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from rlzmq.cli.joining import make_config
 from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.join_files import JoinKeys
-from rlzmq.driver.remote_learners import LearnerDoor
+from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.join_file import JoinFile
 from rlzmq.roles.learner.remote_learner import RemoteLearner
@@ -29,7 +29,7 @@ class Meeting:
         self.config = listening(tmp_path, num_remote_learners=2).learners(num_learners=2)
         self.keys = JoinKeys.generate()
         spaces = (gym.spaces.Box(-1.0, 1.0, (4,), np.float32), gym.spaces.Discrete(2))
-        self.door = LearnerDoor(self.config, self.keys, spaces)
+        self.door = RemoteLearnerListener(self.config, self.keys, spaces)
         self.runs: list[asyncio.Task[None]] = []
 
     def learner(self, make: Any = make_config) -> tuple[RemoteLearner, asyncio.Task[None]]:

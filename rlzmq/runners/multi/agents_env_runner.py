@@ -1,4 +1,4 @@
-"""AgentsEnvRunner: the env runner interface used by samplers of multi-agent episodes."""
+"""The env runner interface used by samplers of multi-agent episodes."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class MultiAgentSampler:
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from what `get_state` returned.
+        """Continue from a state that `get_state` returned.
 
         Args:
             state: State from `get_state`.
@@ -249,7 +249,7 @@ class MultiAgentSampler:
             self._begin_outputs(episode, agent_id, outputs)
 
     def _begin_outputs(self, episode: MultiAgentEpisode, agent_id: Any, outputs: dict[str, Any]) -> None:
-        """Outputs that begin in mid-episode, after random actions, are zeros in the steps before."""
+        """Fill outputs that begin in mid-episode, after random actions, with zeros before."""
         track, sae = episode._timeline.tracks[agent_id], episode.agent_episodes[agent_id]
         new = [name for name in outputs if name not in (track.output_keys or ())]
         num_before = sae.rewards.len_incl_lookback()
@@ -264,7 +264,7 @@ class MultiAgentSampler:
         track.output_keys = (track.output_keys or frozenset()) | frozenset(new)
 
     def _complete_outputs(self) -> None:
-        """Agents whose module first acted for others in this fragment have its outputs as well."""
+        """Add zero outputs for agents whose module first acted for others in this fragment."""
         for episode in {id(e): e for e in (*(e for _, e in self._done), *self._episodes)}.values():
             for agent_id, track in episode._timeline.tracks.items():
                 outputs = self._templates.get(episode.module_for(agent_id))
@@ -274,7 +274,7 @@ class MultiAgentSampler:
     def _random_actions(
         self,
     ) -> tuple[list[dict[Any, Any]], list[dict[Any, Any]], list[dict[Any, dict[str, Any]]]]:
-        """Sampled actions; outputs that the modules gave before are zeros, their states stay as they were."""
+        """Sample actions; outputs that the modules returned before are zeros, their states do not change."""
         spaces = self.runner.env.single_action_spaces
         actions: list[dict[Any, Any]] = []
         extras: list[dict[Any, dict[str, Any]]] = []
@@ -353,7 +353,7 @@ class MultiAgentSampler:
         check_agents_observations(observed, self.runner.env.single_observation_spaces.spaces)
 
     def _restart_failed(self, index: int) -> None:
-        """Env ``index`` was recreated: its episode ends truncated before this step."""
+        """Truncate the episode of env ``index``, which was recreated, before this step."""
         episode = self._episodes[index]
         if not episode.is_reset:
             return  # it failed at its reset: the episode has not begun yet
@@ -368,7 +368,7 @@ class MultiAgentSampler:
         self._totals[index] = EpisodeTotals()
 
     def _after_step(self) -> None:
-        """Env-to-module pipeline, callbacks, and successors of the episodes that ended."""
+        """Run env-to-module pipeline and callbacks; begin the successors of ended episodes."""
         self._observe()
         for index, episode in enumerate(self._episodes):
             if self._has_step_hooks:

@@ -36,14 +36,14 @@ class MultiAgentFinished(FinishedEpisodes):
             self.module_returns.setdefault(totals.module_ids[agent_id], []).append(value)
 
     def leave_out_unusable(self) -> None:
-        """Likewise of agents and modules."""
+        """Remove unusable returns of agents and modules too."""
         super().leave_out_unusable()
         for by_id in (self.agent_returns, self.module_returns):
             for name, returns in by_id.items():
                 by_id[name] = [value for value in returns if abs(value) < LARGEST]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain lists, for a fragment's meta."""
+        """Return plain lists, for a fragment's meta."""
         return {
             **super().to_dict(),
             "agent_returns": self.agent_returns,
@@ -75,7 +75,7 @@ class EpisodeTotals:
         return totals
 
     def get_state(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return {
             "agent_returns": to_plain(self.agent_returns),
             "module_ids": to_plain(self.module_ids),

@@ -137,7 +137,7 @@ class FusedMultiAgentSampler:
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from what `get_state` returned.
+        """Continue from a state that `get_state` returned.
 
         Args:
             state: State from `get_state`.
@@ -218,7 +218,7 @@ class FusedMultiAgentSampler:
         return self._collect(request), self._finished, count.num_vector_steps
 
     def _act(self, t: int) -> list[dict[Any, Any]]:
-        """All modules act; the env's actions, by agent, per env."""
+        """Run all modules; return the env's actions by agent, per env."""
         acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
         actions: list[dict[Any, Any]] = [{} for _ in range(self.num_envs)]
         for store, block, rows in self._acting:
@@ -252,7 +252,7 @@ class FusedMultiAgentSampler:
         ]
 
     def _random_actions(self) -> list[dict[Any, Any]]:
-        """Sampled actions; the modules' earlier outputs are zeros, their states stay as they were."""
+        """Sample actions; the modules' earlier outputs are zeros, their states do not change."""
         acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
         to_act: list[dict[Any, AgentRecord]] = [{} for _ in range(self.num_envs)]
         for _, _, rows in self._acting:
@@ -297,7 +297,7 @@ class FusedMultiAgentSampler:
             live.set_acted(own)
 
     def _restart_failed(self, index: int) -> None:
-        """Env ``index`` was recreated: its episode ends truncated before this step."""
+        """Truncate the episode of env ``index``, which was recreated, before this step."""
         live = self._live[index]
         if not live.is_reset:
             return
@@ -348,7 +348,7 @@ class FusedMultiAgentSampler:
         return batch
 
     def _set_initial_states(self, old: list[AgentRecord], new: dict[int, AgentRecord]) -> None:
-        """The new chunks' states before their first steps: those after the old ones' last steps."""
+        """Set the new chunks' states before their first steps: those after the old ones' last steps."""
         for store in self._stores.values():
             own = [
                 record for record in old if record.store is store and record.act_rows and id(record) in new

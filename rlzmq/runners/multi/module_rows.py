@@ -118,7 +118,7 @@ class ModuleStore:
         self.num_acts = 0
 
     def get_state(self) -> dict[str, Any]:
-        """All rows, as plain values and arrays."""
+        """Return all rows as plain values and arrays."""
         observations, acts = range(self.num_observations), range(self.num_acts)
         return {
             "num_observations": len(observations),
@@ -190,12 +190,12 @@ class ModuleStore:
         return self._observations.take(np.asarray(rows, np.int64))
 
     def acts(self, rows: Any) -> dict[str, Any]:
-        """All columns of the acts in the given rows, leaves ``[*rows.shape, ...]``."""
+        """Return all columns of the acts in the given rows, leaves ``[*rows.shape, ...]``."""
         index = np.asarray(rows, np.int64)
         return {name: column.take(index) for name, column in self._acts.items()}
 
     def act_column(self, name: str, rows: NDArray[np.int64]) -> Any:
-        """One column of the acts in the given rows, leaves ``[*rows.shape, ...]``; None if there is none."""
+        """Return one column of the acts in the given rows, leaves ``[*rows.shape, ...]``; None if there is none."""
         column = self._acts.get(name)
         return None if column is None else column.take(rows)
 
@@ -211,7 +211,7 @@ class ModuleStore:
 
 
 def gather_states(places: Sequence[tuple[Any, int, int]]) -> Any:
-    """One block of states, leaves ``[len(places), ...]``, from rows of other blocks.
+    """Return one block of states, leaves ``[len(places), ...]``, from rows of other blocks.
 
     Args:
         places: (tree of tensors ``[B, ...]``, row in it, B); agents that acted together share a block.

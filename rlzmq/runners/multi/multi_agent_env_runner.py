@@ -24,7 +24,7 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
     """Samples episodes of several agents, whose modules ``config.policy_mapping_fn`` names.
 
     `sample` returns a `MultiAgentEpisodeBatch`: a sequence of MultiAgentEpisodes, without the agents that made
-    no step in their chunk. Its ``num_timesteps`` are agent steps if ``config.count_steps_by`` says so.
+    no step in their chunk. Its ``num_timesteps`` are agent steps with ``config.count_steps_by="agent_steps"``.
 
     Example:
         >>> config = (

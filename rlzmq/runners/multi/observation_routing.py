@@ -97,7 +97,7 @@ class ObservationRouter:
         return blocks
 
     def _through_pieces(self, observed: Observed, by_agent: dict[Any, Items]) -> dict[ModuleStore, Any]:
-        """Each agent's observations of all envs at once, as the per-episode pieces take them.
+        """Run the pieces on each agent's observations of all envs at once, as the per-episode pieces take them.
 
         An agent's module may be another one in each env.
         """
@@ -130,7 +130,7 @@ class ObservationRouter:
 
     @staticmethod
     def _by_store(observed: Observed, rows: list[ObservedRows], values: list[Any]) -> dict[ModuleStore, Any]:
-        """From values by agent to blocks by store, in the order of `observed`."""
+        """Arrange values by agent into blocks by store, in the order of `observed`."""
         blocks: dict[ModuleStore, Any] = {}
         by_record: dict[int, Any] = {}
         where = {id(of.records[0]): n for n, of in enumerate(rows)}

@@ -158,7 +158,7 @@ class EpisodeSampler:
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from what `get_state` returned.
+        """Continue from a state that `get_state` returned.
 
         Args:
             state: State from `get_state`.
@@ -228,7 +228,7 @@ class EpisodeSampler:
         return self._collect(), self._finished, self._step
 
     def _act(self, t: int) -> tuple[list[Any], Any, list[dict[str, Any]]]:
-        """One act of the module: per env, actions and extra outputs; and the vector env's actions."""
+        """Run the module once; return, per env, actions and extra outputs, and the vector env's actions."""
         runner = self.runner
         start_s = time.perf_counter()
         if self._to_module is None:
@@ -280,7 +280,7 @@ class EpisodeSampler:
         return tree_map(torch.from_numpy, tree_stack(states))
 
     def _per_env(self, name: str, values: Any) -> list[Any]:
-        """One item per env, from a list or a batched tree."""
+        """Return one item per env, from a list or a batched tree."""
         items = values if isinstance(values, list) else tree_unstack(tree_map(to_numpy, values))
         if len(items) != self.num_envs:
             raise ValueError(
@@ -301,7 +301,7 @@ class EpisodeSampler:
         return batched
 
     def _random_actions(self) -> tuple[list[Any], Any, list[dict[str, Any]]]:
-        """Sampled actions; outputs of the module's earlier steps are zeros, its state stays as it was."""
+        """Sample actions; the module's outputs of earlier steps are zeros, its state does not change."""
         actions = self.runner.sample_random_actions()
         extras = []
         for index, episode in enumerate(self._episodes):
@@ -316,7 +316,7 @@ class EpisodeSampler:
         return tree_unstack(tree_map(np.copy, actions)), actions, extras
 
     def _begin_extras(self, names: tuple[str, ...], extras: list[dict[str, Any]]) -> None:
-        """Columns that begin in mid-episode (after random actions) are zeros in the steps before."""
+        """Fill columns that begin in mid-episode (after random actions) with zeros before."""
         new = [name for name in names if name not in self._extra_names]
         for episode, row in zip(self._episodes, extras, strict=True):
             num_before = episode.rewards.len_incl_lookback()
@@ -370,7 +370,7 @@ class EpisodeSampler:
         return int(np.count_nonzero(self._stepped))
 
     def _restart_failed(self, index: int) -> None:
-        """Env ``index`` was recreated: its episode ends truncated before this step."""
+        """Truncate the episode of env ``index``, which was recreated, before this step."""
         episode = self._episodes[index]
         self._stepped[index] = False
         if not episode.is_reset:
@@ -381,13 +381,13 @@ class EpisodeSampler:
         self._begin_anew(index)
 
     def _begin_anew(self, index: int) -> None:
-        """Env ``index`` goes on with a new episode, which its reset will begin."""
+        """Continue env ``index`` with a new episode, which its reset will begin."""
         self._episodes[index] = self._new_episode(index)
         self._prev_chunks[index] = []
         self._chunk_states[index] = None
 
     def _after_step(self) -> None:
-        """Env-to-module pipeline, callbacks, and successors of the episodes that ended."""
+        """Run env-to-module pipeline and callbacks; begin the successors of ended episodes."""
         self._observe()
         if not self._has_step_hooks and not self._needs_reset.any():
             return
@@ -499,7 +499,7 @@ class EpisodeSampler:
         return self.runner.module_step.initial_row_numpy if state is None else state
 
     def _items(self, observations: Any) -> list[Any]:
-        """One observation per env; copies, since the env reuses its buffers."""
+        """Return one observation per env, as copies, since the env reuses its buffers."""
         items: list[Any] = tree_unstack(tree_map(np.copy, observations))
         return items
 

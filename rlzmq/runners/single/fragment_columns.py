@@ -49,7 +49,7 @@ class ColumnBlock:
         )
 
     def writer(self, name: str) -> Writer:
-        """``write(slot, values)`` for values ``[num_envs, ...]``; valid until the block grows."""
+        """Return ``write(slot, values)`` for values ``[num_envs, ...]``; valid until the block grows."""
         column = self.columns[name]
         if isinstance(column, np.ndarray):
             write: Writer = column.swapaxes(0, 1).__setitem__
@@ -85,7 +85,7 @@ class ColumnBlock:
         }
 
     def put_slots(self, slots: dict[str, Any]) -> None:
-        """Write what ``copy_slots`` gave into the first slots, adding columns that are missing."""
+        """Write the result of ``copy_slots`` into the first slots, adding columns that are missing."""
         for name, column in slots.items():
             if name not in self.columns:
                 self.add(name, tree_map(lambda leaf: leaf[:, 0], column))
@@ -103,7 +103,7 @@ class ColumnBlock:
 
 @dataclass
 class ChunkTable:
-    """Where a fragment's chunks lie: finished ones by (step, env), then ongoing ones by env.
+    """Positions of a fragment's chunks: finished ones by (step, env), then ongoing ones by env.
 
     Attributes:
         env_index: int64[C].
@@ -111,7 +111,7 @@ class ChunkTable:
         length: int64[C], steps.
         terminated, truncated: bool[C].
         continues: bool[C], the chunk's episode began before the fragment.
-        num_finished: How many of the chunks ended their episode.
+        num_finished: Number of chunks that ended their episode.
     """
 
     env_index: NDArray[np.int64]

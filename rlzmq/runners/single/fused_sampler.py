@@ -41,7 +41,7 @@ __all__ = ["WEIGHTS_SEQ_NO", "FusedSampler"]
 
 WEIGHTS_SEQ_NO = "weights_seq_no"
 
-# Vector steps between two looks at whether enough episodes are done.
+# Vector steps between two checks whether enough episodes are done.
 _BLOCK_STEPS = 64
 
 # Reading the clock at every step would cost native vector envs 1 % of their speed: of so many vector
@@ -117,7 +117,7 @@ class FusedSampler:
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from what `get_state` returned.
+        """Continue from a state that `get_state` returned.
 
         Args:
             state: State from `get_state`.
@@ -194,7 +194,7 @@ class FusedSampler:
         self._truncated = np.pad(self._truncated, ((0, capacity - old), (0, 0)))
 
     def _advance(self, block: ColumnBlock, num_steps: int, request: SampleRequest) -> None:
-        """The hot loop: ``num_steps`` vector steps, fewer if the request is fulfilled before."""
+        """Run the hot loop: ``num_steps`` vector steps, fewer if the request is fulfilled before."""
         runner, num_envs = self.runner, self.num_envs
         source, normalize, has_pieces = runner.stepper.source, self._normalize, self._has_pieces
         module_step, state, observations = self._module_step, self._state, self._module_observations
@@ -284,7 +284,7 @@ class FusedSampler:
         self._state, self._needs_reset, self._module_observations = state, needs_reset, observations
 
     def _finish(self, block: ColumnBlock, request: SampleRequest, begin_s: float) -> EpisodeBatch:
-        """Find the chunks, settles the ongoing episodes and keeps what the next fragment needs."""
+        """Find the chunks, update the ongoing episodes and keep what the next fragment needs."""
         num_steps, lookback, num_slots = self._num_steps, self.lookback, block.num_slots
         if WEIGHTS_SEQ_NO not in block.columns:
             block.add(WEIGHTS_SEQ_NO, np.zeros(self.num_envs, np.int64))
@@ -333,13 +333,13 @@ class FusedSampler:
         return batch
 
     def _keep_actions(self, block: ColumnBlock, request: SampleRequest) -> None:
-        """The env's history gets the actions that it was given in this fragment."""
+        """Record this fragment's actions in the env's history."""
         keep_actions(self.runner.env, *self._given_actions(block, request, self._num_steps))
 
     def _given_actions(
         self, block: ColumnBlock, request: SampleRequest, num_steps: int
     ) -> tuple[Any, int, Any]:
-        """Return what `StepHistory.add` is told of the fragment's first steps."""
+        """Return the argument of `StepHistory.add` for the fragment's first steps."""
         if self._actions_for_env:
             return by_env(self._actions_for_env[:num_steps]), num_steps, None
         begin, end = self.lookback, self.lookback + num_steps
@@ -356,7 +356,7 @@ class FusedSampler:
         num_steps = self.runner.env.history.num_steps - first_step
         return self._given_actions(block, request, num_steps) if num_steps else None
 
-    # -- off the hot way -----------------------------------------------------------------------
+    # -- off the hot path ----------------------------------------------------------------------
 
     def _observe(self, block: ColumnBlock, observations: Any, slot: int, is_first: BoolArray) -> None:
         """Put observations through the columnar pieces and into their slot."""
@@ -374,7 +374,7 @@ class FusedSampler:
         self._module_observations = module_observations
 
     def _output_writers(self, block: ColumnBlock, outputs: dict[str, Any]) -> dict[str, Writer]:
-        """Writers of the model outputs' columns, which are added where they are new."""
+        """Return writers of the model outputs' columns; add new columns."""
         for name, values in outputs.items():
             for leaf in tree_leaves(values):
                 if leaf.shape[:1] != (self.num_envs,):
@@ -402,7 +402,7 @@ class FusedSampler:
         )
 
     def _mark_failures(self, step: int, needs_reset: BoolArray) -> BoolArray:
-        """Recreated envs: their episode ends, truncated, before this step, which becomes a reset.
+        """Truncate the episodes of recreated envs before this step, which becomes a reset.
 
         Returns:
             bool[N], the envs for which this step is a reset.
@@ -450,7 +450,7 @@ class FusedSampler:
 
 
 def _sums(values: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sum of the disjoint slices ``start … start + length - 1``; the last slot is in none of them."""
+    """Return the sums of the disjoint slices ``start … start + length - 1``; the last slot is in none of them."""
     if len(start) == 0:
         return np.zeros(0)
     order = np.argsort(start)

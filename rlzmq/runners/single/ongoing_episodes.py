@@ -1,4 +1,4 @@
-"""OngoingEpisodes: what is known of each environment's unfinished episode between two fragments."""
+"""OngoingEpisodes: totals of each environment's unfinished episode between two fragments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FinishedEpisodes", "OngoingEpisodes"]
 
 @dataclass
 class FinishedEpisodes:
-    """Facts of episodes that ended, one list entry each.
+    """Statistics of ended episodes, one list entry each.
 
     Attributes:
         returns: Sums of rewards over the whole episode.
@@ -32,7 +32,7 @@ class FinishedEpisodes:
     durations_s: list[float] = field(default_factory=list)
 
     def leave_out_unusable(self) -> None:
-        """Leave out episodes whose return is no usable number: they held steps that are left out, too."""
+        """Remove episodes without a usable return: some of their steps were left out too."""
         is_usable = [abs(value) < LARGEST for value in self.returns]  # False for NaN
         if not all(is_usable):
             self.returns = list(itertools.compress(self.returns, is_usable))
@@ -40,7 +40,7 @@ class FinishedEpisodes:
             self.durations_s = list(itertools.compress(self.durations_s, is_usable))
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """As plain lists, for a fragment's meta."""
+        """Return plain lists, for a fragment's meta."""
         return {"returns": self.returns, "lengths": self.lengths, "durations_s": self.durations_s}
 
 
@@ -76,7 +76,7 @@ class OngoingEpisodes:
         return ongoing
 
     def get_state(self) -> dict[str, Any]:
-        """As plain values and arrays."""
+        """Return plain values and arrays."""
         return {
             "ids": list(self.ids),
             "steps": self.steps.copy(),
@@ -85,13 +85,13 @@ class OngoingEpisodes:
         }
 
     def begin_anew(self, index: int) -> None:
-        """The episode of env ``index`` is given up: it ends without a trace, and another begins."""
+        """Discard the episode of env ``index`` without a trace and begin another."""
         self.ids[index] = self._new_id()
         self.steps[index] = 0
         self.returns[index] = 0.0
 
     def close(self, index: int, finished: FinishedEpisodes) -> None:
-        """The episode of env ``index`` ended at a fragment's border, all its chunks were returned before."""
+        """End the episode of env ``index`` at a fragment's border; its chunks were returned before."""
         if self.steps[index]:
             finished.returns.append(float(self.returns[index]))
             finished.lengths.append(int(self.steps[index]))
@@ -106,12 +106,12 @@ class OngoingEpisodes:
         num_steps: int,
         finished: FinishedEpisodes,
     ) -> list[str]:
-        """Take in a fragment's chunks.
+        """Add a fragment's chunks.
 
         Args:
             table: The chunks.
             chunk_returns: float64[C].
-            begin_s: When the fragment began.
+            begin_s: Start time of the fragment.
             num_steps: Its vector steps.
             finished: The episodes that ended are added here.
 

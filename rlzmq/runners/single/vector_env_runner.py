@@ -1,4 +1,4 @@
-"""What samplers of single-agent episodes use of their env runner."""
+"""The env runner interface used by samplers of single-agent episodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class VectorEnvRunner(SamplingRunner):
     module_step: ModuleStep
 
     def sample_random_actions(self) -> Any:
-        """One random action per environment, from the seeded action space."""
+        """Return one random action per environment, from the seeded action space."""
         return self.env.action_space.sample()
 
     def example_actions(self) -> Any:
-        """Zeros of the shape and dtype in which actions are stored, leaves ``[num_envs, ...]``."""
+        """Return zeros of the shape and dtype in which actions are stored, leaves ``[num_envs, ...]``."""
         zeros = create_empty_array(self.env.single_action_space, n=self.num_envs, fn=np.zeros)
 
         def as_stored(leaf: Any) -> Any:
