@@ -1,4 +1,4 @@
-"""What two sides of a run must have in common: the package's version, the config, the env's spaces."""
+"""Digests that two sides of a run compare: the package version, the config, the env's spaces."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ _DIGEST_CHARACTERS = 16
 
 
 def package_version() -> str:
-    """Of rlzmq, here."""
+    """Return the version of this rlzmq installation."""
     return version.__version__
 
 
 def digest_of(data: bytes) -> str:
-    """A short name for data: equal names mean equal data."""
+    """Return a short hex digest of the data."""
     return hashlib.sha256(data).hexdigest()[:_DIGEST_CHARACTERS]
 
 
 def spaces_digest(spaces: tuple[Any, Any]) -> str:
-    """The same for (observation space, action space), or a dict of each by agent; "" for spaces of other kinds."""
+    """Return a digest of (observation space, action space), each possibly a dict by agent.
+
+    The result is "" if a space is not one of Gymnasium's own.
+    """
     try:
         return digest_of(bytes(pack_blob([_plain(space) for space in spaces])))
     except (TypeError, ValueError):
-        return ""  # not Gymnasium's own: the weights' layout is compared all the same
+        return ""  # a custom space: the weights' layout is still compared
 
 
 def _plain(space: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Episodes out of a runner, and into a learner: the same few steps in the driver's process and in others."""
+"""Sampling of fragments by a runner, and opening of fragments by a learner, for all processes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rlzmq.wire.schema import FragmentId
 
 __all__ = ["by_env", "num_left_out", "open_fragment", "open_steps", "sample_with_metrics", "take_fragment"]
 
-# Far above any real fragment: a runner from outside may say what it likes.
+# Far above any real fragment; an external runner may send any number.
 _MAX_LEFT_OUT = 2**40
 
 _log = logging.getLogger("rlzmq.runners")
 
 
 def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None) -> Any:
-    """Sample a lease and put what the driver must learn of it into the batch's meta.
+    """Sample a lease and add the metrics and counts for the driver to the batch's meta.
 
     Args:
         runner: An EnvRunner.
-        num_vector_steps: The lease.
+        num_vector_steps: Vector steps of the lease.
         max_s: See `EnvRunner.sample_lease`.
 
     Returns:
         The runner's EpisodeBatch; its meta holds episode metrics, counts, and the connector delta
-        where a piece has one.
+        if there is one.
     """
     batch = runner.sample_lease(num_vector_steps, **({} if max_s is None else {"max_s": max_s}))
     batch = _within_lease(runner, batch, num_vector_steps * runner.num_envs)
@@ -44,7 +44,7 @@ def take_fragment(runner: Any, num_vector_steps: int, max_s: float | None = None
 
 
 def _within_lease(runner: Any, batch: Any, num_env_steps: int) -> Any:
-    """The batch without what `on_sample_end` has put in beyond the lease, which nobody has asked for."""
+    """Return the batch without the steps that `on_sample_end` added beyond the lease."""
     surplus = batch.num_env_steps - num_env_steps
     if surplus <= 0:
         return batch
@@ -58,14 +58,14 @@ def _within_lease(runner: Any, batch: Any, num_env_steps: int) -> Any:
 
 
 def by_env(batch: Any, num_envs: int) -> tuple[Any, tuple[int, ...]]:
-    """A batch with its chunks in order of environments, and the env steps of each.
+    """Order a batch's chunks by environment and count the env steps of each.
 
     Args:
-        batch: Multi-agent ones stay as they are, and so do those whose chunks are of no environment.
-        num_envs: How many environments there are.
+        batch: Multi-agent batches, and batches without environment indices, are returned unchanged.
+        num_envs: Number of environments.
 
     Returns:
-        The batch; its env steps by environment, or ().
+        The batch, and its env steps by environment, or ().
     """
     env_index = getattr(batch, "env_index", None)
     if not isinstance(batch, EpisodeBatch) or env_index is None:
@@ -79,7 +79,7 @@ def by_env(batch: Any, num_envs: int) -> tuple[Any, tuple[int, ...]]:
 
 
 def sample_with_metrics(runner: Any, options: Mapping[str, Any]) -> Any:
-    """``runner.sample(**options)``; what callbacks logged since the last fragment is in the batch's meta."""
+    """Return ``runner.sample(**options)`` with the metrics logged since the last fragment in the batch's meta."""
     batch = runner.sample(**options)
     _take_metrics(runner, batch)
     return batch
@@ -94,11 +94,11 @@ def _take_metrics(runner: Any, batch: Any) -> None:
 def open_fragment(
     frames: Sequence[Any], check: BatchCheck, *, is_multi_agent: bool, source: Any = None
 ) -> Any:
-    """The batch in a runner's FRAGMENT message, of which nothing is believed.
+    """Decode and check the batch in a runner's FRAGMENT message, which is not trusted.
 
     Args:
-        frames: The message.
-        check: What it has to pass.
+        frames: Frames of the message.
+        check: The check to apply.
         is_multi_agent: Whether its episodes are multi-agent.
         source: See `BatchCheck.check`.
 
@@ -126,12 +126,12 @@ def open_steps(
     *,
     is_multi_agent: bool,
 ) -> Any:
-    """The batch of some env steps of a fragment, in chunk order, which knows where it comes from.
+    """Return a batch of some env steps of a fragment, in chunk order, with its origin in the meta.
 
     Args:
-        frames, check, is_multi_agent: As of `open_fragment`.
-        fragment: Its id.
-        first, num_steps: Which env steps.
+        frames, check, is_multi_agent: See `open_fragment`.
+        fragment: Id of the fragment.
+        first, num_steps: Range of env steps.
 
     Raises:
         ProtocolError: It cannot be decoded.
@@ -148,6 +148,6 @@ def open_steps(
 
 
 def num_left_out(meta: Mapping[str, Any]) -> int:
-    """Env steps that a runner sampled and left out of a fragment, since no loss could use them."""
+    """Return the env steps that a runner left out of a fragment as non-finite."""
     num = meta.get("num_env_steps_not_finite", 0)
     return num if type(num) is int and 0 <= num <= _MAX_LEFT_OUT else 0

@@ -1,7 +1,7 @@
-"""One peer's connection to the broker: a core that decides, a DEALER that carries, a timer that ticks.
+"""A peer's connection to the broker: a protocol core, a DEALER socket and a timer.
 
-Runners, learners and the driver share it. The core is a pure state machine; what it instructs is
-either a message to send or a job for the role, which subclasses do in `act`.
+Runners, learners and the driver share it. The core is a pure state machine; its instructions are either
+messages to send or jobs for the role, which subclasses perform in `act`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _log = logging.getLogger("rlzmq")
 
 
 def new_peer_id() -> str:
-    """A fresh id for one process's connection."""
+    """Return a new id for a process's connection."""
     return uuid.uuid4().hex
 
 
 class PeerLink(abc.ABC):
-    """Carries one core's messages; used on one event loop.
+    """Connects a core to the broker; used on one event loop.
 
     Args:
         core: RunnerCore, LearnerCore or DriverCore.
         address: The broker's data address.
-        curve: Keys, for a broker that is reached by TCP; as (server's public key, own secret key) where
-            they come through an actor's call.
+        curve: Keys for a broker reached by TCP; (server's public key, own secret key) if they were passed
+            through an actor call.
 
     Attributes:
-        num_refused: Messages that were refused here, by reason.
-        ended: Resolved when the core stopped, with (reason, detail); an exception where a job failed.
+        num_refused: Number of received messages that were refused, by reason.
+        ended: Resolved with (reason, detail) when the core stops, or with an exception when a job fails.
     """
 
     def __init__(self, core: Any, address: str, curve: Curve = None) -> None:
@@ -67,23 +67,23 @@ class PeerLink(abc.ABC):
 
     @property
     def role(self) -> str:
-        """What this peer is: the name without its number."""
+        """The peer's role: its name without the number."""
         return str(self.core.name).partition("-")[0]
 
     @abc.abstractmethod
     def act(self, instruction: Instruction) -> None:
-        """Do what is not a message to send."""
+        """Perform an instruction other than Send and Stop."""
 
     def open_sockets(self, context: Context) -> None:  # noqa: B027
         """Open further sockets; subclasses extend it."""
 
     async def start(self) -> None:
-        """Connect and register; returns before the broker has answered."""
+        """Connect and register; return before the broker has answered."""
         self._context = Context()
         options = SocketOptions(
             max_message_bytes=MAX_MESSAGE_BYTES,
             max_queued_bytes=MAX_MESSAGE_BYTES,
-            receive_high_water_mark=0,  # credits bound it; see `SocketOptions`
+            receive_high_water_mark=0,  # bounded by credits; see `SocketOptions`
             linger_ms=500,
             reconnect_interval_max_ms=500,
         )
@@ -102,15 +102,15 @@ class PeerLink(abc.ABC):
         self._tick()
 
     def register(self) -> None:
-        """Say hello; a learner does so when its group stands."""
+        """Send HELLO; a learner does so once its group is formed."""
         self.do(self.core.start(self.now()))
 
     def now(self) -> float:
-        """The loop's monotonic clock, in seconds."""
+        """Return the loop's monotonic time, in seconds."""
         return self._loop.time()
 
     def handle(self, event: Any) -> None:
-        """Give an event to the core and do what it says; a payload that it cannot read is refused."""
+        """Pass an event to the core and perform its instructions; refuse a payload that it cannot decode."""
         try:
             instructions = self.core.handle(event, self.now())
         except WireError as error:
@@ -119,7 +119,7 @@ class PeerLink(abc.ABC):
         self.do(instructions)
 
     def do(self, instructions: list[Instruction]) -> None:
-        """Carry out a core's instructions, in order."""
+        """Perform a core's instructions, in order."""
         for instruction in instructions:
             if isinstance(instruction, Send):
                 if self._socket is not None and not self._socket.closed:
@@ -131,7 +131,7 @@ class PeerLink(abc.ABC):
                 self.act(instruction)
 
     def fail(self, error: BaseException) -> None:
-        """A job of this role failed for good: whoever waits for `ended` gets the error."""
+        """End the link with an error, which is raised to those who await `ended`."""
         if not self.ended.done():
             self.ended.set_exception(error)
 
@@ -154,7 +154,7 @@ class PeerLink(abc.ABC):
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     async def close(self) -> None:
-        """Close the sockets; what was sent is delivered for up to half a second. Idempotent."""
+        """Close the sockets; sent messages are delivered for up to half a second. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         if self._socket is not None:

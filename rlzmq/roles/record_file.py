@@ -1,10 +1,10 @@
-"""Files of checksummed records that are appended to, in a directory that one run at a time writes into.
+"""Append-only files of checksummed records, in a directory that one run at a time may use.
 
 A record::
 
     u32 CRC-32 of the rest, u8 kind, u64 length, payload
 
-A record that a kill or a power failure cut short ends its file.
+An incomplete record (after a kill or a power failure) ends its file.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MAX_RECORD_BYTES = 1 << 31
 
 
 def lock_directory(directory: Path, setting: str) -> int:
-    """Make a directory, for this user only, and lock it; the descriptor that holds the lock.
+    """Create a directory for this user only, lock it, and return the descriptor that holds the lock.
 
     Args:
-        directory: Its place.
-        setting: The setting that names it, for errors.
+        directory: Its path.
+        setting: Name of its config setting, for errors.
 
     Raises:
         ConfigurationError: The directory cannot be used, or another run uses it.
@@ -49,7 +49,7 @@ def lock_directory(directory: Path, setting: str) -> int:
     except OSError:
         os.close(lock)
         raise ConfigurationError(
-            f"config.{setting}={str(directory)!r} is in use by another run. Give each run a directory of its own."
+            f"config.{setting}={str(directory)!r} is in use by another run. Give each run its own directory."
         ) from None
     return lock
 
@@ -58,14 +58,14 @@ def create_file(path: Path, *, is_new: bool = False) -> BinaryIO:
     """Open an empty file for records, unbuffered and for this user only.
 
     Raises:
-        FileExistsError: It is there, with `is_new`.
+        FileExistsError: The file exists and `is_new` is True.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else os.O_TRUNC)
     return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
 
 
 def write_record(file: BinaryIO, kind: int, parts: Sequence[Buffer]) -> None:
-    """Append one record; `parts` are its payload, one behind the other, and are not copied."""
+    """Append one record whose payload is the concatenated `parts`, which are not copied."""
     length = sum(memoryview(part).nbytes for part in parts)
     crc = zlib.crc32(_HEAD.pack(0, kind, length)[4:])
     for part in parts:
@@ -79,7 +79,7 @@ def write_record(file: BinaryIO, kind: int, parts: Sequence[Buffer]) -> None:
 
 
 def map_file(path: Path) -> memoryview:
-    """A file's bytes, read when they are looked at."""
+    """Return a file's content, memory-mapped."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return memoryview(b"")
@@ -87,11 +87,11 @@ def map_file(path: Path) -> memoryview:
 
 
 def read_records(content: memoryview, position: int) -> Iterator[tuple[int, memoryview, int]]:
-    """(kind, payload, where the next record begins) of the whole records; the first that is not ends the file.
+    """Yield (kind, payload, position of the next record) up to the first incomplete or damaged record.
 
     Args:
-        content: The file's.
-        position: Where its first record begins.
+        content: The file's content.
+        position: Position of its first record.
     """
     while position + _HEAD.size <= len(content):
         crc, kind, length = _HEAD.unpack_from(content, position)

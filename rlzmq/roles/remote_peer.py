@@ -1,4 +1,4 @@
-"""Joining a run from outside: the config is fetched, and an absent or refusing broker is told apart."""
+"""Requests to a broker by processes outside of the run: fetching the config, and observing the status."""
 
 from __future__ import annotations
 
@@ -32,19 +32,17 @@ from rlzmq.wire.values import unpack_blob
 __all__ = ["Conversation", "Observer", "fetch_config"]
 
 _ASK_AGAIN_S = 0.5
-# Handshakes that fail without a verdict: a server with another key, or one that is just being restarted.
+# Handshakes that fail without a status: a server with another key, or one that is being restarted.
 _MAX_REFUSALS = 3
-_ZAP_REFUSED = 400  # the verdict: this key is not let in
+_ZAP_REFUSED = 400  # status: the key is refused
 
 
 class Conversation:
-    """Asks a broker and waits for answers; for the little that happens outside of a role's link.
+    """Requests and answers exchanged with a broker outside of a role's link; an async context manager.
 
     Args:
         address: The broker's data address.
-        join: Whose keys are used; None over ipc.
-
-    Use it as an async context manager.
+        join: The join file with the keys to use; None over ipc.
     """
 
     def __init__(self, address: str, join: JoinFile | None) -> None:
@@ -90,13 +88,13 @@ class Conversation:
         *,
         timeout_s: float,
     ) -> tuple[Any, Sequence[Any]]:
-        """Send, again and again, until an answer of this type comes: (message, payload frames).
+        """Send a message repeatedly until an answer of this type arrives; return (message, payload frames).
 
-        A broker that has no driver yet is asked until the time is over.
+        A broker without a driver is asked until the timeout.
 
         Raises:
-            PeerLostError: None came in time.
-            AuthenticationError: The broker refuses the key, or its own is another one.
+            PeerLostError: No answer arrived in time.
+            AuthenticationError: The broker refuses the key, or has another key than expected.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -151,7 +149,7 @@ class Conversation:
 
 
 async def fetch_config(join: JoinFile, *, timeout_s: float) -> Any:
-    """The run's config frame (see `joining.unpack_config`).
+    """Return the run's config frame (see `joining.unpack_config`).
 
     Raises:
         PeerLostError: No broker, or it has no config yet, within `timeout_s` seconds.
@@ -165,7 +163,7 @@ async def fetch_config(join: JoinFile, *, timeout_s: float) -> Any:
 
 
 class Observer(Conversation):
-    """Looks on: asks a broker for its status."""
+    """A peer that only requests a broker's status."""
 
     def __init__(self, address: str, join: JoinFile | None = None) -> None:
         super().__init__(address, join)
@@ -173,20 +171,20 @@ class Observer(Conversation):
         self._num_hellos = 0
 
     async def status(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
-        """`BrokerCore.status`, how the broker's loop fares, and who was refused at its door.
+        """Return `BrokerCore.status` with statistics of the broker's event loop and connections.
 
         Args:
-            timeout_s: Within this many seconds; also for a broker that is being restarted.
+            timeout_s: Timeout in seconds, which includes a restart of the broker.
 
         Raises:
-            PeerLostError: No answer in time.
+            PeerLostError: No answer arrived in time.
             AuthenticationError: The key is refused.
         """
         if not self._num_hellos:
             await self._register(timeout_s)
         try:
             _, payload = await self.ask(StatusRequest(), Status, timeout_s=min(timeout_s, 1.0))
-        except PeerLostError:  # another broker by now, which does not know us
+        except PeerLostError:  # the broker was restarted and does not know this peer
             await self._register(timeout_s)
             _, payload = await self.ask(StatusRequest(), Status, timeout_s=timeout_s)
         return dict(unpack_blob(payload[0]))

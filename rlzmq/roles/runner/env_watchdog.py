@@ -1,10 +1,10 @@
-"""Ends a runner's process whose environments hang: in their constructor, in a reset, in any step from the first on.
+"""Watchdog that ends a runner's process when its environments hang in a constructor, a reset or a step.
 
     sampler thread                           watching thread, ten times per second
     work() … reset, step, step … ──────────► time since the last of them returned ──► stacks, exit
                                              (longer than the limit of what is under way)
 
-It needs nobody else: not the broker, which may be being replaced, nor the driver, which may be training.
+It works without the broker, which may be restarting, and the driver, which may be training.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ EXIT_ENV_HANGS = 72
 """Exit code of a runner's process whose environments hang."""
 
 _LOOK_S = 0.1
-# A look that is later than this was kept from it: the process was frozen, or a step held the interpreter's lock.
+# If a check is later than this, the process was frozen, or a step held the GIL.
 _LATE_S = 1.0
 _HINT_AFTER_S = 30.0
 
 
 class EnvWatch:
-    """Watches one env runner.
+    """Watchdog of one env runner.
 
-    Limits, in seconds since something returned last: `env_reset_timeout_s` while environments are made or
-    reset; in steps `env_step_timeout_s`, or what `ProgressWatch` learns from the steps so far
-    (`env_reset_timeout_s` before the first has returned). A vector step in which an episode begins counts as a
-    reset: with environments in this process exactly while that one is reset, else for the whole vector step.
+    Limits, in seconds since the last call returned: `env_reset_timeout_s` while environments are made or
+    reset; in steps `env_step_timeout_s`, or the limit that `ProgressWatch` learns from earlier steps
+    (`env_reset_timeout_s` before the first has returned). A vector step in which an episode begins has the limit of
+    a reset: only during the reset itself if the environments are in this process, else for the whole vector step.
 
     Args:
-        config: Whose limits count.
-        name: Of the runner, for texts.
-        on_hang: Called on the watching thread with a `DeadlineError`, once; None: this process ends with
-            EXIT_ENV_HANGS. Either way the stacks of all threads are written to stderr first.
+        config: Provides the limits.
+        name: Name of the runner, for messages.
+        on_hang: Called once on the watching thread with a `DeadlineError`; None: the process exits with
+            EXIT_ENV_HANGS. In both cases the stacks of all threads are written to stderr first.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EnvWatch:
         self._num_steps = 0
         self._is_resetting = False
         self._begins_episodes = False
-        # The watching thread's own.
+        # Used by the watching thread only.
         self._seen = 0
         self._had_reset = True
         self._has_hinted = False
@@ -82,21 +82,21 @@ class EnvWatch:
 
     @property
     def progress(self) -> int:
-        """Rises with every vector step, and with every reset of all environments."""
+        """A counter of vector steps and of resets of all environments."""
         return self._num_returned
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._over.set()
 
     # -- the sampler's thread -------------------------------------------------------------------
 
     @contextlib.contextmanager
     def work(self, *, is_reset: bool = False) -> Iterator[None]:
-        """While in it, something has to return in time.
+        """Return a context in which the limits apply.
 
         Args:
-            is_reset: All of it may take as long as a reset.
+            is_reset: The whole block has the limit of a reset.
         """
         was_resetting = self._is_resetting
         self._is_resetting = is_reset
@@ -111,12 +111,12 @@ class EnvWatch:
             self._returned_at = time.monotonic()
 
     def attend(self, env: Any) -> None:
-        """Have each reset and each step of this vector env count from now on; once per env."""
+        """Watch each reset and step of this vector env from now on; once per env."""
         if env is self._env:
             return
         self._env = env
         self._begins_episodes = False
-        # Environments in this process tell by themselves when they are reset.
+        # Vector envs of this process have an `is_resetting` flag.
         tells = isinstance(getattr(getattr(env, "unwrapped", env), "is_resetting", None), bool)
         for name in ("step", "step_sparse"):
             if (method := getattr(env, name, None)) is not None:
@@ -166,7 +166,7 @@ class EnvWatch:
                 return
 
     def _look(self, now: float) -> str:
-        """What hangs, in words; nothing if all is well."""
+        """Return a description of what hangs; "" if nothing does."""
         if not self._depth:
             self._pace.idle(now)
             return ""
@@ -174,12 +174,12 @@ class EnvWatch:
         returned_at, num_returned = max(self._returned_at, self._forgiven_at), self._num_returned
         if num_returned != self._seen:
             if self._had_reset:
-                self._pace.idle(returned_at)  # what a reset took says nothing about steps
+                self._pace.idle(returned_at)  # the duration of a reset must not count as a step's
             self._pace.stamp(num_returned, returned_at)
             self._seen, self._had_reset = num_returned, is_reset
         self._had_reset |= is_reset
         limit_s, why = self._limit(is_reset)
-        # Once more: it may have returned while this thread had no turn.
+        # Check again: it may have returned while this thread was not running.
         silent_s = now - max(self._returned_at, self._forgiven_at)
         if silent_s >= limit_s and self._num_returned == num_returned:
             return f"{self._under_way(is_reset)} has not returned for {silent_s:.1f} s ({why})"

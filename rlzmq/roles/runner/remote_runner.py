@@ -1,9 +1,9 @@
-"""A runner that joins a run by itself, from another terminal or machine, and leaves when it likes.
+"""An external runner that joins a run by itself, from another terminal or machine, and may leave at any time.
 
-    join file ──► config ──► EnvRunner ──► leases … ──► goodbye (either side's)
+    join file ──► config ──► EnvRunner ──► leases … ──► GOODBYE (from either side)
 
-Nobody supervises it: when it dies its leases are granted to others, and only what it had not sent is
-lost. When the broker is restarted it registers again and sends what was not committed.
+It has no supervisor: when it dies, its leases are granted to others and only unsent steps are lost. When
+the broker is restarted, it registers again and sends its uncommitted fragments.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["RemoteRunner"]
 
 _LOOK_S = 0.5
 _REGISTER_S = 0.02
-# Streams of random numbers derive from the index: one that no runner of the driver's has.
+# Random streams derive from the index: above those of the driver's runners.
 _FIRST_INDEX = 2_000_000
 
 
 class RemoteRunner:
-    """One env runner that takes part in somebody's run.
+    """One external env runner.
 
     Args:
         join: Addresses and keys.
-        config: The run's, with this machine's changes (e.g. the number of envs).
-        config_digest: Of the run's config as it came.
-        patience_s: A broker silent for this many seconds is given up.
+        config: The run's config, with this machine's changes (e.g. the number of envs).
+        config_digest: Digest of the run's config as received.
+        patience_s: Seconds of silence after which the broker counts as lost.
 
     Attributes:
-        name: As the broker knows it.
+        name: Name under which it registers.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RemoteRunner:
 
     @property
     def num_env_steps(self) -> int:
-        """Sampled so far."""
+        """Env steps sampled so far."""
         link = self._role._link if self._role is not None else None
         return int(link.core.num_env_steps_sampled) if link is not None else 0
 
@@ -66,7 +66,7 @@ class RemoteRunner:
 
         Raises:
             PeerLostError: The broker does not answer.
-            Exception: What making them raised.
+            Exception: The envs or the module could not be made.
         """
         index = _FIRST_INDEX + secrets.randbelow(1 << 30)
         self._role = await self._thread.run(lambda: EnvRunnerRole(self._config, index))
@@ -76,7 +76,7 @@ class RemoteRunner:
             {
                 "run_id": self._join.run_id,
                 "name": self.name,
-                "incarnation": 0,  # the broker gives one
+                "incarnation": 0,  # assigned by the broker
                 "data_address": addresses["data"],
                 "weights_address": addresses["weights"],
                 "curve": self._join.curve(),
@@ -93,11 +93,11 @@ class RemoteRunner:
             await asyncio.wait((link.ended,), timeout=_REGISTER_S)
 
     async def wait(self) -> tuple[str, str]:
-        """Sample until it is over: (reason, detail), e.g. ("goodbye", …) from the run, ("left", …) from here.
+        """Sample until the end; return (reason, detail): ("goodbye", …) if the run ended, ("left", …) after `leave`.
 
         Raises:
             PeerLostError: The broker was silent for too long.
-            Exception: What the env, a connector or the module raised.
+            Exception: The env, a connector or the module failed.
         """
         assert self._role is not None
         link = self._role._link
@@ -112,11 +112,11 @@ class RemoteRunner:
                 )
 
     def leave(self, reason: str = "interrupted", *, within_s: float = 10.0) -> None:
-        """Take no more leases; `wait` returns once the fragment at work is with the broker.
+        """Take no more leases; `wait` returns once the current fragment is with the broker.
 
         Args:
-            reason: For the broker's log.
-            within_s: After so many seconds it returns all the same: that fragment is lost then, and no more.
+            reason: Reason for the broker's log.
+            within_s: Seconds after which `wait` returns in any case; only the current fragment is lost then.
         """
         assert self._role is not None
         link = self._role._link
@@ -136,7 +136,7 @@ class RemoteRunner:
         if self._role is not None:
             role, self._role = self._role, None
             await role.disconnect()
-            # An env that is still in a step is freed by the process's end.
+            # An env that is still stepping ends with the process.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2.0):
                     await self._thread.run(role.close)

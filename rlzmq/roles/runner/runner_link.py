@@ -38,7 +38,7 @@ __all__ = ["RunnerLink"]
 
 
 class SamplingRole(Protocol):
-    """What samples for the link."""
+    """The role that samples for the link."""
 
     env_runner: Any
     env_watch: EnvWatch
@@ -51,14 +51,14 @@ class RunnerLink(PeerLink):
     """Samples under the broker's leases with an EnvRunner.
 
     Args:
-        role: Whose `env_runner` samples; it is touched on the sampler thread only.
-        run_blocking: ``run_blocking(fn)`` runs `fn` on the sampler thread, in order; an awaitable.
-        run_id, name, incarnation: Who this is.
-        data_address, weights_address: The broker's.
-        peer_id: Of this process; a fresh one if empty.
-        curve: Keys, for a broker that is reached by TCP.
-        package_version, config_digest, spaces_digest: Of one from outside: the broker compares them.
-        replaces: The peer id of the process before this one, if there was one.
+        role: Its `env_runner` samples, and is used on the sampler thread only.
+        run_blocking: ``run_blocking(fn)`` runs `fn` on the sampler thread, in order; returns an awaitable.
+        run_id, name, incarnation: Identity of this runner.
+        data_address, weights_address: Addresses of the broker.
+        peer_id: Id of this process; a new one if empty.
+        curve: Keys for a broker reached by TCP.
+        package_version, config_digest, spaces_digest: Compared by the broker, for an external runner.
+        replaces: Peer id of the previous process of this name, if any.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RunnerLink(PeerLink):
         self.handle(ReceivedWeights(frames[0]))
 
     def act(self, instruction: Instruction) -> None:
-        """Weights and connector states are loaded, and leases sampled, in order on the sampler thread."""
+        """Load weights and connector states, and sample leases, in order on the sampler thread."""
         runner = self._role.env_runner
         if isinstance(instruction, ApplyWeights):
             header, body = instruction.header, instruction.body
@@ -140,8 +140,7 @@ class RunnerLink(PeerLink):
             self.fail(done.exception())
 
     def handle(self, event: Any) -> None:
-        """As PeerLink.handle, with what the sampler has done so far; with a history, what was accepted and
-        committed is recorded."""
+        """Pass an event to the core after updating its progress; record accepted and committed fragments."""
         self.core.progress = self._role.env_watch.progress
         super().handle(event)
         if faults.is_recording:
@@ -193,7 +192,7 @@ class RunnerLink(PeerLink):
         self._run_blocking(job).add_done_callback(finish)
 
     async def stop(self) -> None:
-        """Hand over what was sampled, say goodbye, close."""
+        """Deliver sampled fragments, send GOODBYE and close."""
         if not self.core.is_stopped:
             self.handle(Leave())
         await self.close()

@@ -1,4 +1,4 @@
-"""The runner role: an EnvRunner in a process of its own, sampling under leases.
+"""The runner role: an EnvRunner in its own process, sampling under leases.
 
                 event loop                              sampler thread
 broker ──LEASE──►  RunnerLink ──one lease──►  env_runner.sample_lease
@@ -32,7 +32,7 @@ _log = logging.getLogger("rlzmq.runners")
 
 
 def make_env_runner(config: BaseConfig, worker_index: int, incarnation: int = 0) -> Any:
-    """The EnvRunner that a config asks for, in this process."""
+    """Return an EnvRunner of the class given by the config."""
     runner_class: Any = config.env_runner_cls
     if runner_class is None:
         if config.is_multi_agent:
@@ -43,17 +43,17 @@ def make_env_runner(config: BaseConfig, worker_index: int, incarnation: int = 0)
 
 
 class EnvRunnerRole:
-    """What runs in a runner's process.
+    """The actor in a runner's process.
 
-    Plain methods run on the actor's own thread, which is the only one that touches the env runner;
-    `async` ones run on its event loop.
+    Plain methods run on the actor's thread, the only one that uses the env runner; `async` methods run
+    on its event loop.
 
     Args:
         config: The run's config.
-        worker_index: 1-based index within the group (0: the local one).
-        incarnation: How many times this place was restarted.
-        is_local: It shares its process with others. An environment that hangs is then an error of the run,
-            not the process's end.
+        worker_index: 1-based index within the group (0: the local runner).
+        incarnation: How many times this runner was restarted.
+        is_local: It shares its process with other roles: an environment that hangs then raises an error
+            instead of ending the process.
         place: Its name in `rlzmq.core.faults`; "runner-N" if "".
     """
 
@@ -104,11 +104,11 @@ class EnvRunnerRole:
             return take_fragment(self.env_runner, num_vector_steps, max_s)
 
     def _work(self) -> AbstractContextManager[None]:
-        self.env_watch.attend(self.env_runner.env)  # it may be another one by now
+        self.env_watch.attend(self.env_runner.env)  # it may have been replaced
         return self.env_watch.work()
 
     def measure(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Sample, and tell what was measured alone: the batch's meta."""
+        """Sample and return only the batch's meta."""
         return [self.sample_with_metrics(options).meta]
 
     def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> bool:
@@ -142,7 +142,7 @@ class EnvRunnerRole:
         self.env_runner.set_state(state)
 
     def get_sampling_state(self) -> bytes:
-        """See EnvRunner.get_sampling_state; packed, without the episodes if they are too large for a message."""
+        """Return EnvRunner.get_sampling_state, packed; without the episodes if they are too large for a message."""
         from rlzmq.wire.values import pack_blob
 
         try:
@@ -155,11 +155,11 @@ class EnvRunnerRole:
         """See EnvRunner.set_sampling_state."""
         from rlzmq.wire.values import unpack_blob
 
-        with self.env_watch.work(is_reset=True):  # environments are reset, and go the same way again
+        with self.env_watch.work(is_reset=True):  # environments are reset and replay their steps
             return int(self.env_runner.set_sampling_state(unpack_blob(packed)))
 
     def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None) -> str:
-        """See EnvRunner.change_modules; the digest of the new weights layout, for `expect_layout`."""
+        """Call EnvRunner.change_modules; return the digest of the new weights layout, for `expect_layout`."""
         self.config = config
         self.env_runner.change_modules(config, synced_module_ids)
         return str(self.env_runner.get_weights_layout().digest)
@@ -172,14 +172,14 @@ class EnvRunnerRole:
     # -- on the event loop ----------------------------------------------------------------------
 
     def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
-        """Called by the actor's host: what runs a function on the actor's thread."""
+        """Set the function that runs another one on the actor's thread; called by the actor's host."""
         self._run_blocking = lambda function: asyncio.ensure_future(run(function))
 
     async def connect(self, link: Mapping[str, Any]) -> None:
-        """Begin to take leases from the broker.
+        """Connect to the broker and take leases.
 
         Args:
-            link: Addresses and identity, as `driver.broker_pipeline` hands them out.
+            link: Addresses and identity, made by `driver.broker_pipeline`.
         """
         faults.at("runner.connect")
         self._loop = asyncio.get_running_loop()
@@ -187,19 +187,19 @@ class EnvRunnerRole:
         await self._link.start()
 
     async def expect_layout(self, digest: str) -> None:
-        """From now on weights of this layout are taken, and others refused."""
+        """Accept only weights of this layout from now on."""
         if self._link is not None:
             self._link.core.weights.layout_digest = digest
 
     async def measure_until_end(
         self, round_id: int, limits: Mapping[str, Any], options: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """`measure` again and again until `end_round`, at least once; other blocking methods get their turns.
+        """Call `measure` repeatedly until `end_round`, at least once; other blocking methods may run in between.
 
         Args:
-            round_id: Of the round; 0: it is over already.
-            limits: Of UntilEnd.
-            options: Of EnvRunner.sample; episodes are reset before the first call only.
+            round_id: Id of the round; 0: it is over already.
+            limits: Arguments of UntilEnd.
+            options: Arguments of EnvRunner.sample; episodes are reset before the first call only.
         """
         until_end, metas = UntilEnd(**limits), []
         num_env_steps, start = 0, time.perf_counter()
@@ -212,29 +212,29 @@ class EnvRunnerRole:
                 return metas
 
     async def end_round(self, round_id: int) -> None:
-        """`measure_until_end` of this round, and of those before it, returns after the call at hand."""
+        """Let `measure_until_end` of this and earlier rounds return after the current call."""
         self._ended_round = max(self._ended_round, round_id)
 
     async def run_until_failure(self) -> tuple[str, str]:
-        """Return (reason, detail) when the connection to the broker has ended; raise what failed in sampling."""
+        """Return (reason, detail) once the connection to the broker has ended; raise errors of sampling."""
         return await self._link.ended if self._link is not None else ("", "")
 
     def _report_hang(self, error: DeadlineError) -> None:
-        """On the watching thread: a hanging environment ends the run that samples with it."""
+        """End the link because an environment hangs; called on the watching thread."""
         link = self._link
         if self._loop is not None and link is not None:
             self._loop.call_soon_threadsafe(link.fail, error)
 
     async def beat(self) -> None:
-        """Answers as soon as the event loop turns."""
+        """Return at once, which shows that the event loop runs."""
 
     async def disconnect(self) -> None:
-        """Say goodbye to the broker; fragments not yet sent are sent first."""
+        """Send GOODBYE to the broker, after fragments that were not sent yet."""
         if self._link is not None:
             link, self._link = self._link, None
             await link.stop()
 
     async def stop(self) -> None:
-        """Called when the actor ends: leave the broker, then release what the process holds."""
+        """Leave the broker and release all resources; called when the actor ends."""
         await self.disconnect()
         await self._run_blocking(self.close)

@@ -1,10 +1,9 @@
-"""SamplingRound: all runners of a group sample by themselves, while the caller may do something else.
+"""Sampling by all runners of a group in the background, e.g. for evaluation during training.
 
-    run ──asked──► every runner samples its share ─────────────────────────► what they measured
-                   or again and again, until ◄── told ── end
+    run ──request──► every runner samples its share, or repeatedly until `end` ──► metas
 
-A runner needs nothing of the caller's event loop from when it was asked until it is told that the round is over:
-training in the caller's own process, which blocks that loop, does not hold it up.
+Between the request and the end of the round runners do not depend on the caller's event loop, so training in the
+caller's process, which blocks that loop, does not delay them.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _round_ids = itertools.count(1)
 
 @dataclass(frozen=True)
 class UntilEnd:
-    """That runners sample until the round's end, at least once each.
+    """Limits for runners that sample until the round's end, at least once each.
 
     Attributes:
-        min_env_steps, max_env_steps: Of one runner's one sample call.
-        expected_s: Seconds until the end, as far as is known: sample calls end about then.
+        min_env_steps, max_env_steps: Bounds of one sample call of one runner.
+        expected_s: Expected seconds until the end, if known; sample calls aim to end then.
     """
 
     min_env_steps: int
@@ -36,11 +35,11 @@ class UntilEnd:
     expected_s: float | None = None
 
     def next_env_steps(self, num_env_steps: int, elapsed_s: float) -> int:
-        """Env steps of the next sample call.
+        """Return the env steps of the next sample call.
 
         Args:
-            num_env_steps: Sampled in the round so far.
-            elapsed_s: Seconds since it began.
+            num_env_steps: Env steps sampled in the round so far.
+            elapsed_s: Seconds since the round began.
         """
         wanted = 0.0
         if self.expected_s is not None and elapsed_s > 0:
@@ -49,19 +48,19 @@ class UntilEnd:
 
 
 class SamplingRound:
-    """One round of a group of runner processes; what they measured comes back, the episodes do not.
+    """One round of a group of runner processes, which returns metas but no episodes.
 
     A runner that dies is replaced, and its replacement samples the whole share, as with `AsyncEnvRunnerGroup.sample`.
-    When `run` is cancelled, runners that sample until the end stop after the sample call at hand; one that samples
-    a share goes on with it, and nobody hears of it.
+    When `run` is cancelled, runners that sample until the end stop after the current sample call; those that sample
+    a share complete it, and the result is discarded.
 
     Args:
         group: An AsyncEnvRunnerGroup with processes.
         until_end: Sample until `end` is called; None: a share each.
-        options: Of `AsyncEnvRunnerGroup.sample`: how much (without `until_end`), ``force_reset``, ….
+        options: Arguments of `AsyncEnvRunnerGroup.sample`: the amount (without `until_end`), ``force_reset``, ….
 
     Attributes:
-        asked: Is set once every runner was asked.
+        asked: Set once every runner has been called.
     """
 
     def __init__(self, group: Any, *, until_end: UntilEnd | None = None, **options: Any) -> None:
@@ -78,17 +77,17 @@ class SamplingRound:
         self.asked = asyncio.Event()
 
     def end(self) -> None:
-        """Runners that sample until the end hear that this is it. May be called at any time, and again."""
+        """End the round for runners that sample until the end. Idempotent; may be called at any time."""
         self._over.set()
 
     async def run(self) -> list[dict[str, Any]]:
-        """The round.
+        """Run the round.
 
         Returns:
-            The metas of everything that was sampled, each runner's in its order.
+            The metas of all samples, in order for each runner.
 
         Raises:
-            Exception: What a runner's code raised, or why a runner is not replaced.
+            Exception: A runner's code failed, or a runner could not be replaced.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -103,11 +102,11 @@ class SamplingRound:
         def call(handle: Any) -> Any:
             self._num_asked += 1
             if self._num_asked >= len(self._shares):
-                # What is called now is sent before anything else gets a turn.
+                # The call below is sent before the callback runs.
                 asyncio.get_running_loop().call_soon(self.asked.set)
             if self._until_end is None:
                 return handle.measure(options)
-            # A replacement may come after the end: it samples once.
+            # A replacement may start after the end; it samples once.
             rounds = 0 if self._over.is_set() else self._id
             return handle.measure_until_end(rounds, asdict(self._until_end), options)
 
