@@ -1,8 +1,8 @@
-"""Replay buffers and offline data on columns: usable alone, and what learners' batch sources stand on.
+"""Columnar replay buffers and offline data, usable alone and by the learners' batch sources.
 
-``EpisodeReplayBuffer`` draws uniformly, ``PrioritizedEpisodeReplayBuffer`` by priorities; both store every
-observation once and give what they draw as an `EpisodeBatch`. ``write_shard`` and ``open_shards`` put an
-`EpisodeBatch` into files and map them into memory.
+``EpisodeReplayBuffer`` samples uniformly, ``PrioritizedEpisodeReplayBuffer`` by priorities; both store each
+observation once and return samples as an `EpisodeBatch`. ``write_shard`` writes an `EpisodeBatch` to files, and
+``open_shards`` maps them into memory.
 """
 
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer

@@ -1,4 +1,4 @@
-"""EpisodeReplayBuffer: steps of episodes, drawn uniformly as n-step transitions or as sequences."""
+"""EpisodeReplayBuffer: samples steps of episodes uniformly, as n-step transitions or as sequences."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MOST_REDRAWS = 64
 
 
 class EpisodeReplayBuffer:
-    """The newest `capacity` steps of single-agent episodes.
+    """Buffer of the newest `capacity` steps of single-agent episodes.
 
-    Observations are stored once and keep their dtype; chunks of an episode that follow one another are joined,
-    across calls of `add`. Whole episodes leave, the oldest first. What is drawn comes as an `EpisodeBatch`, a list of
-    episodes to Python and columns to a learner; no step of `sample` loops over its items.
+    Observations are stored once and keep their dtype; consecutive chunks of an episode are joined, across calls of
+    `add`. Whole episodes are evicted, the oldest first. Samples are returned as an `EpisodeBatch`, which is both a
+    list of episodes and columns for a learner; `sample` does not loop over its items.
 
     Example:
         >>> buffer = EpisodeReplayBuffer(capacity=100_000)
@@ -38,8 +38,8 @@ class EpisodeReplayBuffer:
 
     Args:
         capacity: Env steps, >= 1; one episode alone may exceed it.
-        batch_size_B, batch_length_T: What `sample` draws if it is not told: so many items of so many steps.
-        seed: Of the draws for which `sample` gets no generator of its own; None: from the system.
+        batch_size_B, batch_length_T: Default number of items in a sample, and of steps in an item.
+        seed: Seed of the generator that `sample` uses if none is passed; None: from the operating system.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class EpisodeReplayBuffer:
         return self._store.num_steps
 
     def get_num_episodes(self) -> int:
-        """Episodes of which a step is stored."""
+        """Number of episodes with stored steps."""
         return self._store.num_episodes
 
     def get_num_episodes_evicted(self) -> int:
-        """Episodes that left, over the buffer's lifetime."""
+        """Episodes evicted over the buffer's lifetime."""
         return self._store.num_episodes_evicted
 
     def get_added_timesteps(self) -> int:
@@ -90,16 +90,16 @@ class EpisodeReplayBuffer:
         return self._store.num_added
 
     def get_sampled_timesteps(self) -> int:
-        """Env steps drawn over the buffer's lifetime."""
+        """Env steps sampled over the buffer's lifetime."""
         return self._num_sampled
 
     @property
     def num_bytes(self) -> int:
-        """Size of what is stored, in bytes."""
+        """Size of the stored steps in bytes."""
         return self._store.num_bytes
 
     def get_metrics(self) -> dict[str, int]:
-        """Counts: what is stored now, and what was added, evicted and drawn over the buffer's lifetime."""
+        """Return counts of what is stored now, and of what was added, evicted and sampled over the lifetime."""
         store = self._store
         return {
             "num_env_steps_stored": store.num_steps,
@@ -116,28 +116,28 @@ class EpisodeReplayBuffer:
     # -- in -------------------------------------------------------------------------------------------
 
     def add(self, episodes: Any) -> None:
-        """Take in episodes or chunks of them; lookback parts are left out.
+        """Add episodes or chunks of them; lookback parts are ignored.
 
         Args:
             episodes: A SingleAgentEpisode, an EpisodeBatch, or a list of either.
 
         Raises:
-            TypeError: For anything else, multi-agent episodes among it.
-            ValueError: Columns that differ from those that came before.
+            TypeError: `episodes` is anything else, including multi-agent episodes.
+            ValueError: The columns differ from those of earlier episodes.
         """
         for batch in _as_batches(episodes):
             self._add(batch)
 
     def _add(self, batch: EpisodeBatch) -> IntArray:
-        """Returns the slots of the new steps."""
+        """Add a batch, and return the slots of the new steps."""
         return self._store.add(batch)
 
     def mark(self) -> None:
-        """From here on `add` can be undone, until the next `mark`."""
+        """Make later calls of `add` undoable, until the next `mark`."""
         self._store.mark()
 
     def undo(self) -> None:
-        """Take out what was added since `mark`. What left to make room for it stays gone."""
+        """Remove the steps added since `mark`. Steps that were evicted for them are not restored."""
         self._store.undo()
 
     # -- out ------------------------------------------------------------------------------------------
@@ -157,33 +157,33 @@ class EpisodeReplayBuffer:
         min_batch_length_T: int = 0,
         rng: np.random.Generator | None = None,
     ) -> EpisodeBatch:
-        """Draw steps, with replacement, and what follows each.
+        """Sample transitions or sequences, starting at steps drawn with replacement.
 
         With ``batch_length_T`` 1 each item is a transition: observation o_t, action a_t, the rewards' sum
-        Σ_{k<n} γ^k r_{t+k}, and o_{t+n} as its next observation. Near the end of an episode, or of what is stored of
-        it, fewer than n steps are left: the sum ends there, the column ``n_step`` has the number it was made
-        of, and the item is terminated or truncated where the episode is. So every stored step can be drawn, and
-        γ^n_step is the right factor of a bootstrapped value in every row.
+        Σ_{k<n} γ^k r_{t+k}, and o_{t+n} as its next observation. Near the end of an episode, or of the stored part
+        of it, fewer than n steps are left: the sum ends there, the column ``n_step`` has the number of rewards in
+        it, and the item is terminated or truncated if the episode is. Every stored step can thus be drawn, and
+        γ^n_step is the correct factor of a bootstrapped value in every row.
 
-        With a greater one each item is a sequence of at most so many steps, shorter only at the end of what is
-        stored of an episode.
+        With a larger ``batch_length_T`` each item is a sequence of at most that many steps, shorter only at the
+        end of the stored part of an episode.
 
         Args:
-            num_items: How many transitions; of sequences: how many steps, in as many full sequences as that takes.
-            batch_size_B: How many items, instead of `num_items`; None: as constructed.
-            batch_length_T: Steps of an item; None: as constructed.
-            n_step: n >= 1, or (least, most): drawn for each item, both included. Transitions only.
+            num_items: Number of transitions; for sequences the total number of steps, rounded up to full sequences.
+            batch_size_B: Number of items, instead of `num_items`; None: as constructed.
+            batch_length_T: Steps per item; None: as constructed.
+            n_step: n >= 1, or a range (least, most), inclusive, from which n is drawn per item. Transitions only.
             gamma: γ, for n > 1.
-            beta: Exponent of the importance weights in the column ``weights``; 1 where draws are uniform.
+            beta: Exponent of the importance weights in the column ``weights``; 1 for uniform sampling.
             include_infos: Whether the items have infos.
-            include_extra_model_outputs: Whether they have the extra model outputs of their steps.
-            lookback: Steps before each sequence that are given along, as far as they are stored.
-            min_batch_length_T: Sequences that would be shorter are drawn again.
-            rng: Where the draws come from; None: the buffer's own generator.
+            include_extra_model_outputs: Whether the items have the extra model outputs of their steps.
+            lookback: Number of steps before each sequence to include, as far as they are stored.
+            min_batch_length_T: Sequences shorter than this are redrawn.
+            rng: Random generator; None: the buffer's generator.
 
         Returns:
             The items, each a chunk. Extra columns of transitions: ``weights``, ``n_step`` (with n_step given), and
-            ``replay_key``, which `update_priorities` takes.
+            ``replay_key``, for `update_priorities`.
 
         Raises:
             ValueError: The buffer is empty, `num_items` and `batch_size_B` are both given, or no stored stretch
@@ -234,14 +234,14 @@ class EpisodeReplayBuffer:
         return num
 
     def _draw(self, num: int, rng: np.random.Generator) -> IntArray:
-        """int64 [num], slots of steps."""
+        """Return the slots of drawn steps, int64 [num]."""
         return self._store.steps(rng.integers(self._store.num_steps, size=num))
 
     def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
         return np.ones(len(slots), np.float32)
 
     def _redraw_short(self, starts: IntArray, least: int, rng: np.random.Generator) -> IntArray:
-        """Replace starts that fewer than `least` steps follow."""
+        """Redraw starts of sequences with fewer than `least` steps."""
         for _ in range(_MOST_REDRAWS):
             short = np.flatnonzero(~self._store.has_step(self._walk(starts, least - 1)[:, -1]))
             if not len(short):
@@ -256,7 +256,7 @@ class EpisodeReplayBuffer:
         )
 
     def _walk(self, starts: IntArray, num: int) -> IntArray:
-        """int64 [K, num + 1], the slots of observations from each start on; -1 after the last."""
+        """Return the slots of the observations from each start, int64 [K, num + 1]; -1 after the last."""
         path = np.empty((len(starts), num + 1), np.int64)
         path[:, 0] = starts
         for k in range(num):
@@ -265,7 +265,7 @@ class EpisodeReplayBuffer:
 
     def _transitions(self, starts: IntArray, n: IntArray, gamma: float, beta: float) -> EpisodeBatch:
         store = self._store
-        last = starts.copy()  # slot of the last step that is summed up
+        last = starts.copy()  # slot of the last step in the sum
         num_summed = np.ones(len(starts), np.int64)
         rewards = store.columns[Columns.REWARDS]
         sums = rewards[starts].astype(np.float64) if n.max() > 1 else rewards[starts]
@@ -344,7 +344,7 @@ class EpisodeReplayBuffer:
     # -- state ----------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """What is stored, the counters and the random generator, as plain values and arrays."""
+        """Return the stored steps, counters and random generator as plain values and arrays."""
         store = self._store
         stretches, slots = store.ordered_slots()
         counts = [stretch.num_steps + 1 for stretch in stretches]
@@ -373,7 +373,7 @@ class EpisodeReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Become what `get_state` described; what was stored before is gone. The capacity stays."""
+        """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
         old, store = self._store, self._new_store()
         self._store = store
         length = np.asarray(state["length"], np.int64)
@@ -421,8 +421,8 @@ def _as_batches(episodes: Any) -> list[EpisodeBatch]:
     for item in items:
         if not isinstance(item, SingleAgentEpisode):
             raise TypeError(
-                f"replay buffer: expected SingleAgentEpisodes or EpisodeBatches, got {type(item).__name__}. Of "
-                "multi-agent episodes, give each module's buffer its agents' episodes."
+                f"replay buffer: expected SingleAgentEpisodes or EpisodeBatches, got {type(item).__name__}. For "
+                "multi-agent episodes, add the episodes of each module's agents to a buffer of that module."
             )
     return [EpisodeBatch.from_episodes(items)] if items else []
 
@@ -430,6 +430,6 @@ def _as_batches(episodes: Any) -> list[EpisodeBatch]:
 def _single_agent(batch: EpisodeBatch) -> EpisodeBatch:
     if batch.agent_ids is not None and len(set(map(repr, batch.agent_ids))) > 1:
         raise TypeError(
-            "replay buffer: expected chunks of one agent, got those of several: their episodes have one id."
+            "replay buffer: expected chunks of one agent, got several agents, whose episodes share one id."
         )
     return batch

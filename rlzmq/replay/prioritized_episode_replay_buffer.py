@@ -1,4 +1,4 @@
-"""PrioritizedEpisodeReplayBuffer: steps are drawn in proportion to priorities (Schaul et al. 2016)."""
+"""PrioritizedEpisodeReplayBuffer: samples steps in proportion to priorities (Schaul et al. 2016)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LEAST_PRIORITY = 1e-12
 
 
 class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
-    """As its base, with priorities (arXiv:1511.05952): step i is drawn with probability p_i^α / Σ p_j^α.
+    """An EpisodeReplayBuffer with priorities (arXiv:1511.05952): step i is drawn with probability p_i^α / Σ p_j^α.
 
-    A new step gets the greatest priority that any step was given so far (at first 1). The column ``weights`` of what
-    is drawn is (N P_i)^-β over the greatest such weight in the buffer.
+    A new step gets the highest priority of any step so far (initially 1). The column ``weights`` of samples is
+    (N P_i)^-β divided by the largest such weight in the buffer.
 
     Args:
         capacity, batch_size_B, batch_length_T, seed: See `EpisodeReplayBuffer`.
@@ -54,11 +54,11 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         self._tree.set(slots[slots < self._tree.size], 0.0)
 
     def add(self, episodes: Any, weight: float | None = None) -> None:
-        """Take in episodes; see `EpisodeReplayBuffer.add`.
+        """Add episodes; see `EpisodeReplayBuffer.add`.
 
         Args:
-            episodes: See there.
-            weight: Priority of the new steps; None: the greatest so far.
+            episodes: See `EpisodeReplayBuffer.add`.
+            weight: Priority of the new steps; None: the highest so far.
         """
         for batch in _as_batches(episodes):
             self._add(batch, weight)
@@ -82,11 +82,11 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         return weights
 
     def update_priorities(self, td_errors: Any, keys: Any = None) -> None:
-        """Give steps new priorities; those that left meanwhile are passed over.
+        """Update the priorities of steps; steps that were evicted meanwhile are ignored.
 
         Args:
             td_errors: float [K], any sign.
-            keys: int64 [K], the column ``replay_key`` of what was drawn, in any order; None: all transitions of the
+            keys: int64 [K], values of the column ``replay_key`` of samples, in any order; None: all transitions of the
                 last `sample`, in its order.
 
         Raises:
@@ -129,6 +129,6 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
         slots = super()._add_stored(batch, state)
         self._tree = self._tree.grown(self._store.num_slots)
-        # Into a smaller capacity than before only the newest have come.
+        # With a smaller capacity than before, only the newest steps were added.
         self._tree.set(slots, np.asarray(state["priorities"], np.float64)[-len(slots) :])
         return slots

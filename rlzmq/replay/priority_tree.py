@@ -1,4 +1,4 @@
-"""PriorityTree: sums and minima of many priorities, drawn from and changed many at a time."""
+"""PriorityTree: sums and minima of priorities, with vectorised sampling and updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FloatArray = NDArray[np.float64]
 
 
 class PriorityTree:
-    """A priority for each of `size` indices, 0 at first: never drawn.
+    """Priorities of `size` indices, initially 0, which is never drawn.
 
     Two binary trees over the indices hold the sum and the least positive priority below each node. A parent is
     always computed from its children, so sums do not drift. Drawing or changing K indices takes one array
@@ -38,12 +38,12 @@ class PriorityTree:
         return float(self._least[1])
 
     def get(self, indices: IntArray) -> FloatArray:
-        """float64 [K], the priorities of indices."""
+        """Return the priorities of indices, float64 [K]."""
         priorities: FloatArray = self._sums[indices + self.size]
         return priorities
 
     def set(self, indices: IntArray, priorities: FloatArray | float) -> None:
-        """Change priorities; of an index given twice, the last value counts.
+        """Set priorities; if an index is given twice, the last value is used.
 
         Args:
             indices: int64 [K].
@@ -61,20 +61,20 @@ class PriorityTree:
             self._least[nodes] = np.minimum(self._least[left], self._least[right])
 
     def draw(self, num: int, rng: np.random.Generator) -> IntArray:
-        """int64 [num], indices drawn independently, each with a chance in proportion to its priority."""
+        """Return indices, int64 [num], drawn independently with probabilities proportional to their priorities."""
         rest = rng.random(num) * self.total
         nodes = np.ones(num, np.int64)
         while nodes.size and nodes[0] < self.size:
             left = 2 * nodes
             below = self._sums[left]
-            # Rounding must not lead to where nothing is.
+            # Rounding errors must not lead to a subtree without priorities.
             is_right = (rest >= below) & (self._sums[left + 1] > 0.0)
             rest = np.where(is_right, rest - below, rest)
             nodes = left + is_right
         return nodes - self.size
 
     def grown(self, size: int) -> PriorityTree:
-        """A tree for more indices with the same priorities."""
+        """Return a tree for more indices with the same priorities."""
         tree = PriorityTree(size)
         old = np.arange(self.size, dtype=np.int64)
         tree.set(old, self.get(old))

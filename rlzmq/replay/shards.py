@@ -1,7 +1,7 @@
-"""Shards: an EpisodeBatch in files that are mapped into memory, not read.
+"""Shards: an EpisodeBatch in memory-mapped files.
 
 ```
- DIR/shard.json                    the table of episodes, what each column file holds, SHA-256 of the files
+ DIR/shard.json                    table of episodes, columns of the files, SHA-256 of the files
  DIR/obs.npy, actions.npy, …       one array per leaf of a column
 ```
 
@@ -31,14 +31,14 @@ def write_shard(path: str | Path, episodes: Any) -> Path:
     """Write episodes as one shard.
 
     Args:
-        path: A directory that is not there yet, or empty.
-        episodes: An EpisodeBatch, or SingleAgentEpisodes. Infos, custom data and lookback parts are left out.
+        path: A directory that does not exist yet or is empty.
+        episodes: An EpisodeBatch, or SingleAgentEpisodes. Infos, custom data and lookback parts are omitted.
 
     Returns:
         The directory.
 
     Raises:
-        ConfigurationError: The directory holds something, or a column is a tree of anything but dicts.
+        ConfigurationError: The directory is not empty, or a column is not an array or a tree of dicts.
     """
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def write_shard(path: str | Path, episodes: Any) -> Path:
 
 
 def _write_column(directory: Path, name: str, column: Any, files: dict[str, str]) -> Any:
-    """Write a column's leaves; returns their file names in the column's structure."""
+    """Write the leaves of a column, and return their file names in the same structure."""
     if isinstance(column, dict):
         return {key: _write_column(directory, f"{name}.{key}", part, files) for key, part in column.items()}
     if not isinstance(column, np.ndarray):
@@ -92,10 +92,10 @@ def open_shards(path: str | Path, *, verify: bool = False) -> list[EpisodeBatch]
         verify: Whether to read every file and compare its SHA-256.
 
     Returns:
-        One EpisodeBatch per shard; its columns are memory maps, read as they are used.
+        One EpisodeBatch per shard; its columns are memory maps, read on access.
 
     Raises:
-        ConfigurationError: There is no shard, or one is torn or altered.
+        ConfigurationError: There is no shard, or one is incomplete or altered.
     """
     tables = sorted(Path(path).rglob(_TABLE_FILE))
     if not tables:

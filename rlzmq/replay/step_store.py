@@ -1,9 +1,9 @@
-"""StepStore: stretches of episodes in columns, every observation once, found and freed by slot.
+"""StepStore: columnar storage of contiguous parts (stretches) of episodes, with each observation stored once.
 
 ```
  slot      7    3    4    9            a stretch of three steps: any free slots, linked by `next`
  obs      o0 ─► o1 ─► o2 ─► o3
- actions  a0    a1    a2    –          what a step holds lies in the slot of the observation it started from
+ actions  a0    a1    a2    –          the data of a step is in the slot of its first observation
 ```
 """
 
@@ -31,14 +31,14 @@ NONE = -1
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """Steps of one episode without a gap.
+    """Contiguous steps of one episode.
 
     Attributes:
-        t_started: Time step within the episode of the first one.
-        slots: Of the observations in order, one more than steps, in parts as they came.
-        num_steps: How many steps.
-        is_done: The last step ended the episode.
-        is_stored: False once it was evicted.
+        t_started: Time step of the first step within the episode.
+        slots: Slots of the observations in order, one more than steps, in parts as added.
+        num_steps: Number of steps.
+        is_done: Whether the last step ended the episode.
+        is_stored: Whether it has not been evicted.
     """
 
     episode_id: str
@@ -50,14 +50,14 @@ class Stretch:
 
     @property
     def last_slot(self) -> int:
-        """Of the newest observation."""
+        """Slot of the newest observation."""
         slot: int = self.slots[-1][-1].item()
         return slot
 
 
 @dataclass(slots=True)
 class _Added:
-    """How to undo the addition of a chunk."""
+    """Record of an added chunk, to undo the addition."""
 
     stretch: Stretch
     is_new: bool
@@ -66,22 +66,22 @@ class _Added:
 
 
 class StepStore:
-    """Where a replay buffer keeps its steps.
+    """Storage of a replay buffer's steps.
 
-    Chunks of an episode that follow one another are joined; after a gap (a chunk that never came, or came late)
-    the episode goes on as another stretch. Stretches leave whole, the oldest first. One that has grown to a
-    quarter of the capacity is not joined any further, so that an episode without an end can leave in parts.
+    Consecutive chunks of an episode are joined; after a gap (a missing or late chunk) the episode continues as
+    another stretch. Whole stretches are evicted, the oldest first. A stretch that has grown to a quarter of the
+    capacity is not extended further, so that endless episodes are evicted in parts.
 
     Args:
-        capacity: Steps; a stretch that is alone may exceed it.
-        on_removed: Called with the slots of steps that leave.
+        capacity: Maximum number of steps; a single stretch may exceed it.
+        on_removed: Called with the slots of removed steps.
 
     Attributes:
-        columns: Trees of arrays by name, every leaf ``[num_slots, ...]``, dtypes as they came.
+        columns: Trees of arrays by name, every leaf ``[num_slots, ...]`` with its original dtype.
         next, previous: int64 [num_slots], the slot of the neighbouring observation of the same stretch; -1: none.
         t: int64 [num_slots], time step within the episode.
         terminated, truncated: bool [num_slots], whether the slot's step ended its episode.
-        serial: int64 [num_slots], counts all steps ever added; tells a slot's step from one before it.
+        serial: int64 [num_slots], number of the step among all added ones; distinguishes the steps that used a slot.
         infos: Non-empty info dicts by slot.
         num_steps, num_evicted, num_episodes_evicted, num_added, num_episodes_added: Counts.
     """
@@ -100,8 +100,8 @@ class StepStore:
         self.num_episodes_added = self.num_episodes_evicted = 0
         self._free = np.empty(0, np.int64)  # a stack
         self._num_free = 0
-        self._steps = np.empty(0, np.int64)  # slots with a step, the first num_steps entries, in no order
-        self._place = np.empty(0, np.int64)  # of a slot in there
+        self._steps = np.empty(0, np.int64)  # slots with a step: the first num_steps entries, unordered
+        self._place = np.empty(0, np.int64)  # position of each slot in _steps
         self._stretches: dict[Stretch, None] = {}  # the oldest first
         self._newest: dict[str, Stretch] = {}
         self._num_stretches: Counter[str] = Counter()
@@ -111,50 +111,50 @@ class StepStore:
 
     @property
     def num_episodes(self) -> int:
-        """Episodes of which a step is stored."""
+        """Number of episodes with stored steps."""
         return len(self._num_stretches)
 
     @property
     def num_bytes(self) -> int:
-        """Size of what is stored; columns take memory as they fill."""
+        """Size of the stored steps; columns take memory as they fill."""
         leaves = tree_leaves(self.columns)
         per_slot = sum(leaf.nbytes // max(1, len(leaf)) for leaf in leaves) + 5 * 8 + 2
         return int(per_slot * (self.num_slots - self._num_free))
 
     @property
     def longest(self) -> int:
-        """Steps of the longest stretch."""
+        """Number of steps in the longest stretch."""
         return max((stretch.num_steps for stretch in self._stretches), default=0)
 
     def steps(self, positions: IntArray) -> IntArray:
-        """Slots with a step, by position in 0 … num_steps-1, in no order."""
+        """Return the slots with a step at these positions in 0 … num_steps-1, unordered."""
         slots: IntArray = self._steps[positions]
         return slots
 
     def ordered_slots(self) -> tuple[list[Stretch], IntArray]:
-        """All stretches, the oldest first, and the slots of their observations in that order."""
+        """Return all stretches, the oldest first, and the slots of their observations in that order."""
         parts = [part for stretch in self._stretches for part in stretch.slots]
         return list(self._stretches), np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def has_step(self, slots: IntArray) -> NDArray[np.bool_]:
-        """Whether slots hold a step and not only a last observation; of slot -1: no."""
+        """Return whether each slot holds a step, not only a last observation; False for slot -1."""
         has: NDArray[np.bool_] = (slots >= 0) & (self.next[slots] >= 0)
         return has
 
     # -- in -------------------------------------------------------------------------------------------
 
     def add(self, batch: EpisodeBatch, *, join: bool = True) -> IntArray:
-        """Take in a batch's chunks, their lookback parts left out; the oldest stretches leave for it.
+        """Add the chunks of a batch without their lookback parts; evict the oldest stretches if needed.
 
         Args:
             batch: The chunks.
-            join: Whether a chunk may go on with a stretch; else each is one.
+            join: Whether a chunk may extend a stretch; otherwise each chunk becomes a stretch.
 
         Returns:
             int64, the slots of the new steps, in the batch's order.
 
         Raises:
-            ValueError: The columns differ from those that came before.
+            ValueError: The columns differ from those of earlier batches.
         """
         if not batch.length.all():
             batch = batch.select(np.flatnonzero(batch.length))
@@ -197,11 +197,11 @@ class StepStore:
             tree_map(check, column, batch.columns[name])
 
     def _link(self, batch: EpisodeBatch, join: bool) -> tuple[IntArray, IntArray, IntArray]:
-        """Slots for a batch's chunks, linked: those of its steps, of new observations, and the latter's source."""
+        """Allocate and link slots for chunks; return slots of steps, slots of new observations, and their sources."""
         starts, lengths, t_starts = batch.start.tolist(), batch.length.tolist(), batch.t_started.tolist()
         done = (batch.terminated | batch.truncated).tolist()
         self._reserve(int(batch.length.sum()) + len(starts))
-        paths: list[IntArray] = []  # observation slots of each chunk, the one it continues from included
+        paths: list[IntArray] = []  # observation slots of each chunk, including the one it continues from
         fresh: list[IntArray] = []
         sources: list[int] = []
         longest = max(1, self.capacity // 4)
@@ -240,7 +240,7 @@ class StepStore:
         first = np.array([path[0] for path in paths], np.int64)
         self.previous[first[counts > batch.length]] = NONE
         self.next[np.array([path[-1] for path in paths], np.int64)] = NONE
-        # In order of chunks: where one continues another of this batch, its link comes last.
+        # In order of chunks, so that the link of a chunk that continues another one of this batch is set last.
         self.next[steps], self.previous[following] = following, steps
         self._steps[self.num_steps : self.num_steps + len(steps)] = steps
         self._place[steps] = np.arange(self.num_steps, self.num_steps + len(steps))
@@ -288,7 +288,7 @@ class StepStore:
         self.num_evicted += stretch.num_steps
 
     def _remove_steps(self, slots: IntArray) -> None:
-        """Take steps out of the list that is drawn from; those at its end move into their places."""
+        """Remove steps from `_steps`; entries at its end move into their places."""
         places = self._place[slots]
         num_left = self.num_steps - len(slots)
         is_leaving = np.zeros(len(slots), np.bool_)
@@ -302,11 +302,11 @@ class StepStore:
         self._on_removed(slots)
 
     def mark(self) -> None:
-        """From here on additions can be undone."""
+        """Make later additions undoable."""
         self._undo.clear()
 
     def undo(self) -> None:
-        """Take out what was added since `mark`; what left to make room for it is gone."""
+        """Remove the steps added since `mark`; steps that were evicted for them are not restored."""
         while self._undo:
             added = self._undo.pop()
             stretch = added.stretch
@@ -340,7 +340,7 @@ class StepStore:
                 self.infos.pop(slot, None)
 
     def _reserve(self, num: int) -> None:
-        """Have so many free slots. Memory that was never written to is not taken by most systems."""
+        """Ensure `num` free slots. Most systems do not allocate memory that was never written to."""
         if num <= self._num_free:
             return
         size = max(self.capacity + self.capacity // 8 + 64, self.num_slots - self._num_free + num)
@@ -358,7 +358,7 @@ class StepStore:
             setattr(self, name, grown(getattr(self, name)))
         self.next[before:] = self.previous[before:] = NONE
         self._free, self._steps, self._place = grown(self._free), grown(self._steps), grown(self._place)
-        # Low numbers first: a buffer that is never filled touches few pages.
+        # Low numbers first, so that a buffer that is never filled touches few memory pages.
         self._free[: self._num_free + size - before] = np.concatenate(
             [np.arange(size - 1, before - 1, -1), self._free[: self._num_free]]
         )
