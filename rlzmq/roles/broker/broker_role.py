@@ -20,7 +20,7 @@ the leases granted (batch, staleness, windows in messages and bytes: `rlzmq.prot
 PUB has a mark of one: a slow subscriber loses versions and asks for a snapshot of the newest.
 
 Every decision is made in `rlzmq.protocol.broker.core`; this loop only decodes headers, forwards payload
-frames untouched, and keeps time. Its sockets are those of `broker_doors`.
+frames untouched, and keeps time. Its sockets are those of `listeners`.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ __all__ = ["BrokerRole"]
 
 _log = logging.getLogger("rlzmq.broker")
 
-# How often timers are looked at: well below the shortest of them (heartbeats, resends, deadlines).
+# Interval of timer checks, well below the shortest timer (heartbeats, resends, deadlines).
 _TICK_S = 0.05
 
 
 def _resent_bytes() -> int:
-    """A quarter of this machine's memory: batches up to there survive the broker's death."""
+    """Return a quarter of this machine's memory: batches up to this size survive the broker's death."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1 << 30, memory // 4)
 
@@ -84,16 +84,16 @@ class BrokerRole:
     """Runs a broker on the current event loop; spawn it as an actor, or `start` it by hand.
 
     Args:
-        run_id: Of the run; peers of another run are refused.
+        run_id: Id of the run; peers of another run are refused.
         options: Fields of `BrokerOptions` other than the run id and incarnation.
-        addresses: ``{"data": …, "weights": …}`` to listen on without keys: ipc ones, e.g. those of the
-            broker that died; a private directory's if None.
-        incarnation: Rises with every start of this run's broker; milliseconds of wall time if 0.
-        listen: The same for peers from outside, by TCP with keys; nowhere if None.
+        addresses: ``{"data": …, "weights": …}``, ipc addresses to listen on without keys, e.g. those of the
+            broker that died; None: in a private directory.
+        incarnation: Increases with every start of this run's broker; milliseconds of wall time if 0.
+        listen: TCP addresses for external peers, with keys; None: no external peers.
         curve: The server's keys for `listen`.
-        roles: Public key → role, of everybody who may come in by `listen`.
-        quarantine_dir: Where fragments that killed learners are written; nowhere if None.
-        journal_dir: Where accepted fragments are written before they are acknowledged; nowhere if None.
+        roles: Role by public key, of all peers that may connect to `listen`.
+        quarantine_dir: Directory for unusable fragments; None: they are not written.
+        journal_dir: Directory for accepted fragments, written before they are acknowledged; None: no journal.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class BrokerRole:
         self.num_unsent = 0
 
     async def start(self) -> dict[str, str]:
-        """Listens.
+        """Listen for peers.
 
         Returns:
             ``{"data": …, "weights": …}``: the addresses that local peers connect to; with ``listen``
@@ -169,7 +169,7 @@ class BrokerRole:
         return addresses
 
     async def stop(self) -> None:
-        """Says goodbye and closes. Idempotent."""
+        """Send GOODBYE to all peers and close. Idempotent."""
         if self._doors is None:
             return
         if self._timer is not None:
@@ -188,12 +188,12 @@ class BrokerRole:
             self.ended.set_result(("stopped", ""))
 
     async def ping(self) -> None:
-        """Answers as soon as the loop turns; raises what this broker failed with."""
+        """Return at once if the event loop runs; raise the error if the broker has failed."""
         if self.ended.done() and self.ended.exception() is not None:
             self.ended.result()
 
     async def status(self) -> dict[str, Any]:
-        """`BrokerCore.status`, how this loop fares, and who knocked at the door."""
+        """Return `BrokerCore.status` with statistics of the event loop and connections."""
         return {**self._core.status(), **self._own_status()}
 
     def _own_status(self) -> dict[str, Any]:
@@ -206,19 +206,19 @@ class BrokerRole:
         }
 
     async def wait_ended(self) -> tuple[str, str]:
-        """Waits until this broker ends, e.g. because its driver is gone: (reason, detail)."""
+        """Wait until this broker ends, e.g. because its driver is gone; return (reason, detail)."""
         return await self.ended
 
     # ------------------------------------------------------------------ the journal
 
     async def read_journal(self, next_update: int, max_lag: int) -> list[str]:
-        """Look at what runs before this one left, for a run that goes on at an update.
+        """Read the journals of earlier runs, for a run that resumes at an update.
 
         Args:
             next_update, max_lag: See `journal.plan_recall`.
 
         Returns:
-            The names of the runners whose fragments `recall` gives back.
+            The names of the runners whose fragments `recall` restores.
         """
         self._recalled = []
         if self._journal is not None:
@@ -229,14 +229,14 @@ class BrokerRole:
         return sorted({item.runner_name for item in self._recalled if item.reason is None})
 
     async def recall(self, generation: int, next_update: int, max_lag: int) -> dict[str, int]:
-        """Put into the ledger what `read_journal` found, in a lineage that has begun.
+        """Restore the fragments found by `read_journal` into the ledger, once their lineage has begun.
 
         Args:
-            generation: Of that lineage; -1: the one at hand.
-            next_update, max_lag: As for `read_journal`: this broker may be a new one that did not hear them.
+            generation: Generation of the lineage; -1: the current one.
+            next_update, max_lag: As for `read_journal`, which a restarted broker has not been called with.
 
         Returns:
-            Env steps by what became of them: ``"given_back"``, or the reason why they were dropped.
+            Env steps by outcome: ``"given_back"`` if restored, or the reason why they were dropped.
         """
         if self._recalled is None:
             await self.read_journal(next_update, max_lag)
@@ -253,13 +253,13 @@ class BrokerRole:
         return dict(counts)
 
     async def checkpoint_covers(self, next_update: int) -> None:
-        """A checkpoint holds the result of all updates below this one."""
+        """Note a checkpoint that holds the result of all updates below this one."""
         self._core.state.journal.covered(next_update)
         self._do(list(self._core.state.journal.take()))
 
     def _from_journal(self, event: JournalSynced | JournalFailed) -> None:
-        """On the journal's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended: so has everybody who waits for it
+        """Pass an event to the event loop; called on the journal's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._on_journal, event)
 
     def _on_journal(self, event: JournalSynced | JournalFailed) -> None:
@@ -269,7 +269,7 @@ class BrokerRole:
     # ------------------------------------------------------------------ the loop
 
     def _on_broken(self) -> None:
-        """Find out which peers from outside are not connected any more."""
+        """Find out which external peers are no longer connected, by sending to them."""
         if self._doors is None:
             return
         core = self._core
@@ -290,7 +290,7 @@ class BrokerRole:
         self._handle(event)
 
     def _look_at_size(self) -> None:
-        """Says once that more is at hand than the runners could hand in again."""
+        """Warn once if more fragments are held than runners may send again after a restart."""
         held, limit = self._core.state.ledger.num_bytes, self._core.options.resent_bytes
         if held > limit and not self._has_told_size:
             self._has_told_size = True
@@ -318,7 +318,7 @@ class BrokerRole:
         self._tell()
 
     def _tell(self) -> None:
-        """What was found out while sending: told to the core afterwards, in order."""
+        """Pass the failures found while sending to the core, in order."""
         while self._told:
             self._decide(self._told.popleft())
 
@@ -327,14 +327,14 @@ class BrokerRole:
             return
         try:
             instructions = self._core.handle(event, self._loop.time())
-        except Exception as error:  # what it holds may be half done: another broker learns it from the peers
+        except Exception as error:  # the state may be inconsistent: a new broker rebuilds it from the peers
             _log.exception("the broker fails")
             self._has_failed = True
             if not self.ended.done():
                 self.ended.set_exception(error)
             return
         if faults.is_armed and isinstance(event, Received):
-            faults.at(f"broker.{type(event.message).__name__}")  # decided, and not told to anyone
+            faults.at(f"broker.{type(event.message).__name__}")  # decided, but nothing sent yet
         self._do(instructions)
 
     def _do(self, instructions: list[Any]) -> None:
@@ -361,7 +361,7 @@ class BrokerRole:
         except PeerLostError:
             self._told.append(PeerLost(instruction.peer))
         except ProtocolError as error:
-            # Too large for the wire: sending it again would not help, its sender must be told by a log.
+            # Too large for the wire: sending it again would not help, so log it.
             self.num_unsent += 1
             _log.error(
                 "%s to %r was not sent: %s", type(instruction.message).__name__, instruction.peer, error
@@ -376,7 +376,7 @@ class BrokerRole:
 
 
 def _check_key(peer: bytes, role: str, hello: Hello) -> Malformed | None:
-    """A key gives one role, or the right to look on; and no peer from outside takes a local runner's name."""
+    """Return an error if the key does not allow the role, or an external runner uses a local runner's name."""
     if hello.role not in (role, "observer"):
         return Malformed(peer, "key", f"a key of role {role!r} said HELLO as {hello.role!r}")
     if hello.role == "runner" and "@" not in hello.name:

@@ -5,8 +5,8 @@ A segment, ``INCARNATION-NUMBER.journal``::
     "rlzmq journal 1\\n"   u16 length, the run's id
     record, record, …      see `rlzmq.roles.record_file`
 
-After a record that was cut short nothing was acknowledged. Which records there are, and when a segment may go, is
-decided in `rlzmq.protocol.journal`.
+No fragment after an incomplete record was acknowledged. `rlzmq.protocol.journal` decides which records are written and
+when segments are removed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _MAGIC = b"rlzmq journal 1\n"
 
 
 class JournalFile:
-    """Writes one broker's segments into a directory, which no other run may use meanwhile.
+    """Writer of one broker's segments in a directory, which is locked against other runs.
 
-    Appended records are written in order by one thread, as many as wait are synced together.
+    One thread writes the records in order; all waiting records are synced together.
 
     Args:
-        directory: Made if it is not there, for this user only.
-        run_id: Of the run.
-        incarnation: Of the broker.
-        on_synced: ``on_synced(number)`` on the thread: all records up to it are on disk.
-        on_failed: ``on_failed(detail)`` on the thread, once: nothing more is written.
+        directory: Created if necessary, for this user only.
+        run_id: Id of the run.
+        incarnation: Incarnation of the broker.
+        on_synced: ``on_synced(number)``, called on the thread: all records up to `number` are on disk.
+        on_failed: ``on_failed(detail)``, called on the thread once: no more records are written.
 
     Raises:
         ConfigurationError: The directory cannot be used, or another run uses it.
@@ -70,21 +70,21 @@ class JournalFile:
         self._thread.start()
 
     def do(self, instruction: JournalAppend | JournalRemove) -> None:
-        """Leave it to the thread."""
+        """Queue an instruction for the thread."""
         self._queue.put(instruction)
 
     def remove_others(self) -> None:
-        """Remove what runs before this one left, once everything given so far is on disk."""
+        """Remove the segments of earlier runs once all queued records are on disk."""
         self._queue.put("others")
 
     def read_others(self) -> Iterator[tuple[int, memoryview]]:
-        """(kind, payload) of the records that runs before this one left; the payloads are views of the files."""
+        """Yield (kind, payload) of the records of earlier runs; the payloads are views of the files."""
         for path, run_id, content, start in self._segments():
             if run_id != self._run_id:
                 yield from _records(path, content, start)
 
     def close(self) -> None:
-        """Write what was given, and end the thread."""
+        """Write all queued records, and end the thread."""
         self._queue.put(None)
         self._thread.join()
         if self._file is not None:
@@ -115,7 +115,7 @@ class JournalFile:
                 self._write(item)
                 number = item.number
             elif item is not None:
-                number = self._sync(number)  # before anything goes, what replaces it is on disk
+                number = self._sync(number)  # sync what replaces the segments before removing them
                 self._remove(item)
         self._sync(number)
 
@@ -162,7 +162,7 @@ class JournalFile:
             os.close(descriptor)
 
     def _segments(self) -> Iterator[tuple[Path, bytes, memoryview, int]]:
-        """Every segment: its path, its run, its content, and where its records begin."""
+        """Yield the path, run id, content and position of the first record of every segment."""
         for path in sorted(self._directory.glob("*-*.journal")):
             content, start = map_file(path), len(_MAGIC) + 2
             if bytes(content[: len(_MAGIC)]) != _MAGIC or len(content) < start:  # killed in its first bytes
@@ -173,7 +173,7 @@ class JournalFile:
 
 
 def _records(path: Path, content: memoryview, position: int) -> Iterator[tuple[int, memoryview]]:
-    """The whole records; the first that is not ends the segment."""
+    """Yield the records up to the first incomplete one."""
     end = position
     for kind, payload, next_one in read_records(content, position):
         yield kind, payload

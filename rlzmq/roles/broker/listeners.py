@@ -1,8 +1,8 @@
-"""The broker's sockets: a door for peers of this machine, and one with keys for those from outside.
+"""The broker's sockets: a door for local peers, and a door with keys for external peers.
 
-Each door is a ROUTER and a PUB. The core knows a peer by a name that says where it came in: ``L`` and its
-routing id, or ``R``, the role that its key gives, ``|`` and its routing id. So with another key's routing id
-nobody becomes that peer.
+Each door is a ROUTER and a PUB. The core identifies a local peer by ``L`` and its routing id, and an external peer
+by ``R``, the role of its key, ``|`` and its routing id. So a peer cannot take over the identity of a peer with
+another role by using its routing id.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ __all__ = ["BrokerDoors"]
 
 _log = logging.getLogger("rlzmq.broker")
 
-# After a connection broke: when it is looked whose it was.
+# Delays of the probes that find out which peer's connection broke.
 _PROBES_S = (0.01, 0.1)
 # One frame: a column of a fragment, or a whole model's weights.
 _MAX_MESSAGE_BYTES = 1 << 30
-# Of a peer from outside, before libzmq reads no more from it.
+# Unread messages of an external peer after which libzmq stops reading from it.
 _MAX_UNREAD_MESSAGES = 64
-# Signs of life go out twice a second: a peer that is cut off is noticed within 1.5 s.
+# Heartbeats are sent twice a second, so an unreachable peer is noticed within 1.5 s.
 _UNACKNOWLEDGED_MS = 1000
-# From outside; below the local one, because a stranger may fill it until the handshake's deadline.
+# For external peers; smaller, because an unauthenticated peer may fill it until the handshake's deadline.
 _MAX_REMOTE_MESSAGE_BYTES = 1 << 28
 
 _LOCAL, _REMOTE = b"L", b"R"
-# Learners and the driver are trusted, and sent what the run's own credits bound.
+# Learners and the driver are trusted, and messages to them are bounded by credits.
 _BUDGETED = tuple(_REMOTE + role for role in (b"runner", b"observer", b"nobody"))
 
 
 class BrokerDoors:
-    """Open it, send by it, close it; it never waits.
+    """The broker's local and external sockets; methods never block.
 
     Args:
-        on_message: Called with a peer's name, the role that its key gives (None: it has none, being local),
-            and the frames of its message.
-        on_broken: Called a moment after a connection from outside broke: whose it was shows by sending.
+        on_message: Called with a peer's name, the role of its key (None for a local peer), and the frames of
+            its message.
+        on_broken: Called shortly after an external connection broke; sending shows whose it was.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BrokerDoors:
         curve: CurveServer | None,
         roles: dict[str, str],
     ) -> dict[str, str]:
-        """Listens; arguments and result as of `BrokerRole` and its `start`."""
+        """Listen; for arguments and result see `BrokerRole` and `BrokerRole.start`."""
         addresses = self._open(_LOCAL, local, _MAX_MESSAGE_BYTES, None)
         if listen is not None:
             self._authenticator = Authenticator(self._context, roles)
@@ -85,13 +85,13 @@ class BrokerDoors:
         return addresses
 
     def send(self, peer: bytes, frames: Sequence[Any]) -> bool:
-        """Sends to a peer by the door that it came in by.
+        """Send to a peer by the door of its connection.
 
         Returns:
-            False where the message was dropped: a runner or observer from outside does not read what it is sent.
+            False if the message was dropped because an external runner or observer does not read.
 
         Raises:
-            PeerLostError: It is not connected any more.
+            PeerLostError: The peer is no longer connected.
             ProtocolError: The message is too large for the wire.
         """
         if peer.startswith(_BUDGETED):
@@ -100,29 +100,29 @@ class BrokerDoors:
         return True
 
     def flush(self) -> None:
-        """Now and then: what waited for large messages to leave."""
+        """Send deferred large messages; to be called regularly."""
         self._outbox.flush()
 
     def publish(self, frame: Any) -> None:
-        """To all who subscribe, at any door."""
+        """Publish to all subscribers, local and external."""
         for publisher in self._publishers:
             publisher.send([frame])
 
     def origin_of(self, peer: bytes) -> str:
-        """Within `on_message`: where its sender is, and which role its key gives; "" for this machine."""
+        """Return the role and address of the sender, or "" for a local peer; to be called within `on_message`."""
         if not self.is_from_outside(peer):
             return ""
         return f"{peer[1:].partition(b'|')[0].decode()} at {self._routers[_REMOTE].sender_address}"
 
     @staticmethod
     def is_from_outside(peer: bytes) -> bool:
-        """Whether a peer came in by the door with keys."""
+        """Return whether the peer is external."""
         return peer[:1] == _REMOTE
 
     def counts(self) -> dict[str, Any]:
-        """Who knocked at the door for peers from outside; {} where there is none.
+        """Return counts of external connections; {} if there is no external door.
 
-        Opened minus let in: turned away, or still within the handshake's two seconds.
+        Connections opened but not let in were refused, or are within the handshake's two seconds.
         """
         if self._authenticator is None:
             return {}
@@ -135,14 +135,14 @@ class BrokerDoors:
         }
 
     def close(self) -> None:
-        """Nobody comes in any more; what was sent is still on its way."""
+        """Close the sockets; sent messages are still delivered until `wait_closed` returns."""
         for socket in (*self._routers.values(), *self._publishers):
             socket.close()
         if self._authenticator is not None:
             self._authenticator.close()
 
     async def wait_closed(self) -> None:
-        """After `close`: until what was sent has left, or has lingered for long enough."""
+        """Wait after `close` until sent messages are delivered, or the linger time is over."""
         await asyncio.to_thread(self._context.close)
 
     # ------------------------------------------------------------------ private
@@ -155,12 +155,12 @@ class BrokerDoors:
     def _open(
         self, door: bytes, wanted: dict[str, str], max_message_bytes: int, curve: CurveServer | None
     ) -> dict[str, str]:
-        """Local doors take no keys, remote ones nothing else."""
+        """Open a door: the local one without keys, the external one with keys only."""
         data = SocketOptions(max_message_bytes=max_message_bytes, linger_ms=500, receive_high_water_mark=0)
         weights = SocketOptions(max_message_bytes=max_message_bytes, send_high_water_mark=1)
         if door == _REMOTE:
-            # Who floods the broker and hangs up would end it by libzmq's abort (see `SocketOptions`). Peers ping it,
-            # so that it has something to answer, which the system of one that is cut off does not acknowledge.
+            # A peer that floods the broker and disconnects would make libzmq abort (see `SocketOptions`), so the broker
+            # sends no ZMTP heartbeats. Peers send them; unacknowledged answers reveal an unreachable peer.
             data, weights = (
                 replace(options, heartbeat_interval_ms=0, unacknowledged_ms=_UNACKNOWLEDGED_MS)
                 for options in (replace(data, receive_high_water_mark=_MAX_UNREAD_MESSAGES), weights)

@@ -1,9 +1,9 @@
-"""What waits for peers from outside who may never read it: bounded, per peer and in all.
+"""Bounded queues of messages to external peers, which may never read them.
 
-A ROUTER itself queues without limit, because a limit would let one slow peer block the others. Here each peer
-has a budget of small messages and their bytes, and large ones (the config, snapshots of the weights, a long
-status) leave one at a time: of those that wait behind it the newest of each kind is kept, and its buffer is the
-broker's own. Within its budget a peer that reads is never kept waiting for one that does not.
+The ROUTER queues without limit, because with a limit a slow peer would block the others. Here each peer has a budget
+of small messages and bytes. Large messages (the config, snapshots of the weights, a long status) are sent one at a
+time; of those that wait, the newest of each kind is kept, in the broker's own buffer. Within its budget a peer that
+reads never waits for one that does not.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rlzmq.net.socket import SendTicket
 
 __all__ = ["Outbox"]
 
-# A runner has a few leases and acknowledgements under way, and two signs of life per second.
+# A runner has a few leases and acknowledgements in flight, and gets two heartbeats per second.
 _MAX_MESSAGES = 1024
 _MAX_SMALL_BYTES = 4 << 20
 _LARGE_BYTES = 64 << 10
-# Of all peers: beyond, only who has nothing waiting is sent something.
+# For all peers; beyond it, only peers without waiting messages are sent any.
 _MAX_ALL_BYTES = 256 << 20
-# Between two tickets while one is out: a ticket for every message would double what sending one costs.
+# Messages per ticket: a ticket for every message would double the cost of sending.
 _LOOK_EVERY_MESSAGES = 32
 
 
 @dataclass(slots=True)
 class _Segment:
-    """Messages up to one whose ticket tells that all of them have left."""
+    """Messages up to one whose ticket shows that all of them were sent."""
 
     ticket: SendTicket
     num_messages: int
@@ -40,7 +40,7 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Waiting:
-    """What one peer may not have read yet."""
+    """Messages that one peer may not have read yet."""
 
     segments: deque[_Segment] = field(default_factory=deque)
     num_messages: int = 0
@@ -52,14 +52,14 @@ class _Waiting:
 
 
 class Outbox:
-    """Sends within the budgets.
+    """Sends messages within the budgets.
 
     Args:
-        send: Hands a peer's frames to its socket, with a ticket or None; raises PeerLostError where it is
+        send: Passes a peer's frames to its socket, with a ticket or None; raises PeerLostError if the peer is
             not connected.
 
     Attributes:
-        num_bytes: Of all that may wait, as far as tickets tell.
+        num_bytes: Bytes of all messages whose tickets are not done.
     """
 
     def __init__(self, send: Callable[[bytes, Sequence[Any], SendTicket | None], None]) -> None:
@@ -68,17 +68,17 @@ class Outbox:
         self.num_bytes = 0
 
     def send(self, peer: bytes, frames: Sequence[Any]) -> bool:
-        """Send, or keep for later what is large.
+        """Send a message, or defer it if it is large.
 
         Args:
-            peer: As the core knows it.
-            frames: Of one message; its kind is the second byte of the first.
+            peer: The peer's name in the core.
+            frames: Frames of the message, whose kind is the second byte of the first.
 
         Returns:
-            False where the budget is used up: the message is dropped.
+            False if the budget is exhausted and the message was dropped.
 
         Raises:
-            PeerLostError: It is not connected any more.
+            PeerLostError: The peer is no longer connected.
         """
         waiting = self._peers.get(peer)
         if waiting is None:
@@ -100,7 +100,7 @@ class Outbox:
         return True
 
     def flush(self) -> None:
-        """Send what was kept, to whom the large message before it has left; forget who reads all."""
+        """Send deferred messages whose predecessors were sent; forget peers without waiting messages."""
         for peer, waiting in list(self._peers.items()):
             self._look(waiting)
             if waiting.deferred and not waiting.has_large:
@@ -110,7 +110,7 @@ class Outbox:
                     self.send(peer, frames)
                 except PeerLostError:
                     continue  # `_hand_over` forgot it
-            elif not waiting.segments:  # but for a few small ones; the next one has a ticket
+            elif not waiting.segments:  # at most a few small ones are left; the next one has a ticket
                 del self._peers[peer]
 
     # ------------------------------------------------------------------ private

@@ -1,4 +1,4 @@
-"""One broker per run: a lock next to the run's join file, and the epoch that rises with each of its brokers."""
+"""The lock that allows one broker per run, next to the run's join file, and the broker's incarnation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["RunLock"]
 
 
 class RunLock:
-    """``STEM.broker.lock``: held by the run's only broker; the system frees it when its process ends.
+    """``STEM.broker.lock``, held by the run's only broker; the system frees it when the process ends.
 
-    It also remembers the epoch (the broker's incarnation): peers follow the highest, so that it must rise
-    although the wall clock is set back, or the next broker runs on another machine.
+    The file also stores the broker's incarnation. Peers follow the highest one, so it must increase even if the
+    wall clock is set back or the next broker runs on another machine.
 
     Attributes:
-        incarnation: Of the broker that holds it, higher than that of all before it.
+        incarnation: Incarnation of the broker that holds the lock, higher than all before it.
     """
 
     def __init__(self, fd: int, incarnation: int) -> None:
@@ -30,7 +30,7 @@ class RunLock:
 
     @classmethod
     def take(cls, join_file: Path) -> RunLock:
-        """The lock of the run with this join file.
+        """Take the lock of the run with this join file.
 
         Raises:
             ConfigurationError: Another broker serves this run, or the file cannot be written.
@@ -50,7 +50,7 @@ class RunLock:
                 f"{who} is the broker of this run already ({path} is locked): end it first, or choose another "
                 "--join-file for a run of its own"
             ) from None
-        text = _words(fd)  # under the lock: another broker may have come and gone since the file was opened
+        text = _words(fd)  # read again under the lock: another broker may have run since the file was opened
         before = int(text[0]) if text and text[0].isdigit() else 0
         incarnation = max(before + 1, int(time.time() * 1000))
         os.ftruncate(fd, 0)
@@ -59,12 +59,12 @@ class RunLock:
         return cls(fd, incarnation)
 
     def release(self) -> None:
-        """Let the next broker in; the file stays, for its epoch. Idempotent."""
+        """Release the lock; the file stays, for its incarnation. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def _words(fd: int) -> list[str]:
-    """Epoch, pid and host of the newest broker, as it wrote them."""
+    """Return the incarnation, pid and host that the newest broker wrote."""
     return printable(os.pread(fd, 512, 0).decode(errors="replace"), keep=" \n").split()

@@ -1,18 +1,18 @@
-"""The arrival log: what a learner trained, in the order in which it did, so that it can be repeated.
+"""The arrival log: a record of the fragments that a learner trained, in order, from which training can be replayed.
 
 ```
  first update, or the state was replaced ─► STATE
  an update begins ─► FRAGMENT (each once), UPDATE        it has ended ─► TRAINED, with a digest of all weights
 ```
 
-A file, ``NNNNNN.arrivals``, is one learner process. Files are numbered in the order in which they were begun::
+Each learner process writes one file, ``NNNNNN.arrivals``, numbered in the order of creation::
 
     "rlzmq arrivals 1\\n"
     HEAD, then records     see `rlzmq.roles.record_file`
 
-Records are written on the learner's thread: when anybody is given the weights of an update, they are with the
-operating system. So a killed process leaves no gap in the lineage that survives it, and at most one update without its
-digest. Nothing is synced: a power failure may cost the end of the log.
+Records are written on the learner's thread, before the weights of the update are sent to anyone. So a killed process
+leaves no gap in the surviving lineage, and at most one update without its digest. Files are not synced: a power
+failure may lose the end of the log.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _MAGIC = b"rlzmq arrivals 1\n"
 _HEAD, _STATE, _FRAGMENT, _UPDATE, _TRAINED = range(1, 6)
 _PATTERN = "*.arrivals"
 _COUNT = struct.Struct("<I")
-# A fragment is cut between updates that follow each other; one that was forgotten is written again.
+# A fragment may be split among consecutive updates; one that was forgotten is written again.
 _MAX_REMEMBERED = 4096
-# What only sampling needs: its code would have to be imported for nothing.
+# Settings that only sampling needs; a replay need not import their code.
 _OF_SAMPLING = frozenset(
     {"env", "env_config", "env_to_module_connector", "module_to_env_connector", "callbacks_class", "callbacks_hooks",
      "evaluation_config", "custom_evaluation_function", "record_dir", "durability", "journal_dir"}
@@ -70,18 +70,19 @@ _NUM_SUMS = 16
 
 @dataclass(frozen=True, slots=True)
 class WeightsDigest:
-    """All weights and buffers of a learner, in brief.
+    """A digest of all weights and buffers of a learner.
 
     Attributes:
         hashes: ``module/parameter`` → SHA-256 of its dtype, shape and every bit of its values.
-        sums: The same → sums of every 16th value, beginning at each of the first 16: by about how much two differ.
+        sums: ``module/parameter`` → sums of every 16th value, beginning at each of the first 16, from which the
+            size of a difference is estimated.
     """
 
     hashes: dict[str, bytes]
     sums: dict[str, npt.NDArray[np.float64]]
 
     def first_difference(self, other: WeightsDigest) -> str | None:
-        """In words, the first parameter in which another digest differs; None if all bits are equal."""
+        """Return a description of the first parameter that differs; None if all bits are equal."""
         for name in [*self.hashes, *(name for name in other.hashes if name not in self.hashes)]:
             if name not in self.hashes or name not in other.hashes:
                 return f"{name} is only in one of them"
@@ -92,7 +93,7 @@ class WeightsDigest:
         return None
 
     def to_plain(self) -> dict[str, Any]:
-        """For a record."""
+        """Return plain values for a record."""
         return {
             "names": list(self.hashes),
             "hashes": b"".join(self.hashes.values()),
@@ -101,7 +102,7 @@ class WeightsDigest:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> WeightsDigest:
-        """Of a record."""
+        """Return the digest from a record's plain values."""
         names, hashes = plain["names"], plain["hashes"]
         return cls(
             {name: hashes[32 * index : 32 * index + 32] for index, name in enumerate(names)},
@@ -110,7 +111,7 @@ class WeightsDigest:
 
 
 def digest_weights(modules: Mapping[str, Mapping[str, Any]]) -> WeightsDigest:
-    """The digest of ``Learner.get_state("rl_module")["rl_module"]``."""
+    """Return the digest of ``Learner.get_state("rl_module")["rl_module"]``."""
     hashes, sums = {}, {}
     for module_id, weights in modules.items():
         for name, value in weights.items():
@@ -134,14 +135,14 @@ def _sums(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 class ArrivalLog:
-    """Writes what one learner process trains. All methods but `state_is_due` are called on the learner's thread.
+    """Writer of one learner process's log. All methods but `state_is_due` are called on the learner's thread.
 
-    A disk that takes no more is logged once; training goes on, and nothing more is recorded by this process.
+    After a write error, which is logged once, training continues without recording.
 
     Args:
-        directory: Made if it is not there, for this user only.
-        run_id: Of the run.
-        config: The learner's.
+        directory: Created if necessary, for this user only.
+        run_id: Id of the run.
+        config: The learner's config.
 
     Raises:
         ConfigurationError: The directory cannot be used, or another run uses it.
@@ -158,13 +159,13 @@ class ArrivalLog:
         self._written: OrderedDict[str, None] = OrderedDict()
 
     def state_is_due(self) -> None:
-        """The learner's state was replaced by other means than an update."""
+        """Record the whole state before the next update: it was replaced by other means than an update."""
         self._has_state = False
 
     def begin_update(
         self, learner: Any, shards: Sequence[DecodeShard], timesteps: Mapping[str, int] | None
     ) -> None:
-        """The learner is about to train these shards, in this order."""
+        """Record an update before the learner trains these shards, in this order."""
         if self._has_ended:
             return
         try:
@@ -183,7 +184,7 @@ class ArrivalLog:
             self._give_up(error, learner)
 
     def end_update(self, learner: Any) -> None:
-        """The update that was begun has changed the learner."""
+        """Record the digest of the weights after the update."""
         if self._has_ended:
             return
         try:
@@ -194,7 +195,7 @@ class ArrivalLog:
             self._give_up(error, learner)
 
     def close(self) -> None:
-        """Close the file, and let other runs use the directory. Idempotent."""
+        """Close the file and unlock the directory. Idempotent."""
         self._has_ended = True
         if self._file is not None:
             self._file.close()
@@ -252,17 +253,17 @@ class ArrivalLog:
 
 @dataclass(frozen=True, slots=True)
 class RecordedState:
-    """A learner's whole state, as it was before the next update of its file.
+    """A learner's whole state before the next update of its file.
 
     Attributes:
-        version: Of its weights.
+        version: Weights version.
     """
 
     version: int
     _payload: memoryview
 
     def load(self) -> dict[str, Any]:
-        """For `Learner.set_state`."""
+        """Return the state for `Learner.set_state`."""
         state: dict[str, Any] = unpack_blob(bytearray(self._payload))[
             "state"
         ]  # arrays that may be written to
@@ -271,11 +272,11 @@ class RecordedState:
 
 @dataclass(slots=True)
 class RecordedUpdate:
-    """One update.
+    """One recorded update.
 
     Attributes:
-        version: Of the weights that it made: 1 more than of those that it began with.
-        ranges: In the order of the batch.
+        version: Version of the resulting weights, 1 more than before the update.
+        ranges: Trained ranges, in the order of the batch.
         timesteps: The lifetime counters that schedules follow; None: the learner's own.
     """
 
@@ -286,19 +287,19 @@ class RecordedUpdate:
 
     @property
     def digest(self) -> WeightsDigest | None:
-        """Of the weights afterwards; None: the process ended in it."""
+        """Digest of the resulting weights; None: the process ended during the update."""
         return None if self._trained is None else WeightsDigest.from_plain(unpack_blob(self._trained))
 
 
 @dataclass(slots=True)
 class ArrivalFile:
-    """What one learner process trained.
+    """The log of one learner process.
 
     Attributes:
-        path: The file.
-        head: Facts that hold for all of it.
-        steps: States and updates, in their order.
-        torn_at: Where it was cut short; None: it is whole.
+        path: Path of the file.
+        head: Run, versions, config and spaces.
+        steps: States and updates, in order.
+        torn_at: Position of an incomplete record; None: the file is complete.
     """
 
     path: Path
@@ -308,7 +309,7 @@ class ArrivalFile:
     _fragments: dict[str, memoryview] = field(default_factory=dict)
 
     def frames(self, fragment: FragmentId) -> list[memoryview]:
-        """A fragment's message, as its runner sent it."""
+        """Return a fragment's message, as its runner sent it."""
         payload = self._fragments[str(fragment)]
         name_bytes, num_frames = struct.unpack_from("<II", payload)
         sizes = struct.unpack_from(f"<{num_frames}q", payload, 2 * _COUNT.size)
@@ -321,10 +322,10 @@ class ArrivalFile:
 
 
 def read_arrivals(directory: str | Path) -> list[ArrivalFile]:
-    """The files of an arrival log, in the order in which they were begun; what was cut short is left out.
+    """Return the files of an arrival log, in the order of creation, without incomplete records.
 
     Raises:
-        ConfigurationError: There is none, or it was written by another release.
+        ConfigurationError: There is no log, or another release wrote it.
     """
     paths = sorted(Path(directory).glob(_PATTERN))
     if not paths:
@@ -336,7 +337,7 @@ def read_arrivals(directory: str | Path) -> list[ArrivalFile]:
 
 
 def _read(path: Path) -> ArrivalFile | None:
-    """One file; None if it ended before its first update began."""
+    """Read one file; return None if it ended before its first update."""
     content = map_file(path)
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
         if len(content) < len(_MAGIC) and _MAGIC.startswith(bytes(content)):

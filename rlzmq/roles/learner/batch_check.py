@@ -1,5 +1,4 @@
-"""What a learner looks at before it trains a fragment: usable numbers within their spaces, and the form of those
-trained before."""
+"""Checks of a fragment before it is trained: finite values within their spaces, and a consistent structure."""
 
 from __future__ import annotations
 
@@ -24,25 +23,25 @@ __all__ = ["BatchCheck"]
 _Form = dict[str, tuple[tuple[int, ...], str]]
 _MAX_AGENTS = 10_000
 _MAX_OTHERS = 100
-# So many batches of another form in a row are refused at most, before theirs is the form that is right.
+# At most this many batches of another form in a row are refused before their form is adopted.
 _NUM_PROVEN = 3
 
 
 class BatchCheck:
-    """Refuses batches that would spoil an update, before they are part of one.
+    """Check that refuses batches which would spoil an update.
 
-    Observations, actions and rewards have the form that the run's spaces give them, from the first batch on. Of
-    all columns, also those that modules and connectors add, the names, shapes per step and kinds are the form of a
-    batch. Which form is right the batches decide among them: that of most, the first one's where two are as many; one
-    that was trained gives way only to more than a few in a row. One that contradicts its own observation space has
-    no say. Of multi-agent batches each agent has a form, and columns may be missing.
+    Observations and actions must match the run's spaces. The *form* of a batch is the name, shape per step and
+    dtype kind of every column, including those that modules and connectors add. The expected form is that of the
+    majority of batches, or of the first batch in a tie; once trained, it is replaced only after several batches of
+    another form. A form that contradicts the batch's own observation space is not adopted. In multi-agent batches
+    each agent has a form, and columns may be missing.
 
-    Numbers that stand for choices are looked up in tables: one outside of its Discrete, MultiDiscrete or
-    MultiBinary space, anywhere in a Dict or Tuple, is refused. The spaces are the run's own, not the batch's.
+    Discrete values, also within Dict and Tuple spaces, index tables: a value outside of its Discrete, MultiDiscrete
+    or MultiBinary space is refused. The spaces are the run's, not the batch's.
 
     Attributes:
-        num_replaced: How often a form has taken the place of another one: batches that passed before may not fit any
-            more (`misfit`).
+        num_replaced: How often the expected form was replaced; batches that passed before may not match it
+            (`misfit`).
     """
 
     def __init__(self) -> None:
@@ -52,23 +51,22 @@ class BatchCheck:
         self._observations: dict[Any, list[_Leaf]] = {}
 
     def expect(self, action_spaces: Mapping[str, Any], observation_space: Any = None) -> None:
-        """Check the values of columns from now on.
+        """Set the spaces against which columns are checked.
 
         Args:
-            action_spaces: Module id → the space of what it puts out.
-            observation_space: Of the observations that episodes store (multi-agent: a Dict by agent id); None:
-                unknown.
+            action_spaces: Action space by module id.
+            observation_space: Space of the stored observations (multi-agent: a Dict by agent id); None: unknown.
         """
         self._actions = _leaves_by_id(action_spaces)
         by_agent = observation_space.spaces if isinstance(observation_space, gym.spaces.Dict) else {}
         self._observations = _leaves_by_id({**by_agent, None: observation_space})
 
     def check(self, batch: Any, source: Any = None) -> None:
-        """Look at one.
+        """Check a batch.
 
         Args:
             batch: EpisodeBatch or MultiAgentEpisodeBatch.
-            source: The fragment that it is; one that comes again does not count again.
+            source: Id of its fragment; a repeated fragment is counted once.
 
         Raises:
             ValueError: It cannot be trained; the text names column, expected and actual.
@@ -97,7 +95,7 @@ class BatchCheck:
                 raise ValueError(misfit)
 
     def misfit(self, batch: Any) -> str:
-        """What of a batch's form is not as it should be by now; "" if nothing. It does not count as another batch."""
+        """Return how a batch deviates from the expected form, or ""; the batch is not counted."""
         for key, part in _parts(batch):
             known = self._forms.get(key)
             if known is not None and (
@@ -107,26 +105,26 @@ class BatchCheck:
         return ""
 
     def trained(self) -> None:
-        """What was checked so far has been trained: the forms are as good as right."""
+        """Note that the checked batches were trained, which confirms the expected forms."""
         for known in self._forms.values():
             known.num = max(known.num, _NUM_PROVEN)
             known.num_others.clear()
             known._seen.clear()
 
     def forget(self) -> None:
-        """The modules changed, and what they put out may have."""
+        """Discard the expected forms after the modules changed."""
         self._forms.clear()
 
 
 @dataclass(slots=True)
 class _Known:
-    """The form that batches must have.
+    """The expected form of batches.
 
     Attributes:
-        fits_space: Whether it is that of its own observation space.
-        num: How many batches had it.
-        first: The fragment that brought it.
-        num_others: How many had another one since some were trained, by form.
+        fits_space: Whether it matches the batch's own observation space.
+        num: Number of batches of this form.
+        first: The first fragment of this form.
+        num_others: Number of batches of each other form since the last training.
     """
 
     form: _Form
@@ -144,7 +142,7 @@ class _Known:
                 self._seen.add(source)
 
     def gives_way_to(self, form: _Form, fits_space: bool) -> bool:
-        """Count a batch of another form."""
+        """Count a batch of another form; return whether it becomes the expected form."""
         if fits_space != self.fits_space:
             self.num_others[_key_of(form)] += 1
             return fits_space and self.num < _NUM_PROVEN
@@ -155,7 +153,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """One leaf of a space at `path`; of a choice whole numbers from `low` to `high` (arrays of the space's shape)."""
+    """One leaf of a space at `path`; discrete values are within `low` and `high` (arrays of the space's shape)."""
 
     space: Any
     path: tuple[Any, ...]
@@ -164,7 +162,7 @@ class _Leaf:
 
 
 def _leaves(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
-    """Those whose form is known; spaces of other kinds (a user's own, graphs, sequences) are left out."""
+    """Yield the leaves of known types; other spaces (custom ones, graphs, sequences) are skipped."""
     if isinstance(space, gym.spaces.Dict):
         for key, part in space.spaces.items():
             yield from _leaves(part, (*path, key))
@@ -182,7 +180,7 @@ def _leaves(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
 
 
 def _leaves_by_id(spaces: Mapping[Any, Any]) -> dict[Any, list[_Leaf]]:
-    """The leaves of each space; one list for all that are equal, so that they are checked at once."""
+    """Return the leaves of each space; equal spaces share one list, so that they are checked together."""
     seen: list[tuple[Any, list[_Leaf]]] = []
     by_id = {}
     for id_, space in spaces.items():
@@ -195,13 +193,13 @@ def _leaves_by_id(spaces: Mapping[Any, Any]) -> dict[Any, list[_Leaf]]:
 
 
 def _check_column(part: Any, name: str, expected: Mapping[Any, list[_Leaf]], ids: list[Any]) -> None:
-    """Raise ValueError where a column of an EpisodeBatch holds what its space has not, lookback included.
+    """Raise ValueError if a column of an EpisodeBatch, lookback included, has values outside of its space.
 
     Args:
         part: The EpisodeBatch.
-        name: Of the column.
-        expected: Id → what its space allows.
-        ids: Of each chunk; one for all.
+        name: Name of the column.
+        expected: Leaves of the space by id.
+        ids: Id of each chunk, or one id for all.
     """
     num_more = int(name == Columns.OBS)  # the observation after the last step
     for leaves in {id(expected[id_]): expected[id_] for id_ in set(ids) if expected.get(id_)}.values():
@@ -230,7 +228,7 @@ def _check_leaf(column: NDArray[Any] | None, leaf: _Leaf, name: str, slots: NDAr
 
 
 def _leaf_at(column: Any, path: tuple[Any, ...]) -> Any:
-    """The array at this place of a column, or None where the column is built in another way."""
+    """Return the array at this path of a column, or None if the column has another structure."""
     for key in path:
         if isinstance(column, dict):
             column = column.get(key)
@@ -242,7 +240,7 @@ def _leaf_at(column: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _parts(batch: Any) -> Iterator[tuple[Any, Any]]:
-    """(whose form it is: None for the only agent, the part)."""
+    """Yield (key of the form, part); the key of a single-agent batch is None."""
     if not hasattr(batch, "agent_batches"):
         yield None, batch
         return
@@ -264,7 +262,7 @@ def _key_of(form: _Form) -> frozenset[Any]:
 
 
 def _misfit(expected: _Form, actual: _Form, *, may_lack: bool) -> str:
-    """What does not fit, in words; "" if nothing."""
+    """Return a description of the first deviation, or ""."""
     if not may_lack and expected.keys() != actual.keys():
         return f"expected the columns {sorted(expected)}, got {sorted(actual)}"
     for name in expected.keys() & actual.keys():
@@ -278,7 +276,7 @@ def _misfit(expected: _Form, actual: _Form, *, may_lack: bool) -> str:
 
 
 def _fits_its_space(part: Any) -> bool:
-    """Whether the observations are of the shape that the batch itself declares; True where it says nothing."""
+    """Return whether the observations have the shape that the batch declares; True if it declares none."""
     shape = getattr(part.observation_space, "shape", None)
     observations = part.columns.get("obs")
     return shape is None or not isinstance(observations, np.ndarray) or observations.shape[1:] == shape

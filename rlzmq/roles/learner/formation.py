@@ -1,7 +1,7 @@
-"""One attempt to bring learner ranks together as a generation: it ends as soon as one of them dies or hangs.
+"""One attempt to form a generation of learner ranks, which fails as soon as one of them dies or hangs.
 
-    driver ──rejoin──► every rank ──► they meet in the store ──► connect ──► adopt the newest state ──► done
-       └── a rank died, hangs or failed: the others are called off, and tried again without it
+    driver ──rejoin──► every rank ──► rendezvous in the store ──► connect ──► adopt the newest state ──► done
+       └── a rank died, hangs or failed: the attempt is cancelled, and repeated without it
 
 | consumes                 | produces           | waits for         | unblocked by                             |
 |--------------------------|--------------------|-------------------|------------------------------------------|
@@ -24,7 +24,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def connecting_timeout_s(config: BaseConfig) -> float:
-    """Seconds that ranks have to connect to each other once all of them are there; NCCL's first time is slow."""
+    """Return the seconds that ranks have to connect once all are present; NCCL's first connection is slow."""
     return 30.0 if config.num_gpus_per_learner else 4.0
 
 
@@ -36,21 +36,21 @@ async def form_group(
     end_if_hanging: Callable[..., Awaitable[bool]],
     deadline_s: float,
 ) -> None:
-    """Bring these ranks together, all with the newest state among them.
+    """Form a group of these ranks, all with the newest state among them.
 
-    Who hangs meanwhile is killed: its event loop does not answer, or all of it takes longer than `deadline_s`
-    (a large state takes its time).
+    A rank that hangs is killed: its event loop does not answer, or the attempt takes longer than `deadline_s`
+    (transferring a large state takes time).
 
     Args:
         handles: The ranks in rank order.
-        store: Where they meet; see `LearnerRole.rejoin`.
-        generation: Above all before it.
+        store: The rendezvous store; see `LearnerRole.rejoin`.
+        generation: Higher than all earlier ones.
         end_if_hanging: ``await end_if_hanging(handle, what, is_certain=…)``; see `LearnerSupervisor`.
-        deadline_s: Seconds for all of it.
+        deadline_s: Seconds for the whole attempt.
 
     Raises:
-        PeerLostError: One of them died or hung, or could not reach the others; who lives can try again.
-        Exception: What the user's code raised in one of them.
+        PeerLostError: A rank died, hung, or could not reach the others; the live ranks can try again.
+        Exception: The user's code failed in a rank.
     """
     calls = {
         asyncio.ensure_future(handle.call("rejoin", rank, len(handles), store, generation)): handle

@@ -50,15 +50,15 @@ class LearnerLink(PeerLink):
     """Trains the broker's shards with a Learner.
 
     Args:
-        learner: Touched on the learner thread only.
-        run_blocking: ``run_blocking(fn)`` runs `fn` on the learner thread, in order; an awaitable.
-        run_id, name: Who this is.
-        data_address: The broker's.
+        learner: Used on the learner thread only.
+        run_blocking: ``run_blocking(fn)`` runs `fn` on the learner thread, in order; returns an awaitable.
+        run_id, name: Identity of this learner.
+        data_address: The broker's data address.
         num_env_steps_before: Env steps trained in the run before the learner's current version.
         is_multi_agent: Whether fragments hold multi-agent episodes.
-        observation_space: Of the observations in them, as plain data; None: they are not held against it.
-        curve: Keys, for a broker that is reached by TCP.
-        arrivals: Records what is trained; None: nothing is recorded.
+        observation_space: Space of the stored observations, as plain data; None: not checked.
+        curve: Keys for a broker reached by TCP.
+        arrivals: Log of the trained fragments; None: no log.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class LearnerLink(PeerLink):
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
 
     def register(self) -> None:
-        """Nothing before the group stands: see `form`."""
+        """Do nothing: registration follows in `form`."""
 
     def begin_forming(self) -> None:
-        """The group is about to be formed anew: no further update is trained under the old one."""
+        """Stop training updates of the current generation, before the group is re-formed."""
         self.core.is_forming = True
 
     def form(
@@ -107,12 +107,12 @@ class LearnerLink(PeerLink):
         memory: bytes = b"",
         begins_lineage: bool = False,
     ) -> None:
-        """The process group stands: register, and (rank 0) publish the current weights.
+        """Register under a new generation, and (rank 0) publish the current weights.
 
         Args:
-            generation, rank, num_ranks: This rank's place.
-            memory: `LearnerCore.export_memory` of the rank whose state all adopted.
-            begins_lineage: The ranks were given another state.
+            generation, rank, num_ranks: The generation, this learner's rank and the group's size.
+            memory: `LearnerCore.export_memory` of the rank whose state all ranks adopted.
+            begins_lineage: A checkpoint was restored.
         """
         self._rank, self._generation = rank, generation
         if self.group_lost.done():
@@ -152,7 +152,7 @@ class LearnerLink(PeerLink):
             )
         except MemoryError:
             raise
-        except Exception as error:  # whatever it is, whoever sent it: a shard is decoded or refused
+        except Exception as error:  # data from a peer may raise anything: the shard is refused
             reason, detail = getattr(error, "reason", "unusable"), str(error)
             if not isinstance(error, (ProtocolError, ValueError)):
                 _log.error("fragment %s made its check fail:", shard.fragment, exc_info=error)
@@ -165,7 +165,7 @@ class LearnerLink(PeerLink):
         self.handle(ShardDecoded(shard.update_id, shard.attempt, shard.index))
 
     def _refuse_misfits(self) -> None:
-        """Another form turned out to be right: what came in the former one cannot be trained with what comes."""
+        """Refuse received shards of the former form after the expected form was replaced."""
         for (update_id, attempt), batches in list(self._shards.items()):
             for index, (batch, _) in list(batches.items()):
                 if self.core.is_receiving(update_id, attempt) and (misfit := self._check.misfit(batch)):
@@ -174,11 +174,11 @@ class LearnerLink(PeerLink):
 
     def _train(self, update: RunUpdate) -> None:
         if self.core.is_forming:
-            return  # void: GroupFormed is about to say from where on to train
+            return  # void: GroupFormed will name the next update
         shards = self._shards.pop((update.update_id, update.attempt))
         batches = [shards[index][0] for index in range(update.num_fragments)]
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
-        # Without any sampling the learner's own count of trained steps is what schedules follow.
+        # Without sampling, schedules follow the learner's count of trained steps.
         timesteps = {"num_env_steps_sampled_lifetime": num_steps} if num_steps else None
 
         faults.at("learner.train")
@@ -234,10 +234,10 @@ class LearnerLink(PeerLink):
         self._run_blocking(job).add_done_callback(finish)
 
     def change_layout(self, synced_module_ids: list[str] | None) -> None:
-        """The learner's modules changed; on the learner thread, between two updates.
+        """Adopt a new set of modules; called on the learner thread, between two updates.
 
         Args:
-            synced_module_ids: Of which modules runners need the weights; None: all.
+            synced_module_ids: Modules whose weights runners need; None: all.
         """
         self._synced_module_ids = synced_module_ids
         self._layout = None
@@ -273,7 +273,7 @@ class LearnerLink(PeerLink):
             self.handle(done.result())
 
     async def stop(self) -> None:
-        """Say goodbye and close."""
+        """Send GOODBYE and close."""
         if not self.core.is_stopped:
             self.handle(Leave())
         await self.close()

@@ -1,4 +1,4 @@
-"""The learner role: one rank of the learner group in a process of its own.
+"""The learner role: one rank of the learner group in its own process.
 
                  event loop                          learner thread
 broker ──SHARDs──►  LearnerLink ──exact batch──►  learner.update  ◄── collectives ──► other ranks
@@ -25,24 +25,24 @@ __all__ = ["LearnerRole", "make_learner"]
 
 
 def make_learner(config: BaseConfig, module_spec: Any, rank: int = 0, num_ranks: int = 1) -> Any:
-    """A built Learner of the class that a config asks for, in this process."""
+    """Return a built Learner of the class given by the config."""
     learner = config.learner_class(config=config, module_spec=module_spec, rank=rank, num_ranks=num_ranks)
     learner.build()
     return learner
 
 
 class LearnerRole:
-    """What runs in a learner's process.
+    """The actor in a learner's process.
 
-    Plain methods run on the actor's own thread, which is the only one that touches the learner;
-    `async` ones run on its event loop.
+    Plain methods run on the actor's thread, the only one that uses the learner; `async` methods run on
+    its event loop.
 
     Args:
         config: The run's config.
         module_spec: The MultiRLModuleSpec with its spaces.
         rank: This learner's rank.
-        num_ranks: Of the whole group.
-        incarnation: How many times this rank's place was restarted.
+        num_ranks: Size of the group.
+        incarnation: How many times this learner was restarted.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class LearnerRole:
 
         Args:
             rank: This learner's rank.
-            num_ranks: Of the whole group.
-            store_path: A file that all ranks see and that is not there yet; ``tcp://host:port`` of the
-                driver's TCPStore where ranks are on several machines.
-            generation: +1 whenever the group is formed anew.
+            num_ranks: Size of the group.
+            store_path: A file that all ranks can access and that does not exist yet, or ``tcp://host:port``
+                of the driver's TCPStore if ranks are on several machines.
+            generation: Increases whenever the group is re-formed.
         """
         from rlzmq.roles.learner.rendezvous import guarded_connections, interface_for, open_store
 
@@ -98,7 +98,7 @@ class LearnerRole:
     def _join_and_agree(
         self, rank: int, num_ranks: int, store_path: str, generation: int, memory: bytes, num_env_steps: int
     ) -> tuple[bytes, int]:
-        """Form the group; all ranks take over the newest state among them, and what its rank remembers."""
+        """Form the group; all ranks adopt the newest state among them, and the memory of its rank."""
         self.join_group(rank, num_ranks, store_path, generation)
         source = self.learner.adopt_newest_state()
         if self.learner.group is None:
@@ -108,7 +108,7 @@ class LearnerRole:
         return memory, num_env_steps
 
     def ping(self) -> int:
-        """Answers with the weights version, when it is this call's turn on the actor's thread."""
+        """Return the weights version, after earlier calls on the actor's thread."""
         return int(self.learner.weights_seq_no)
 
     def update(self, **kwargs: Any) -> dict[str, Any]:
@@ -124,10 +124,10 @@ class LearnerRole:
         self.learner.set_state(state)
 
     def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
-        """(snapshot of what runners need, version).
+        """Return (snapshot of the inference weights, version).
 
         Args:
-            module_ids: Only of these modules; None: all.
+            module_ids: Modules to include; None: all.
         """
         key = None if module_ids is None else tuple(module_ids)
         if key not in self._layouts:
@@ -138,11 +138,11 @@ class LearnerRole:
         return self._layouts[key].snapshot(self.learner.module), self.learner.weights_seq_no
 
     def change_modules(self, change: Callable[[Any], Any], synced_module_ids: list[str] | None) -> None:
-        """``change(learner)`` adds or removes modules; then the weights are published in their new layout.
+        """Call ``change(learner)``, which adds or removes modules, and publish weights in the new layout.
 
         Args:
             change: Called between two updates.
-            synced_module_ids: Of which modules runners need the weights; None: all.
+            synced_module_ids: Modules whose weights runners need; None: all.
         """
         change(self.learner)
         self._layouts.clear()
@@ -151,7 +151,7 @@ class LearnerRole:
             self._link.change_layout(synced_module_ids)
 
     def close(self) -> None:
-        """Leave the process group and close the arrival log, where there are such."""
+        """Leave the process group and close the arrival log, if any."""
         self.learner.leave_distributed()
         if self._arrivals is not None:
             self._arrivals.close()
@@ -159,14 +159,14 @@ class LearnerRole:
     # -- on the event loop ----------------------------------------------------------------------
 
     def use_actor_thread(self, run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]) -> None:
-        """Called by the actor's host: what runs a function on the actor's thread."""
+        """Set the function that runs another one on the actor's thread; called by the actor's host."""
         self._run_blocking = lambda function: asyncio.ensure_future(run(function))
 
     async def connect(self, link: Mapping[str, Any]) -> None:
-        """Connect to the broker; nothing is said there before the group stands (`form`, or `rejoin`).
+        """Connect to the broker; registration follows once the group is formed (`form`, or `rejoin`).
 
         Args:
-            link: Addresses and identity, as `driver.broker_pipeline` hands them out.
+            link: Addresses and identity, made by `driver.broker_pipeline`.
 
         Raises:
             ConfigurationError: ``config.record_dir`` cannot be used.
@@ -191,11 +191,11 @@ class LearnerRole:
     async def form(
         self, rank: int, num_ranks: int, generation: int, num_env_steps_before: int, begins_lineage: bool
     ) -> None:
-        """The group stands, and nothing that was under way counts: register under this generation.
+        """Register under a new generation after the group was formed; updates in flight are discarded.
 
         Args:
-            rank, num_ranks: This rank's place.
-            generation: Above all before it.
+            rank, num_ranks: This learner's rank and the group's size.
+            generation: Higher than all earlier ones.
             num_env_steps_before: Env steps trained in the run so far.
             begins_lineage: The driver has sent a RESET of this generation.
         """
@@ -203,17 +203,17 @@ class LearnerRole:
         self._link.form(generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=begins_lineage)
 
     async def rejoin(self, rank: int, num_ranks: int, store_path: str, generation: int) -> int:
-        """Come together with the other ranks as a new generation, all with the newest state among them.
+        """Form a new generation with the other ranks; all adopt the newest state among them.
 
-        An update that is being trained ends first, or fails. Where the call is cancelled, this rank stops waiting
-        for the others at once, or when its attempt to connect to them has failed.
+        An update being trained ends or fails first. If the call is cancelled, this rank stops waiting for the
+        others at once, or when its attempt to connect to them has failed.
 
         Returns:
             The weights version that all ranks hold now.
 
         Raises:
-            PeerLostError: Not all ranks came.
-            Exception: What this rank's own training raised before.
+            PeerLostError: Not all ranks joined.
+            Exception: This rank's training had failed.
         """
         link = self._link
         memory, num_env_steps = b"", 0
@@ -237,11 +237,11 @@ class LearnerRole:
         return int(self.learner.weights_seq_no)
 
     async def run_until_failure(self) -> tuple[str, str]:
-        """Return (reason, detail) when the connection to the broker has ended; raise what failed in training.
+        """Return (reason, detail) once the connection to the broker has ended.
 
         Raises:
-            PeerLostError: Another rank was lost; `rejoin` brings the others together.
-            Exception: What training raised.
+            PeerLostError: Another rank was lost; `rejoin` re-forms the group.
+            Exception: Training failed.
         """
         link = self._link
         if link is None:
@@ -252,15 +252,15 @@ class LearnerRole:
         return await link.ended  # type: ignore[no-any-return]
 
     async def beat(self) -> None:
-        """Answers as soon as the event loop turns."""
+        """Return at once, which shows that the event loop runs."""
 
     async def disconnect(self) -> None:
-        """Say goodbye to the broker."""
+        """Send GOODBYE to the broker."""
         if self._link is not None:
             link, self._link = self._link, None
             await link.stop()
 
     async def stop(self) -> None:
-        """Called when the actor ends: leave the broker, then release what the process holds."""
+        """Leave the broker and release all resources; called when the actor ends."""
         await self.disconnect()
         await self._run_blocking(self.close)

@@ -1,6 +1,6 @@
-"""A learner that joins a run by itself, from another terminal or machine: the learner's side of the door.
+"""An external learner that joins a run by itself, from another terminal or machine.
 
-HELLO, until the driver's first call ──► build ──► LearnerRole's methods as the driver calls them
+HELLO, until the driver's first call ──► build ──► LearnerRole's methods, called by the driver
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rlzmq.wire.messages import encode_message as encode_hello
 
 __all__ = ["RemoteLearner"]
 
-# What the driver may call, and nothing else: what LearnerRole has beyond it takes functions.
+# The only methods that the driver may call: other methods of LearnerRole take functions.
 _METHODS = frozenset(
     {
         "beat",
@@ -62,17 +62,17 @@ _METHODS = frozenset(
     }
 )
 _HELLO_S = 1.0
-_LAST_WORDS_S = 0.1  # what the driver said before its connection broke may still wait in the socket
+_LAST_WORDS_S = 0.1  # the driver's last messages may still wait in the socket
 
 
 class RemoteLearner:
-    """One learner rank, wherever the driver places it.
+    """One external learner; the driver assigns its rank.
 
     Args:
         join: Addresses and keys.
-        make_config: Makes the run's config of `joining.pack_config`'s frame.
-        preferred_rank: What a scheduler calls this process (RANK, SLURM_PROCID); -1: nothing.
-        timeout_s: So long it waits for a driver to connect to.
+        make_config: Makes the run's config from `joining.pack_config`'s frame.
+        preferred_rank: Rank given by a scheduler (RANK, SLURM_PROCID); -1: none.
+        timeout_s: How long it waits for a driver.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Where learner ranks meet before they have connections of their own: a file, or the driver's TCP store."""
+"""Rendezvous of learner ranks before they are connected: a file, or the driver's TCP store."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["StoreServer", "guarded_connections", "interface_for", "open_store"]
 
-# A machine that is cut off sends no end of a connection: a collective would wait for it until its timeout. The
-# system asks the other side after a second of silence, and gives the connection up after three.
+# An unreachable machine does not close its connections: a collective would wait until its timeout. With these
+# settings the system probes the other side after a second of silence, and drops the connection after three.
 _KEEPALIVE_S, _NUM_KEEPALIVES = 1, 3
 
 
 class StoreServer:
-    """torch's TCPStore, served by the driver, which outlives every rank; on one interface only.
+    """A torch TCPStore served by the driver, which outlives every rank, on one interface only.
 
-    It has no keys: like all of torch.distributed it needs a network that can be trusted.
+    It has no authentication: like all of torch.distributed it requires a trusted network.
 
     Args:
-        host: Of the interface to listen on.
-        port: 0: any free one.
+        host: Host of the interface to listen on.
+        port: Port to listen on; 0: any free one.
 
     Raises:
-        ConfigurationError: It cannot be listened on.
+        ConfigurationError: The address cannot be used.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -44,7 +44,7 @@ class StoreServer:
         except OSError as error:
             raise ConfigurationError(f"cannot serve learners at {host}:{port}: {error.strerror}") from error
         self.port = int(self._socket.getsockname()[1])
-        # By itself a TCPStore would listen on every interface: it gets a socket of ours instead.
+        # A TCPStore would listen on every interface, so it is given a bound socket.
         self._store: Any = TCPStore(
             host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=self._socket.detach()
         )
@@ -55,7 +55,7 @@ class StoreServer:
 
 
 def open_store(place: str, num_ranks: int) -> Any:
-    """The store at a file's path, or at ``tcp://host:port``."""
+    """Return the store at a file's path, or at ``tcp://host:port``."""
     from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
     if not place.startswith("tcp://"):
@@ -65,9 +65,9 @@ def open_store(place: str, num_ranks: int) -> Any:
 
 
 def interface_for(place: str) -> str | None:
-    """The network interface for connections between ranks: loopback for a file, else the one towards the store.
+    """Return the network interface for connections between ranks: loopback for a file, else that of the store's route.
 
-    GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where set, win: None then.
+    The result is None if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set.
     """
     from rlzmq.learners.distributed import loopback_interface
 
@@ -80,7 +80,7 @@ def interface_for(place: str) -> str | None:
     host, port = split_tcp(place)
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing: it only asks the routing table
+        probe.connect(address)  # sends nothing, only looks up the route
         own = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == own for entry in addresses):
@@ -90,9 +90,9 @@ def interface_for(place: str) -> str | None:
 
 @contextlib.contextmanager
 def guarded_connections() -> Iterator[None]:
-    """TCP connections that come into being within the block break a few seconds after their other side vanished.
+    """Set keepalive on TCP connections created within the block, so that they break soon after a peer vanishes.
 
-    torch.distributed has no setting for it; its sockets are found among the process's open files.
+    torch.distributed has no such setting; its sockets are found among the process's open files.
     """
     before = _socket_inodes()
     yield
@@ -113,7 +113,7 @@ def guarded_connections() -> Iterator[None]:
 
 
 def _socket_inodes() -> dict[int, int]:
-    """Inode → descriptor of every socket of this process."""
+    """Return the descriptor of every socket of this process, by inode."""
     found = {}
     with contextlib.suppress(OSError):  # no /proc: no guard
         for name in os.listdir("/proc/self/fd"):
