@@ -89,7 +89,7 @@ def env_error(worker: int) -> str:
 
 TOO_MANY = (
     " These are 5 failures within 60 s, more than env_failures_per_minute_tolerance=4: correct the environment, or "
-    "have more tolerance (None: any number)."
+    "raise the tolerance (None: any number)."
 )
 
 
