@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_AGENT_ID", "DEFAULT_MODULE_ID", "Columns"]
+__all__ = ["DEFAULT_AGENT_ID", "DEFAULT_MODULE_ID", "ORIGIN", "Columns"]
 
 DEFAULT_AGENT_ID = "default_agent"
 DEFAULT_MODULE_ID = "default_policy"
+
+ORIGIN = "origin"
+"""The key of a batch's meta under which its owner keeps where it came from: plain values."""
 
 
 class Columns:

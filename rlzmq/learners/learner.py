@@ -297,6 +297,10 @@ class Learner(LearnerHooks):
             )
             usable = kept[id(drawn)] = search.without()
             is_fresh = any(drawn is one for one in (fresh, self._fresh_kept))
+            removed = [self.source.remove_steps(*item) for item in search.steps()]
+            if None not in removed:
+                mine += [(*item, 1, False) for items in removed for item in items or ()]
+                continue
             is_gone = self.source.replace(drawn, usable if usable[0].num_env_steps else None)
             if is_fresh:
                 self._fresh_kept = usable
@@ -449,6 +453,9 @@ class Learner(LearnerHooks):
             return
         start.weights.restore()
         self.source.rollback(start.source)
+        self.left_out = [
+            item for item in self.left_out if item.is_fresh
+        ]  # what lay in a buffer is there again
         for drawn in self._drawn:
             self.source.replace(drawn, None)
         done.batch.num_env_steps = self._num_env_steps_agreed = 0

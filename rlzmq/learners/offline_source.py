@@ -6,12 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.errors import ConfigurationError, NotFiniteError
+from rlzmq.episodes.bad_values import BadValues
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.sources import BatchSource, num_env_steps_of
 
 __all__ = ["OfflineShards"]
+
+_KEY = "offline_key"
+_SLOT_BITS = 32
 
 
 class OfflineShards(BatchSource):
@@ -20,6 +26,8 @@ class OfflineShards(BatchSource):
     Each epoch visits the rank's shards in a new order, and the steps or whole episodes of each shard in a new order.
     Batches of single steps are views of the shards' columns, of which a learner reads only the rows it needs; at the
     end of a shard, a batch continues with the next.
+
+    Steps that made a loss overflow are passed over from then on; `num_left_out` counts them.
 
     Args:
         shards: EpisodeBatches.
@@ -62,6 +70,11 @@ class OfflineShards(BatchSource):
         self._whole_episodes = whole_episodes
         self._seed = [seed, rank]
         self._epoch = self._position = 0  # items taken in this epoch
+        self._left_out: set[int] = set()  # keys of steps: which shard, and which slot of it
+        for index, shard in enumerate(self._shards):
+            num_slots = len(shard.columns[Columns.REWARDS])
+            keys = (np.int64(index) << _SLOT_BITS) + np.arange(num_slots)
+            shard.columns = {**shard.columns, _KEY: keys}
         self._order: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])
 
     @property
@@ -83,11 +96,17 @@ class OfflineShards(BatchSource):
             parts: list[EpisodeBatch] = []
             missing = self.batch_size
             while missing > 0:
-                part = self._take(missing)
+                part = self._usable(self._take(missing))
                 missing -= part.num_env_steps
                 parts.append(part)
             # Parts of several shards are copied, whole shards are not.
             yield parts[0] if len(parts) == 1 else EpisodeBatch.concat([part.compact() for part in parts])
+
+    def _usable(self, part: EpisodeBatch) -> EpisodeBatch:
+        if not self._left_out:
+            return part
+        mask = ~np.isin(part.columns[_KEY][part.step_slots()], list(self._left_out))
+        return part if mask.all() else BadValues(usable=mask).cut_out_of(part)
 
     def _take(self, num_steps: int) -> EpisodeBatch:
         """Return the next items of one shard: at most `num_steps` steps, or whole episodes with at least as many."""
@@ -122,6 +141,19 @@ class OfflineShards(BatchSource):
         return len(shard) if self._whole_episodes else shard.num_env_steps
 
     @property
+    def num_left_out(self) -> int:
+        """Recorded steps that are not given any more, since they made a loss overflow."""
+        return len(self._left_out)
+
+    def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]]:
+        self._left_out.update(batch.columns[_KEY][batch.step_slots()[steps]].tolist())
+        if len(self._left_out) == sum(shard.num_env_steps for shard in self._shards):
+            raise NotFiniteError(
+                "offline data: every recorded step makes the loss or its gradients NaN or infinite."
+            )
+        return []  # never counted as fresh
+
+    @property
     def keeps_data(self) -> bool:
         return True
 
@@ -136,10 +168,11 @@ class OfflineShards(BatchSource):
         self._epoch, self._position = checkpoint
 
     def get_state(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "position": self._position}
+        return {"epoch": self._epoch, "position": self._position, "left_out": sorted(self._left_out)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._left_out = set(map(int, state.get("left_out", ())))
 
 
 def _single_steps(shard: EpisodeBatch, steps: np.ndarray) -> EpisodeBatch:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlzmq.core.replay_ratio import ReplayRatio
 from rlzmq.core.update_plan import UpdatePlan
@@ -94,6 +95,9 @@ class EpisodeReplay(BatchSource):
         update = getattr(self.buffer, "update_priorities", None)
         if update is not None:
             update(td_errors, keys)
+
+    def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]]:
+        return self.buffer.remove(batch.columns["replay_key"][batch.step_slots()[steps]])
 
     def checkpoint(self) -> Any:
         self.buffer.mark()

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlzmq.core.replay_ratio import ReplayRatio
 
@@ -98,6 +99,19 @@ class BatchSource(ABC):
             again; it is then found again.
         """
         return not self.keeps_data
+
+    def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]] | None:
+        """Give single env steps no more, that made a loss overflow.
+
+        Args:
+            batch: An EpisodeBatch that `batches` gave, or what is left of one.
+            steps: Which env steps of it.
+
+        Returns:
+            (origin of the batch that the step came in, which env step of that it was) of each that was taken in as
+            fresh data and leaves now; None: this source knows whole batches only, see `replace`.
+        """
+        return None
 
     @abstractmethod
     def checkpoint(self) -> Any:

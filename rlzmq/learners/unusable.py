@@ -13,17 +13,15 @@ import numpy as np
 import torch
 
 from rlzmq.episodes.bad_values import BadValues
+from rlzmq.episodes.columns import ORIGIN
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.learners.gradients import global_norm
 from rlzmq.learners.update_stats import UpdateStats
 
-__all__ = ["ORIGIN", "LeftOut", "UnusableSteps", "as_batches"]
+__all__ = ["LeftOut", "UnusableSteps", "as_batches"]
 
 _log = logging.getLogger("rlzmq.learners")
-
-ORIGIN = "origin"
-"""Key in a batch's meta for its origin: plain values, not interpreted here."""
 
 _STEPS = "steps_of_whole"  # in the meta of a cut batch: its env steps within the whole
 
@@ -114,6 +112,13 @@ class UnusableSteps:
             else:
                 usable.append(batch)
         return usable or [self.batches[0].slice_steps(0, 0)]
+
+    def steps(self) -> Iterator[tuple[Any, Any]]:
+        """(batch, int64 [K]: env steps of it) of what was found."""
+        for index, batch in enumerate(self.batches):
+            steps = [np.arange(begin, end) for of, begin, end in self.found if of == index]
+            if steps:
+                yield batch, np.concatenate(steps)
 
     def left_out(self) -> Iterator[tuple[Any, int, int]]:
         """Yield (origin of the batch, first, num_steps) of the steps found, relative to the uncut batch."""

@@ -20,6 +20,7 @@ IntArray = NDArray[np.int64]
 
 _BASE_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 _SLOT_BITS = 32
+_SLOT_MASK = (1 << _SLOT_BITS) - 1
 _MOST_REDRAWS = 64
 
 
@@ -63,6 +64,7 @@ class EpisodeReplayBuffer:
         self._rng = np.random.default_rng(seed)
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
+        self._leaving: set[int] = set()  # keys of steps that leave at the next mark
 
     def _new_store(self) -> StepStore:
         return StepStore(self.capacity)
@@ -133,12 +135,50 @@ class EpisodeReplayBuffer:
         return self._store.add(batch)
 
     def mark(self) -> None:
-        """Make later calls of `add` undoable, until the next `mark`."""
+        """Make later calls of `add` and `remove` undoable, until the next `mark`."""
+        self._take_out_leaving()
         self._store.mark()
 
     def undo(self) -> None:
-        """Remove the steps added since `mark`. Steps that were evicted for them are not restored."""
+        """Remove the steps added since `mark`, and keep those removed since. Steps that were evicted for added ones are
+        not restored."""
+        self._leaving.clear()
         self._store.undo()
+
+    def remove(self, keys: Any) -> list[tuple[Any, int]]:
+        """Remove single steps at the next `mark`; steps that were evicted meanwhile are ignored.
+
+        Args:
+            keys: int64 [K], values of the column ``replay_key`` of a sample.
+
+        Returns:
+            For each step newly removed, in no order: the origin of the batch that it came in (None: it had none), and
+            its index among the env steps of that batch.
+        """
+        new = np.array(sorted({*np.asarray(keys, np.int64).tolist()} - self._leaving), np.int64)
+        known = new[self._is_stored(new)]
+        self._leaving.update(known.tolist())
+        return self._store.origins_of(known & _SLOT_MASK) if len(known) else []
+
+    def _take_out_leaving(self) -> None:
+        keys = np.array(sorted(self._leaving), np.int64)
+        self._leaving.clear()
+        keys = keys[self._is_stored(keys)]
+        if len(keys):
+            self._store.remove(keys & _SLOT_MASK)
+
+    def _keys(self, slots: IntArray) -> IntArray:
+        """Return keys of steps, which stay unique when slots are used again."""
+        keys: IntArray = (self._store.serial[slots] & 0x7FFFFFFF) << _SLOT_BITS | slots
+        return keys
+
+    def _is_stored(self, keys: IntArray) -> NDArray[np.bool_]:
+        store, slots = self._store, keys & _SLOT_MASK
+        known: NDArray[np.bool_] = slots < store.num_slots
+        known[known] = store.has_step(slots[known]) & (
+            store.serial[slots[known]] & 0x7FFFFFFF == keys[known] >> _SLOT_BITS
+        )
+        return known
 
     # -- out ------------------------------------------------------------------------------------------
 
@@ -182,8 +222,8 @@ class EpisodeReplayBuffer:
             rng: Random generator; None: the buffer's generator.
 
         Returns:
-            The items, each a chunk. Extra columns of transitions: ``weights``, ``n_step`` (with n_step given), and
-            ``replay_key``, for `update_priorities`.
+            The items, each a chunk. Extra columns of transitions: ``weights``, ``n_step`` (with n_step given). Of all
+            items: ``replay_key``, for `remove` and `update_priorities`.
 
         Raises:
             ValueError: The buffer is empty, `num_items` and `batch_size_B` are both given, or no stored stretch
@@ -278,7 +318,7 @@ class EpisodeReplayBuffer:
             num_summed += goes_on
             sums += np.where(goes_on, gamma**k * rewards[last].astype(np.float64), 0.0)
         slots = np.stack([starts, store.next[last]], axis=1).ravel()
-        keys = (store.serial[starts] & 0x7FFFFFFF) << _SLOT_BITS | starts
+        keys = self._keys(starts)
 
         def per_step(values: Any, dtype: Any) -> NDArray[Any]:
             return np.repeat(np.asarray(values, dtype), 2)
@@ -313,7 +353,7 @@ class EpisodeReplayBuffer:
         last = path[np.arange(len(starts)), num_steps - 1]
         counts = is_there.sum(axis=1)
         return EpisodeBatch(
-            {"slots": whole[is_there]},
+            {"slots": whole[is_there], "replay_key": self._keys(whole[is_there])},
             start=np.cumsum(counts) - counts + num_before,
             length=num_steps,
             lookback=num_before,
@@ -345,6 +385,7 @@ class EpisodeReplayBuffer:
 
     def get_state(self) -> dict[str, Any]:
         """Return the stored steps, counters and random generator as plain values and arrays."""
+        self._take_out_leaving()
         store = self._store
         stretches, slots = store.ordered_slots()
         counts = [stretch.num_steps + 1 for stretch in stretches]
@@ -374,6 +415,7 @@ class EpisodeReplayBuffer:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
+        self._leaving.clear()
         old, store = self._store, self._new_store()
         self._store = store
         length = np.asarray(state["length"], np.int64)

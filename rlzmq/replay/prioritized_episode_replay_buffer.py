@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.replay.episode_replay_buffer import _SLOT_BITS, EpisodeReplayBuffer, IntArray, _as_batches
+from rlzmq.replay.episode_replay_buffer import _SLOT_MASK, EpisodeReplayBuffer, IntArray, _as_batches
 from rlzmq.replay.priority_tree import PriorityTree
 from rlzmq.replay.step_store import StepStore
 
@@ -75,7 +75,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         return self._tree.draw(num, rng)
 
     def _weights(self, slots: IntArray, beta: float) -> NDArray[np.float32]:
-        self._drawn = (self._store.serial[slots] & 0x7FFFFFFF) << _SLOT_BITS | slots
+        self._drawn = self._keys(slots)
         weights: NDArray[np.float32] = ((self._tree.get(slots) / self._tree.least) ** -beta).astype(
             np.float32
         )
@@ -101,11 +101,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             )
         if not np.isfinite(errors).all():
             raise ValueError(f"{type(self).__name__}.update_priorities: an error is NaN or infinite.")
-        store, slots = self._store, keys & ((1 << _SLOT_BITS) - 1)
-        known = slots < store.num_slots
-        known[known] = store.has_step(slots[known]) & (
-            store.serial[slots[known]] & 0x7FFFFFFF == keys[known] >> _SLOT_BITS
-        )
+        slots, known = keys & _SLOT_MASK, self._is_stored(keys)
         if not known.any():
             return
         priorities = np.maximum(errors[known], _LEAST_PRIORITY)

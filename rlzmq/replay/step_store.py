@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.chunk_table import ragged_arange
-from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.columns import ORIGIN, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
 __all__ = ["StepStore", "Stretch"]
@@ -36,6 +36,8 @@ class Stretch:
     Attributes:
         t_started: Time step of the first step within the episode.
         slots: Slots of the observations in order, one more than steps, in parts as added.
+        origins: Of each part: the origin of the batch that it came in (None: it had none), and the env step of that
+            batch that is the part's first.
         num_steps: Number of steps.
         is_done: Whether the last step ended the episode.
         is_stored: Whether it has not been evicted.
@@ -44,6 +46,7 @@ class Stretch:
     episode_id: str
     t_started: int
     slots: list[IntArray] = field(default_factory=list)
+    origins: list[tuple[Any, int]] = field(default_factory=list)
     num_steps: int = 0
     is_done: bool = False
     is_stored: bool = True
@@ -205,6 +208,7 @@ class StepStore:
         fresh: list[IntArray] = []
         sources: list[int] = []
         longest = max(1, self.capacity // 4)
+        origin, first_steps = batch.meta.get(ORIGIN), (np.cumsum(batch.length) - batch.length).tolist()
         for c, episode_id in enumerate(batch.episode_ids):
             length = lengths[c]
             stretch = self._newest.get(episode_id)
@@ -227,6 +231,7 @@ class StepStore:
                 assert stretch is not None
                 path = np.concatenate([[stretch.last_slot], slots])
             stretch.slots.append(slots)
+            stretch.origins.append((origin, first_steps[c]))
             stretch.num_steps += length
             stretch.is_done = done[c]
             self._undo.append(_Added(stretch, is_new, slots, path[:-1]))
@@ -287,6 +292,84 @@ class StepStore:
         self._give_back(slots)
         self.num_evicted += stretch.num_steps
 
+    def remove(self, steps: IntArray) -> None:
+        """Take out single steps; stretches are split around them. What was added before cannot be undone any more.
+
+        Args:
+            steps: Slots with a step.
+        """
+        self._undo.clear()
+        is_leaving = np.zeros(self.num_slots, np.bool_)
+        is_leaving[steps] = True
+        stretches: dict[Stretch, None] = {}
+        for stretch in self._stretches:
+            path = np.concatenate(stretch.slots)
+            removed = np.flatnonzero(is_leaving[path[:-1]])
+            pieces = self._split(stretch, path, removed) if len(removed) else [stretch]
+            stretches.update(dict.fromkeys(pieces))
+        self._stretches = stretches
+
+    def _split(self, stretch: Stretch, path: IntArray, removed: IntArray) -> list[Stretch]:
+        """What is left of a stretch without some of its steps, by position; the others leave."""
+        pieces: list[Stretch] = []
+        num_parts = np.array([len(slots) for slots in stretch.slots], np.int64)
+        num_parts[0] -= 1
+        part_ends = np.cumsum(num_parts)
+        self._remove_steps(path[removed])
+        begin = 0
+        for end in [*removed.tolist(), stretch.num_steps]:
+            if begin == end:  # no step between two that leave: its observation is in use no more
+                self._give_back(path[begin : begin + 1])
+            else:
+                piece = Stretch(stretch.episode_id, stretch.t_started + begin, num_steps=end - begin)
+                piece.is_done = stretch.is_done and end == stretch.num_steps
+                for part in range(len(num_parts)):
+                    first, last = (
+                        max(begin, int(part_ends[part] - num_parts[part])),
+                        min(end, int(part_ends[part])),
+                    )
+                    if first < last:
+                        origin, of_part = stretch.origins[part]
+                        offset = first - int(part_ends[part] - num_parts[part])
+                        piece.slots.append(path[first + bool(piece.slots) : last + 1])
+                        piece.origins.append((origin, of_part + offset))
+                self.previous[path[begin]] = NONE
+                pieces.append(piece)
+            begin = end + 1
+        stretch.is_stored = False
+        self._num_stretches[stretch.episode_id] += len(pieces) - 1
+        if self._newest.get(stretch.episode_id) is stretch:
+            del self._newest[stretch.episode_id]
+            if pieces and removed[-1] < stretch.num_steps - 1:
+                self._newest[stretch.episode_id] = pieces[-1]
+        if not self._num_stretches[stretch.episode_id]:
+            del self._num_stretches[stretch.episode_id]
+            self.num_episodes_evicted += 1
+        self.num_evicted += len(removed)
+        return pieces
+
+    def origins_of(self, steps: IntArray) -> list[tuple[Any, int]]:
+        """Return where steps came from: (origin of their batch or None, which env step of it), in no order.
+
+        Args:
+            steps: Slots with a step.
+        """
+        is_wanted = np.zeros(self.num_slots, np.bool_)
+        is_wanted[steps] = True
+        origins: list[tuple[Any, int]] = []
+        for stretch in self._stretches:
+            before = 0
+            wanted = is_wanted[np.concatenate(stretch.slots)[:-1]]
+            if not wanted.any():
+                continue
+            for part, (slots, (origin, first)) in enumerate(zip(stretch.slots, stretch.origins, strict=True)):
+                num = len(slots) - (part == 0)
+                origins += [
+                    (origin, first + i) for i in np.flatnonzero(wanted[before : before + num]).tolist()
+                ]
+                before += num
+        return origins
+
     def _remove_steps(self, slots: IntArray) -> None:
         """Remove steps from `_steps`; entries at its end move into their places."""
         places = self._place[slots]
@@ -315,6 +398,7 @@ class StepStore:
             self._remove_steps(added.steps)
             self._give_back(added.slots)
             stretch.slots.pop()
+            stretch.origins.pop()
             stretch.num_steps -= len(added.steps)
             stretch.is_done = False
             self.num_added -= len(added.steps)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rlzmq.episodes.columns import ORIGIN
 from rlzmq.episodes.episode_batch import EpisodeBatch
-from rlzmq.learners.unusable import ORIGIN
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.schema import FragmentId

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
 from rlzmq.connectors.learner import AddInfosFromEpisodesToTrainBatch
-from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.columns import ORIGIN, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.learners.learner import Learner
 from rlzmq.learners.sources import CircularBuffer
-from rlzmq.learners.unusable import ORIGIN, LeftOut
+from rlzmq.learners.unusable import LeftOut
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 from tests.learners.cases import (

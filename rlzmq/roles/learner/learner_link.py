@@ -209,6 +209,7 @@ class LearnerLink(PeerLink):
             left_out = tuple(
                 FragmentRange(FragmentId(*item.origin[:3]), item.origin[3] + item.first, item.num_steps)
                 for item in self._learner.left_out
+                if item.origin is not None  # e.g. of a buffer that came with a checkpoint
             )
             was_trained = self._learner.was_trained
             if was_trained:
