@@ -105,10 +105,14 @@ class AsyncLearnerGroup:
             await attended(handle, change)
         return handle
 
-    async def _form(self, handles: Sequence[Any]) -> None:
+    async def _form(self, handles: Sequence[Any], registers: bool = True) -> None:
         """Form the next generation of these ranks; all get the newest state among them.
 
         Their store is the driver's, a file or a server, so it outlives every rank.
+
+        Args:
+            handles: The ranks in rank order.
+            registers: See `LearnerRole.rejoin`.
 
         Raises:
             PeerLostError: A rank died meanwhile; the others can be formed again.
@@ -125,6 +129,7 @@ class AsyncLearnerGroup:
             self.generation,
             end_if_hanging=self.supervisor.end_if_hanging,
             deadline_s=self.config.learner_timeout_s + _JOIN_SPARE_S,
+            registers=registers,
         )
 
     # -- updates --------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class LearnerSupervisor:
         config: Source of the fault-tolerance settings.
         handles: An empty list, filled with the ranks of the current generation in rank order.
         spawn: ``await spawn(place, incarnation)`` starts a learner outside any group; returns its handle.
-        form: ``await form(handles)`` forms the next generation of these ranks.
+        form: ``await form(handles, registers)`` forms the next generation of these ranks.
 
     Attributes:
         prepare: ``await prepare(handle)``, called before a rank joins a group, e.g. to connect it; None: nothing to do.
@@ -74,7 +74,7 @@ class LearnerSupervisor:
         config: BaseConfig,
         handles: list[Any],
         spawn: Callable[[int, int], Awaitable[Any]],
-        form: Callable[[list[Any]], Awaitable[None]],
+        form: Callable[[list[Any], bool], Awaitable[None]],
     ) -> None:
         self._config = config
         self._handles = handles
@@ -385,7 +385,8 @@ class LearnerSupervisor:
             members = [*self._handles, *ready]
             try:
                 await self.prepare_all(members)
-                await self._form(members)
+                # Ranks that were given another state train nothing before the broker knows of the new lineage.
+                await self._form(members, not (went_back and self.begin_lineage is not None))
             except PeerLostError as error:
                 _log.warning("The learner group could not be formed (%s); trying again.", error)
                 self._ready.extend(ready)

@@ -91,6 +91,33 @@ async def test_a_rank_that_dies_at_a_chosen_place(
     assert result["fault_tolerance"]["num_learner_restarts"] == 1
 
 
+@pytest.mark.parametrize("num_learners", [1, 2])
+async def test_nothing_is_trained_between_a_rollback_and_its_lineage(
+    num_learners: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All ranks die in the first update. The broker still has the data for those who replace them."""
+    monkeypatch.setenv(
+        "RLZMQ_FAULT", ",".join(f"learner.train@learner-{i}:kill:1" for i in range(num_learners))
+    )
+    monkeypatch.setenv("RLZMQ_FAULT_LOG", str(tmp_path / "fired"))
+    async with small(1, num_learners).build_async() as algo:
+        supervisor = algo.learner_group.supervisor
+        begin, versions = supervisor.begin_lineage, []
+
+        async def begin_late(handles: list[Any]) -> bool:
+            for _ in range(20):  # a broker that gave them an update would have had it trained by now
+                await algo.session._pipeline._status()
+            versions.extend([await handle.ping() for handle in handles])
+            return await begin(handles)  # type: ignore[no-any-return]
+
+        supervisor.begin_lineage = begin_late
+        for number in range(1, 4):
+            result = await algo.train()
+            check_account(result, number)
+            assert result["learners"]["default_policy"]["weights_seq_no"] == number
+    assert versions == [0] * len(versions) != []
+
+
 @pytest.mark.parametrize(
     ("fault", "num_dead"),
     [

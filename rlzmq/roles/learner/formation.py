@@ -35,6 +35,7 @@ async def form_group(
     *,
     end_if_hanging: Callable[..., Awaitable[bool]],
     deadline_s: float,
+    registers: bool = True,
 ) -> None:
     """Form a group of these ranks, all with the newest state among them.
 
@@ -47,13 +48,14 @@ async def form_group(
         generation: Higher than all earlier ones.
         end_if_hanging: ``await end_if_hanging(handle, what, is_certain=…)``; see `LearnerSupervisor`.
         deadline_s: Seconds for the whole attempt.
+        registers: See `LearnerRole.rejoin`.
 
     Raises:
         PeerLostError: A rank died, hung, or could not reach the others; the live ranks can try again.
         Exception: The user's code failed in a rank.
     """
     calls = {
-        asyncio.ensure_future(handle.call("rejoin", rank, len(handles), store, generation)): handle
+        asyncio.ensure_future(handle.call("rejoin", rank, len(handles), store, generation, registers)): handle
         for rank, handle in enumerate(handles)
     }
     deadline = time.monotonic() + deadline_s

@@ -202,11 +202,17 @@ class LearnerRole:
         self._link.num_env_steps_before = num_env_steps_before
         self._link.form(generation=generation, rank=rank, num_ranks=num_ranks, begins_lineage=begins_lineage)
 
-    async def rejoin(self, rank: int, num_ranks: int, store_path: str, generation: int) -> int:
+    async def rejoin(
+        self, rank: int, num_ranks: int, store_path: str, generation: int, registers: bool = True
+    ) -> int:
         """Form a new generation with the other ranks; all adopt the newest state among them.
 
         An update being trained ends or fails first. If the call is cancelled, this rank stops waiting for the
         others at once, or when its attempt to connect to them has failed.
+
+        Args:
+            rank, num_ranks, store_path, generation: See `join_group`.
+            registers: Register with the broker at once. False: `form` follows, and nothing is trained before it.
 
         Returns:
             The weights version that all ranks hold now.
@@ -231,7 +237,7 @@ class LearnerRole:
         except asyncio.CancelledError:
             self._called_off.add(generation)
             raise
-        if link is not None:
+        if link is not None and registers:
             link.num_env_steps_before = num_env_steps
             link.form(generation=generation, rank=rank, num_ranks=num_ranks, memory=memory)
         return int(self.learner.weights_seq_no)
