@@ -152,6 +152,7 @@ async def test_a_learner_killed_in_an_update_or_while_it_writes(
         for _ in range(5):
             result = await algo.train()
     assert (tmp_path / "fired").exists()
+    monkeypatch.delenv("RLZMQ_FAULT")
     version = result["learners"]["default_policy"]["weights_seq_no"]
     replay = Replay(tmp_path)
     assert replay.versions == list(range(1, version + 1))

@@ -101,7 +101,7 @@ def supervisor(
     async def spawn(place: int, incarnation: int) -> FakeRank:
         return FakeRank(place)
 
-    async def try_to_form(handles: list[FakeRank]) -> None:
+    async def try_to_form(handles: list[FakeRank], registers: bool = True) -> None:
         form(handles)
 
     handles: list[FakeRank] = []
