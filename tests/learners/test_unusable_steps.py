@@ -10,8 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlzmq.algorithms.appo.appo_config import APPOConfig
+from rlzmq.algorithms.appo.appo_learner import APPOLearner
+from rlzmq.algorithms.impala.impala_config import IMPALAConfig
+from rlzmq.algorithms.impala.impala_learner import IMPALALearner
 from rlzmq.algorithms.ppo.ppo_learner import PPOLearner
+from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.connectors.learner import AddInfosFromEpisodesToTrainBatch
+from rlzmq.core.errors import NotFiniteError
+from rlzmq.core.tree import tree_leaves, tree_map
 from rlzmq.episodes.columns import ORIGIN, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
@@ -329,6 +336,7 @@ SPOILT = {
     "an observation": (Columns.OBS, 1.8e19),
     "a log-probability that makes a ratio infinite": (Columns.ACTION_LOGP, -500.0),
     "a log-probability that makes it 0": (Columns.ACTION_LOGP, 500.0),
+    "a reward beyond float32": (Columns.REWARDS, 1e300),
     "logits": (Columns.ACTION_DIST_INPUTS, 1.8e19),
     "logits of minus infinity": (Columns.ACTION_DIST_INPUTS, -np.inf),
 }
@@ -350,3 +358,95 @@ def test_ppo_survives_absurd_numbers(name: str) -> None:
         trained = results["__all_modules__"]["num_env_steps_trained"]
         assert trained + sum(item.num_steps for item in learner.left_out) == 60
     assert all(np.isfinite(value).all() for value in learner.module["default_policy"].get_state().values())
+
+
+@pytest.mark.parametrize("reward", [3e38, -3e38, 1e300])
+@pytest.mark.parametrize(
+    ("config_class", "learner_class"), [(IMPALAConfig, IMPALALearner), (APPOConfig, APPOLearner)]
+)
+def test_vtrace_survives_absurd_rewards(config_class: Any, learner_class: Any, reward: float) -> None:
+    config = config_class().environment(observation_space=OBSERVATION_SPACE, action_space=ACTION_SPACE)
+    config.rl_module(model_config={"fcnet_hiddens": [8]}).debugging(seed=1)
+    learner = learner_class(config=config, module_spec=config.get_multi_rl_module_spec())
+    learner.build()
+    left_out = []
+    for update in range(8):
+        batch = EpisodeBatch.from_episodes([episode(20, seed=update), episode(20, seed=50 + update)])
+        batch.meta[ORIGIN] = ("runner", 1, update, 0)
+        if update == 1:
+            batch.columns[Columns.REWARDS][batch.start[1] + 7] = reward
+        learner.update(episodes=[batch])
+        assert learner.was_trained
+        left_out += [(item.origin[2], item.first, item.num_steps) for item in learner.left_out]
+    assert left_out == [(1, 27, 1)], "once, and not those whose targets it spoils"
+    assert all(np.isfinite(leaf).all() for leaf in tree_leaves(learner.module["default_policy"].get_state()))
+
+
+@pytest.mark.parametrize("where", ["initial_state", "state_out"])
+def test_a_recurrent_state_that_is_nan_costs_the_step_that_starts_from_it(where: str) -> None:
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 6, "max_seq_len": 5}
+    learner = ppo_learner(ppo_config(model, minibatch_size=None))
+    initial = learner.module["default_policy"].get_initial_state()
+
+    def zeros(num: int) -> Any:
+        return tree_map(lambda leaf: np.zeros((num, *np.shape(leaf)), np.float32), initial)
+
+    for update in range(3):
+        batch = EpisodeBatch.from_episodes([episode(20, seed=update), episode(20, seed=50 + update)])
+        batch.columns[Columns.STATE_OUT] = zeros(len(batch.columns[Columns.REWARDS]))
+        batch.initial_state = zeros(2)
+        if update == 1 and where == "initial_state":
+            tree_leaves(batch.initial_state)[0][1] = np.nan
+        elif update == 1:
+            tree_leaves(batch.columns[Columns.STATE_OUT])[0][batch.start[1] + 4] = np.nan
+        learner.update(episodes=[batch])
+        assert learner.was_trained
+        first = 20 if where == "initial_state" else 25
+        expected = [(first, 1)] if update == 1 else []
+        assert [(item.first, item.num_steps) for item in learner.left_out] == expected
+    assert all(np.isfinite(leaf).all() for leaf in tree_leaves(learner.module["default_policy"].get_state()))
+
+
+class SpoilsObservations(ConnectorV2):
+    """Makes NaN of observations of at least `limit`."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
+        for one in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            seen = np.array(one.get_observations(slice(0, len(one))), np.float32)
+            seen[seen >= self.limit] = np.nan
+            self.add_n_batch_items(batch, Columns.OBS, list(seen), len(one), one)
+        return batch
+
+
+def _spoilt_learner(limit: float) -> Learner:
+    config = ppo_config(learner_connector=lambda *_: SpoilsObservations(limit), minibatch_size=None)
+    learner = SquareLearner(config=config, module_spec=linear_spec())
+    learner.build()
+    return learner
+
+
+def test_steps_that_a_connector_spoils_are_left_out() -> None:
+    learner = _spoilt_learner(7.0)
+    for _ in range(3):
+        learner.update(episodes=[fragment(1, 2, 3), fragment(4, 7, 5, seq=1)])
+        assert learner.was_trained
+        assert learner.left_out == [LeftOut(("runner-0", 1, 1, 100), 1, 1, is_fresh=True)]
+    assert np.isfinite(
+        np.concatenate([np.ravel(leaf) for _, leaf in _flat(learner.module.get_state())])
+    ).all()
+
+
+def test_a_connector_that_spoils_everything_ends_the_run_untrained() -> None:
+    learner = _spoilt_learner(-1.0)
+    before = learner.parameter_hash()
+    for _ in range(9):
+        learner.update(episodes=[fragment(1, 2, 3)])
+        assert not learner.was_trained
+        assert learner.left_out == []
+    with pytest.raises(NotFiniteError, match="10 updates in a row took no optimizer step"):
+        learner.update(episodes=[fragment(1, 2, 3)])
+    assert learner.parameter_hash() == before

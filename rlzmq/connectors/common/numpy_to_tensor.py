@@ -83,7 +83,8 @@ def to_tensor(leaf: Any, device: Any = None, *, pin_memory: bool = False) -> Any
     if isinstance(leaf, (np.ndarray, np.generic)):
         array = np.asarray(leaf)
         if array.dtype == np.float64:
-            array = array.astype(np.float32)
+            with np.errstate(over="ignore"):  # infinity, which the learner notices in the loss
+                array = array.astype(np.float32)
         if array.dtype.kind not in "biufc":
             return leaf
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):

@@ -13,6 +13,8 @@ __all__ = ["compute_gae", "discounted_suffix_sums", "standardize"]
 _STD_FLOOR = 1e-4
 
 
+# Rewards may overflow: the learner notices that in the loss, and finds their steps.
+@np.errstate(over="ignore", invalid="ignore")
 def compute_gae(
     rewards_N: ArrayLike,
     values_N: ArrayLike,
@@ -64,6 +66,7 @@ def compute_gae(
     return advantages.astype(np.float32), (advantages + values).astype(np.float32)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def discounted_suffix_sums(
     terms_N: NDArray[np.float64], ends: NDArray[Any], discount: float | NDArray[np.float64]
 ) -> NDArray[np.float64]:
@@ -96,6 +99,7 @@ def discounted_suffix_sums(
     return sums
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def standardize(advantages_N: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the advantages of one module's real rows, shifted to mean 0 and scaled to deviation 1 (floor 1e-4)."""
     if advantages_N.size == 0:

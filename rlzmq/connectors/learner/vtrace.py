@@ -19,6 +19,8 @@ __all__ = ["VTrace", "compute_vtrace"]
 _TARGET_LOGP = "target_logp"
 
 
+# Rewards may overflow: the learner notices that in the loss, and finds their steps.
+@np.errstate(over="ignore", invalid="ignore")
 def compute_vtrace(
     *,
     behaviour_logp_N: ArrayLike,
