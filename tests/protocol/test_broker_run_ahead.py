@@ -120,6 +120,26 @@ def test_a_runner_of_many_envs_that_does_not_fit_does_not_hold_up_one_of_few():
     assert _env_steps(bench, "small") == 4
 
 
+def _three_at_once(batch: int, **terms) -> list[list[int]]:
+    """Env steps of each runner's leases, of three that are free when leases begin."""
+    bench = Bench()
+    bench.ready_run(batch=batch, **terms)
+    bench.send("driver", Pause())
+    for name in "abc":
+        bench.runner(name)
+    bench.send("driver", Resume())
+    return [[lease.num_env_steps for lease in bench.state.leases.of_peer(f"uuid-{name}")] for name in "abc"]
+
+
+@pytest.mark.parametrize("batch", [20, 39])
+def test_runners_that_are_free_at_once_get_no_more_than_the_slots_allow_in_all(batch):
+    assert _three_at_once(batch, staleness=1, max_policy_lag=1, fragment_length=40) == [[40], [], []]
+
+
+def test_a_batch_is_dealt_out_to_all_runners_that_are_not_suspect():
+    assert _three_at_once(40, fragment_length=50) == [[16], [16], [8]]
+
+
 def test_a_lease_is_never_more_than_the_slots_allow():
     bench = Bench(max_leases_per_runner=100)
     bench.ready_run(batch=90, staleness=1, max_policy_lag=1, fragment_length=40)
