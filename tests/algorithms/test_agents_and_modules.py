@@ -94,7 +94,7 @@ def refusal(config: PPOConfig) -> str:
 
 def test_an_env_of_several_agents_without_multi_agent_says_so() -> None:
     assert refusal(PPOConfig().environment(MultiAgentCartPole, env_config={"num_agents": 2})) == (
-        "config.env: MultiAgentCartPole has several agents (0, 1), but the config is for a single one. Say which "
+        "config.env: MultiAgentCartPole has several agents (0, 1), but the config is for a single one. Set which "
         "module acts for which agent: .multi_agent(policies={'shared'}, "
         "policy_mapping_fn=lambda agent_id, episode: 'shared')."
     )

@@ -224,7 +224,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
             policy.compute_actions(np.zeros(4))
         with pytest.raises(KeyError, match="default_policy"):
             algo.get_policy(module_id="default")
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
         Policy.load(tmp_path)
 
 

@@ -104,7 +104,7 @@ def test_torn_and_altered_ones_are_refused(bucket: str) -> None:
     with pytest.raises(CheckpointError, match="is torn"):
         read_checkpoint(path)
     assert not is_checkpoint(path)
-    with pytest.raises(CheckpointError, match="it holds no manifest"):
+    with pytest.raises(CheckpointError, match="it has no manifest"):
         read_checkpoint(f"{bucket}/nothing")
 
 
@@ -128,7 +128,7 @@ def test_a_manifest_names_no_files_outside(bucket: str) -> None:
     [
         ("s3://bucket/c", "needs s3fs, which is not installed: pip install 'rlzmq[cloud]'"),
         ("gs://bucket/c", "needs gcsfs, which is not installed: pip install 'rlzmq[cloud]'"),
-        ("nope://c", "no store that fsspec knows"),
+        ("nope://c", "nor a store that fsspec knows"),
     ],
 )
 def test_a_store_without_its_driver_names_the_extra(

@@ -99,7 +99,7 @@ def test_with_several_runners_each_goes_on_with_its_own_episodes(tmp_path: Path,
         assert algo.train()["training_iteration"] == 2
     with make_config().build() as algo, caplog.at_level(logging.WARNING, logger="rlzmq.driver"):
         algo.restore_from_path(path)
-        assert "that of a run with 2 env runners, this one has 1" in caplog.text
+        assert "from a run with 2 env runners, this one has 1" in caplog.text
         assert algo.train()["accounting"]["trained"] == 400
 
 

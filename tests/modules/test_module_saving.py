@@ -88,7 +88,7 @@ def test_load_state_path_restores_after_building(tmp_path: Path) -> None:
     assert not np.array_equal(built["a"].get_state()["pi.layers.0.weight"], 0)
     loaded = spec(load_state_path=path).build(module_id="a")
     assert same(loaded, both["a"])
-    with pytest.raises(CheckpointError, match=r"modules \['a', 'b'\]; which one is meant"):
+    with pytest.raises(CheckpointError, match=r"modules \['a', 'b'\]; the one to load is ambiguous"):
         spec(load_state_path=path).build(module_id="c")
     with pytest.raises(CheckpointError, match=r"none of \['c'\]"):
         MultiRLModuleSpec({"c": spec()}, load_state_path=path).build()
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = spec().build().save_to_path(tmp_path / "m")
     with pytest.raises(ValueError, match="expects shape"):
         spec(model_config={"fcnet_hiddens": [5]}).build().restore_from_path(path)
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
         RLModule.from_checkpoint(tmp_path / "nothing")
 
 

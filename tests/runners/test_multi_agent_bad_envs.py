@@ -145,10 +145,10 @@ REFUSED_BY_RUNNERS: dict[str, tuple[Change, list[str]]] = {
         put(OBS, "late", np.zeros(1, np.float32)),
         ["agent 'late'", "shape (1,)"],
     ),
-    "observations None": (replace(OBS, None), ["observations", "no dict", "NoneType"]),
-    "rewards a list": (replace(REWARDS, [1.0, 1.0]), ["rewards", "no dict", "list"]),
-    "terminateds a bool": (replace(TERMINATEDS, False), ["terminateds", "no dict", "bool"]),
-    "infos a list": (replace(INFOS, [{}]), ["infos", "no dict", "list"]),
+    "observations None": (replace(OBS, None), ["observations", "not a dict", "NoneType"]),
+    "rewards a list": (replace(REWARDS, [1.0, 1.0]), ["rewards", "not a dict", "list"]),
+    "terminateds a bool": (replace(TERMINATEDS, False), ["terminateds", "not a dict", "bool"]),
+    "infos a list": (replace(INFOS, [{}]), ["infos", "not a dict", "list"]),
     "four values": (lambda row: row.pop(), ["returned 4", "5 values"]),
 }
 
