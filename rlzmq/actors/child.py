@@ -84,6 +84,9 @@ def run_child(channel: socket.socket, role: str) -> int:
     sys.path[:] = boot["sys_path"]
     os.environ.clear()
     os.environ.update(boot["environ"])
+    # multiprocessing's tracker outlives a killed process and removes what it left: that is no news to the user.
+    warnings = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{warnings + ',' if warnings else ''}ignore:resource_tracker:UserWarning"
     with contextlib.suppress(OSError):
         os.chdir(boot["cwd"])
     channel.setblocking(False)

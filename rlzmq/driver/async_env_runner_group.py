@@ -271,7 +271,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             return
         if max(numbers) + 1 != num_here:
             _log.warning(
-                "The checkpoint is from a run with %d env runners, this one has %d: its unfinished episodes are"
+                "The checkpoint is from a run with %d env runners, this one has %d: its unfinished episodes are "
                 "dropped, and all env runners begin new ones.",
                 max(numbers) + 1,
                 num_here,

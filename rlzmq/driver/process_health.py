@@ -10,6 +10,8 @@ from typing import Any
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.core.memory_limit import EXIT_OUT_OF_MEMORY
+from rlzmq.roles.runner.env_watchdog import EXIT_ENV_HANGS
 
 __all__ = ["ANSWER_DEADLINE_S", "first_line", "lost_error", "wake", "why_hanging"]
 
@@ -17,6 +19,10 @@ ANSWER_DEADLINE_S = 5.0
 """Seconds after which a process without an answer counts as hanging, if nothing else is known."""
 
 _WAKE_S = 1.0
+
+
+# Part of the last line of a process that ends itself with this exit code.
+_LAST_WORDS = {EXIT_ENV_HANGS: " hangs: ", EXIT_OUT_OF_MEMORY: "OOM"}
 
 
 async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANSWER_DEADLINE_S) -> str:
@@ -57,12 +63,14 @@ def lost_error(handle: Any) -> ActorLostError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's text for a log line, with the process's last stderr line if it ended by itself.
+    """Return an error's text for a log line, with the process's last words on stderr if it ended by itself.
 
-    Earlier stderr lines were forwarded already.
+    All stderr lines were forwarded already. Processes that it had started may have written after it.
     """
     text = str(error).partition("\n")[0]
     status = error.exit_status if isinstance(error, ActorLostError) else None
     if status is None or not status.exit_code or not status.stderr_lines:
         return text
-    return f"{text.removesuffix('.')}: {status.stderr_lines[-1].strip().removesuffix('.')}."
+    mark = _LAST_WORDS.get(status.exit_code, "")
+    said = next((line for line in reversed(status.stderr_lines) if mark in line), status.stderr_lines[-1])
+    return f"{text.removesuffix('.')}: {said.strip().removesuffix('.')}."

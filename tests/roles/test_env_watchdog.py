@@ -182,7 +182,9 @@ async def test_hangs_in_first_and_random_calls_while_the_broker_is_replaced(
     notices = await HANGS.run_until_noticed(config, tmp_path, num_traps, kill_broker=mode == "sync")
     for name, late_s in HANGS.judge(mode, HANGS.caught(tmp_path), notices.at):
         assert -HANGS.EARLY_S <= late_s < 5.0, f"{name}; half a second on a machine that is not busy"
-    assert any("hangs: its first vector step has not returned for 1" in text for text in notices.texts)
+    assert any("hangs: its first vector step has not returned for 1" in text for text in notices.texts), (
+        notices.texts
+    )
 
 
 @pytest.mark.slow
