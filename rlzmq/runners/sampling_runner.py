@@ -45,6 +45,10 @@ class SamplingRunner(EnvRunner):
         """Return the sampler for the current env, module and pipelines."""
 
     @abc.abstractmethod
+    def _env_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Return the observation and action spaces of the vector env and of a single one."""
+
+    @abc.abstractmethod
     def _count(self, batch: Any, finished: Any) -> Mapping[str, Any]:
         """Count the sampled steps; return the runner-specific entries of the batch's meta."""
 
@@ -141,3 +145,15 @@ class SamplingRunner(EnvRunner):
         """Return an id that is unique across processes."""
         self._num_episode_ids += 1
         return f"{self._id_prefix}{self._num_episode_ids:012x}"
+
+    # -- construction --------------------------------------------------------------------------
+
+    def _make_pipelines(self) -> None:
+        spaces = self._env_spaces()
+        self.env_to_module = self.config.build_env_to_module_connector(env=self.env, spaces=spaces)
+        self.module_to_env = self.config.build_module_to_env_connector(env=self.env, spaces=spaces)
+
+    def _forget_episodes(self) -> None:
+        self._needs_seed = True
+        if self._sampler is not None:
+            self._sampler.forget()

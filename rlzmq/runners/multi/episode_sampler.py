@@ -130,15 +130,7 @@ class MultiAgentSampler:
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from a state that `get_state` returned.
-
-        Args:
-            state: State from `get_state`.
-            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
-
-        Raises:
-            ValueError: The state belongs to another kind of sampler, or has other sizes.
-        """
+        """Continue from what `get_state` returned; see `rlzmq.runners.single.fused_sampler.FusedSampler.set_state`."""
         check_sampler(self, state, "agents' episodes", len(state["episodes"]))
         mapping_fn = self.runner.mapping_fn
         self._episodes = [_episode(episode, mapping_fn) for episode in state["episodes"]]

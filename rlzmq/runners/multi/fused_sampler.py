@@ -137,15 +137,7 @@ class FusedMultiAgentSampler:
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from a state that `get_state` returned.
-
-        Args:
-            state: State from `get_state`.
-            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
-
-        Raises:
-            ValueError: The state belongs to another kind of sampler, or has other sizes.
-        """
+        """Continue from what `get_state` returned; see `rlzmq.runners.single.fused_sampler.FusedSampler.set_state`."""
         check_sampler(self, state, "fused agents", len(state["live"]))
         stores = self._stores
         for module_id, own in state["stores"].items():

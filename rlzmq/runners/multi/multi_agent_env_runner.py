@@ -113,18 +113,8 @@ class MultiAgentEnvRunner(AgentsEnvRunner):
         self.count_env_failure(error, index, "step" if actions else "reset", way)
         return self.env_seed(index, self.num_env_failures)
 
-    def _make_pipelines(self) -> None:
-        spaces = self._env_spaces()
-        self.env_to_module = self.config.build_env_to_module_connector(env=self.env, spaces=spaces)
-        self.module_to_env = self.config.build_module_to_env_connector(env=self.env, spaces=spaces)
-
     def _acting_module(self) -> Any:
         return self.multi_rl_module
-
-    def _forget_episodes(self) -> None:
-        self._needs_seed = True
-        if self._sampler is not None:
-            self._sampler.forget()
 
     def _env_spaces(self) -> dict[str, tuple[Any, Any]]:
         return {

@@ -158,15 +158,7 @@ class EpisodeSampler:
         }
 
     def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from a state that `get_state` returned.
-
-        Args:
-            state: State from `get_state`.
-            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
-
-        Raises:
-            ValueError: The state belongs to another kind of sampler, or has other sizes.
-        """
+        """Continue from what `get_state` returned; see `FusedSampler.set_state`."""
         check_sampler(self, state, "episodes", len(state["episodes"]))
         now = time.perf_counter()
         self._episodes = [SingleAgentEpisode.from_state(episode) for episode in state["episodes"]]
