@@ -25,7 +25,7 @@ def test_learners_and_runners_all_come_from_outside_and_a_spare_replaces_a_dead_
     with (
         Command(tmp_path, *learner, RANK="0", WORLD_SIZE="2") as first,
         Command(tmp_path, *learner, RANK="1", WORLD_SIZE="2") as second,
-        Command(tmp_path, "runner", "--join", str(join)) as runner,
+        Command(tmp_path, "runner", "--join", str(join), "--timeout", "100") as runner,
     ):
         builder.join(100)
         assert built
