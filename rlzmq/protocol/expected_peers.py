@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Absence", "RollCall"]
+__all__ = ["Absence", "ExpectedPeers"]
 
 
 # A peer reported this often counts as hung, even if it answers its supervisor.
@@ -19,7 +19,7 @@ class Absence:
 
     Attributes:
         since, reported_at: Seconds.
-        num_reports: How often `RollCall.overdue` returned it.
+        num_reports: How often `ExpectedPeers.overdue` returned it.
     """
 
     since: float
@@ -32,7 +32,7 @@ class Absence:
         return "silent" if self.num_reports <= _MAX_REPORTS else "hung"
 
 
-class RollCall:
+class ExpectedPeers:
     """Comparison of the registered peers with those that the driver expects.
 
     A restarted broker knows no peers: without this list it would never miss a process that froze during

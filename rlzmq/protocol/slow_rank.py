@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["RankWatch"]
+__all__ = ["SlowRankDetector"]
 
 
-class RankWatch:
+class SlowRankDetector:
     """Detection of the rank that all others wait for.
 
     The limit adapts to the group: `min_s`, or ten times the longest recent wait, whichever is more;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
-from rlzmq.protocol.slow_rank import RankWatch
+from rlzmq.protocol.slow_rank import SlowRankDetector
 from rlzmq.protocol.supervision import Patience
 
 
@@ -67,7 +67,7 @@ class Ranks:
     """Two ranks that report as told."""
 
     def __init__(self) -> None:
-        self.watch = RankWatch(min_s=2.0, first_s=60.0)
+        self.watch = SlowRankDetector(min_s=2.0, first_s=60.0)
         self.watch.begin()
         self.reports(0.0, 0, 0, 0, is_training=False)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from rlzmq.protocol.expected_peers import RollCall
+from rlzmq.protocol.expected_peers import ExpectedPeers
 from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
-from rlzmq.protocol.slow_rank import RankWatch
+from rlzmq.protocol.slow_rank import SlowRankDetector
 from rlzmq.protocol.standstill import StandstillWatch
 from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
 
 # ------------------------------------------------------------------ ranks
 
 
-def _ranks(min_s: float = 2.0, first_s: float = 60.0, update: int = 1) -> RankWatch:
+def _ranks(min_s: float = 2.0, first_s: float = 60.0, update: int = 1) -> SlowRankDetector:
     """Two ranks that have trained an update, then begun the next: a is at collective 10, b at 9, since 0 s."""
-    watch = RankWatch(min_s=min_s, first_s=first_s)
+    watch = SlowRankDetector(min_s=min_s, first_s=first_s)
     for uuid in "ab":
         watch.heard(uuid, 0, 0, 0.0, is_training=False)
     for uuid, count in (("a", 10), ("b", 9)):
@@ -162,7 +162,7 @@ def test_peers_get_back_the_time_that_the_watcher_was_away():
 
 
 def test_whoever_is_absent_is_told_at_intervals_and_hangs_after_ten_times():
-    roll_call = RollCall(after_s=3.0)
+    roll_call = ExpectedPeers(after_s=3.0)
     told = []
     for half_seconds in range(80):
         now = half_seconds / 2
@@ -173,7 +173,7 @@ def test_whoever_is_absent_is_told_at_intervals_and_hangs_after_ten_times():
 
 
 def test_who_was_there_in_between_is_absent_from_then():
-    roll_call = RollCall(after_s=3.0)
+    roll_call = ExpectedPeers(after_s=3.0)
     roll_call.look([("runner", "a")], [], 0.0)
     roll_call.look([("runner", "a")], [("runner", "a")], 2.0)
     roll_call.look([("runner", "a")], [], 2.5)
@@ -183,7 +183,7 @@ def test_who_was_there_in_between_is_absent_from_then():
 
 
 def test_the_absent_get_back_the_time_that_the_watcher_was_away():
-    roll_call = RollCall(after_s=3.0)
+    roll_call = ExpectedPeers(after_s=3.0)
     roll_call.look([("runner", "a")], [], 0.0)
     roll_call.forgive(50.0, 51.0)
     assert roll_call.overdue(52.5) == []

@@ -1,7 +1,7 @@
 """Admission of messages: unregistered senders are answered, protocol violations counted, offenders expelled.
 
 A message reaches the other parts only if its sender is registered and its role may send it. A HELLO
-registers its sender if it matches the run (see `Door`) and its training claims can be parsed.
+registers its sender if it matches the run (see `Registration`) and its training claims can be parsed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.recovery import Recovery
-from rlzmq.protocol.broker.registration import Door
+from rlzmq.protocol.broker.registration import Registration
 from rlzmq.protocol.broker.requests import Requests
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.events import Malformed, Overrun, Received
@@ -66,10 +66,15 @@ class Admission:
     """Filter in front of the other parts of the broker."""
 
     def __init__(
-        self, state: BrokerState, door: Door, intake: Intake, recovery: Recovery, requests: Requests
+        self,
+        state: BrokerState,
+        registration: Registration,
+        intake: Intake,
+        recovery: Recovery,
+        requests: Requests,
     ) -> None:
         self._state = state
-        self._door = door
+        self._registration = registration
         self._intake = intake
         self._recovery = recovery
         self._requests = requests
@@ -106,7 +111,9 @@ class Admission:
         state.send(peer, Rejected(-1, reason, detail[:1000]))
         state.notify("protocol_error", role, peer.hello.name, detail)
         if peer.num_offences >= _MAX_OFFENCES and role != "driver":
-            self._door.expel(peer, f"{peer.num_offences} messages that no {role} sends; the last: {detail}")
+            self._registration.expel(
+                peer, f"{peer.num_offences} messages that no {role} sends; the last: {detail}"
+            )
 
     def on_malformed(self, event: Malformed) -> None:
         """Handle a message that the codec could not decode."""
@@ -124,7 +131,7 @@ class Admission:
         self._state.count_refused("overrun")
         peer = self._state.by_routing.get(event.peer)
         if peer is not None:
-            self._door.expel(peer, "it does not read what it is sent")
+            self._registration.expel(peer, "it does not read what it is sent")
 
     def expel_blamed(self) -> None:
         """Expel runners that sent too many fragments that learners could not use."""
@@ -132,7 +139,7 @@ class Admission:
         for runner, detail in blamed:
             peer = self._state.runners.get(runner)
             if peer is not None and peer.num_unusable >= _MAX_UNUSABLE:
-                self._door.expel(peer, f"{peer.num_unusable} unusable fragments; the last: {detail}")
+                self._registration.expel(peer, f"{peer.num_unusable} unusable fragments; the last: {detail}")
 
     # ------------------------------------------------------------------ unregistered senders
 
@@ -153,7 +160,7 @@ class Admission:
             state.count_refused(error.reason)
             state.send(event.peer, Refused(error.reason, str(error)[:1000], message.generation))
             return
-        peer = self._door.hello(event.peer, message, now, event.origin)
+        peer = self._registration.hello(event.peer, message, now, event.origin)
         if peer is None:
             return
         if message.role == "learner":

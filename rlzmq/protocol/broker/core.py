@@ -23,13 +23,13 @@ from typing import Any, TypeAlias
 from rlzmq.protocol.broker.admission import Admission
 from rlzmq.protocol.broker.delivery import Delivery
 from rlzmq.protocol.broker.grants import Grants
-from rlzmq.protocol.broker.hang_detection import Watch
+from rlzmq.protocol.broker.hang_detection import HangDetection
 from rlzmq.protocol.broker.intake import Intake
 from rlzmq.protocol.broker.journal import on_journal
 from rlzmq.protocol.broker.options import BrokerOptions
-from rlzmq.protocol.broker.published_state import Store
+from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.recovery import Recovery
-from rlzmq.protocol.broker.registration import Door
+from rlzmq.protocol.broker.registration import Registration
 from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.requests import Requests
 from rlzmq.protocol.broker.state import BrokerState, Peer
@@ -96,8 +96,8 @@ class BrokerCore:
         self.options = options
         self.more_status: Callable[[], dict[str, Any]] = dict
         state = self.state = BrokerState(options)
-        self._store = Store(state)
-        self._door = Door(state, self._store)
+        self._store = PublishedState(state)
+        self._registration = Registration(state, self._store)
         self._intake = Intake(state)
         self._grants = Grants(state, self._store)
         self._delivery = Delivery(state)
@@ -105,8 +105,8 @@ class BrokerCore:
         recovery = Recovery(state)
         requests = self._requests = Requests(state, recovery, self._reports)
         self._updates = Updates(state, self._store, recovery, self._delivery, self._reports)
-        self._admission = Admission(state, self._door, self._intake, recovery, requests)
-        self._watch = Watch(state, self._door)
+        self._admission = Admission(state, self._registration, self._intake, recovery, requests)
+        self._hang_detection = HangDetection(state, self._registration)
         self._beat_at = float("-inf")
         self._forgot_at = float("-inf")
         self._ticked_at: float | None = None
@@ -151,7 +151,7 @@ class BrokerCore:
         elif isinstance(event, PeerLost):
             peer = state.by_routing.get(event.peer)
             if peer is not None:
-                self._door.forget(peer, "lost", "unreachable")
+                self._registration.forget(peer, "lost", "unreachable")
         elif isinstance(event, Overrun):
             self._admission.on_overrun(event)
         else:
@@ -200,12 +200,12 @@ class BrokerCore:
     def _on_learner_state(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, LearnerState)
         self._delivery.on_learner_state(peer, event.message, now)
-        self._watch.learner_reports(peer, event.message, now)
+        self._hang_detection.learner_reports(peer, event.message, now)
 
     def _on_driver_state(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, DriverState)
         self._requests.on_driver_state(event.message)
-        self._watch.driver_expects(peer, event.message)
+        self._hang_detection.driver_expects(peer, event.message)
 
     def _on_shard_ready(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, ShardReady)
@@ -222,7 +222,7 @@ class BrokerCore:
 
     def _on_goodbye(self, peer: Peer, event: Received, now: float) -> None:
         assert isinstance(event.message, Goodbye)
-        self._door.forget(peer, "left", event.message.reason)
+        self._registration.forget(peer, "left", event.message.reason)
 
     # ------------------------------------------------------------------ time
 
@@ -230,10 +230,10 @@ class BrokerCore:
         state, options = self.state, self.options
         self._forgive_absence(now)
         self._grants.expire(now)
-        self._watch.tick(now)
+        self._hang_detection.tick(now)
         for peer in list(state.by_routing.values()):
             if now - peer.heard_at >= options.peer_timeout_s:
-                self._door.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")
+                self._registration.forget(peer, "lost", f"silent for {options.peer_timeout_s:g} s")
         if state.driver is not None:
             state.driver_seen_at = now
         elif state.driver_seen_at is not None and now - state.driver_seen_at >= options.driver_timeout_s:
@@ -251,7 +251,7 @@ class BrokerCore:
                 state.send(peer, BrokerBeat(options.incarnation))
         if state.driver is not None:
             state.send(state.driver, BrokerBeat(options.incarnation))
-            state.send(state.driver, progress_of(state, self._watch.patience_s()))
+            state.send(state.driver, progress_of(state, self._hang_detection.patience_s()))
 
     def _forgive_absence(self, now: float) -> None:
         """Discount a time without ticks: this process was stopped, not its peers."""
@@ -260,7 +260,7 @@ class BrokerCore:
         if away < self.options.peer_timeout_s / 2:
             return
         state = self.state
-        self._watch.forgive(away, now)
+        self._hang_detection.forgive(away, now)
         state.leases.extend(away)
         if state.driver_seen_at is not None:
             state.driver_seen_at = min(now, state.driver_seen_at + away)

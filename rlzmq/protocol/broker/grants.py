@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlzmq.protocol.broker.published_state import Store
+from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.leases import GrantedLease, plan_lease, small_lease, step_allowance
 from rlzmq.wire.messages import Lease, LeaseReturned, OpenUpdate, RunnerState
@@ -18,7 +18,7 @@ _PATIENCE = 5.0  # times the 99th percentile of a runner's vector steps
 class Grants:
     """Grants leases for the update being collected; `protocol.leases` sizes them."""
 
-    def __init__(self, state: BrokerState, store: Store) -> None:
+    def __init__(self, state: BrokerState, store: PublishedState) -> None:
         self._state = state
         self._store = store
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from rlzmq.protocol.broker.registration import Door
+from rlzmq.protocol.broker.registration import Registration
 from rlzmq.protocol.broker.state import BrokerState, Peer
-from rlzmq.protocol.expected_peers import RollCall
-from rlzmq.protocol.slow_rank import RankWatch
+from rlzmq.protocol.expected_peers import ExpectedPeers
+from rlzmq.protocol.slow_rank import SlowRankDetector
 from rlzmq.wire.messages import DriverState, LearnerState
 
-__all__ = ["Watch"]
+__all__ = ["HangDetection"]
 
 
-class Watch:
+class HangDetection:
     """Reports to the driver runners and ranks that are silent, ranks that block the others, and expected peers
-    that have not registered (`RollCall`).
+    that have not registered (`ExpectedPeers`).
 
     A silent runner that the driver does not expect is external. No supervisor can check it, so it counts as lost;
     it registers again when it can. The transport may notice an unreachable host only much later.
@@ -21,14 +21,14 @@ class Watch:
     A runner whose environments hang exits by itself (see `roles.runner.env_watchdog`).
     """
 
-    def __init__(self, state: BrokerState, door: Door) -> None:
+    def __init__(self, state: BrokerState, registration: Registration) -> None:
         self._state = state
-        self._door = door
+        self._registration = registration
         self._generation = -1
-        self._roll_call = RollCall()
+        self._absences = ExpectedPeers()
         self._expected: list[tuple[str, str]] = []
         self._expected_by = ""
-        self._ranks = RankWatch(
+        self._ranks = SlowRankDetector(
             min_s=state.options.late_after_s, first_s=state.options.rank_first_hung_after_s
         )
 
@@ -72,7 +72,7 @@ class Watch:
         for peer in self._state.by_routing.values():
             peer.forgive(away_s, now)
         self._ranks.forgive(away_s, now)
-        self._roll_call.forgive(away_s, now)
+        self._absences.forgive(away_s, now)
 
     def tick(self, now: float) -> None:
         """Check all peers."""
@@ -82,7 +82,7 @@ class Watch:
                 peer.is_late = True
                 detail = f"it says nothing for {peer.silence.limit_s():.1f} s"
                 if self._is_from_outside(peer):
-                    self._door.forget(peer, "lost", detail)
+                    self._registration.forget(peer, "lost", detail)
                 else:
                     state.notify("silent", peer.hello.role, peer.hello.name, detail)
         self._call_the_roll(now)
@@ -102,8 +102,8 @@ class Watch:
             self._expected = []  # a new driver names the peers that it expects
         here = [("runner", peer.hello.name) for peer in state.runners.values()]
         here += [("learner", peer.hello.name) for peer in state.ranks.values()]
-        self._roll_call.look(self._expected, here, now)
-        for role, name, absence in self._roll_call.overdue(now):
+        self._absences.look(self._expected, here, now)
+        for role, name, absence in self._absences.overdue(now):
             detail = f"it has not registered for {now - absence.since:.1f} s"
             state.notify(absence.event, role, name, detail)
 

@@ -35,8 +35,8 @@ class BrokerOptions:
         first_hung_after_s: Lower bound of the hang limit before the first minibatch of a single rank;
             later limits follow its pace (see `ProgressWatch`).
         late_after_s: Least silence of a working peer, or least wait for a rank, that is reported; see
-            `SilenceWatch` and `RankWatch`.
-        rank_first_hung_after_s: The limit of `RankWatch` until every rank has trained an update.
+            `SilenceWatch` and `SlowRankDetector`.
+        rank_first_hung_after_s: The limit of `SlowRankDetector` until every rank has trained an update.
     """
 
     run_id: str

@@ -14,10 +14,10 @@ from rlzmq.protocol.weights import notice_of, open_publication
 from rlzmq.wire.codec import Buffer
 from rlzmq.wire.messages import ConnectorState, Snapshot, SnapshotRequest, Weights
 
-__all__ = ["Store"]
+__all__ = ["PublishedState"]
 
 
-class Store:
+class PublishedState:
     """Holds the newest weights, from rank 0 of the current generation, and the newest connector state."""
 
     def __init__(self, state: BrokerState) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlzmq.protocol.broker.newcomers import Newcomer
-from rlzmq.protocol.broker.published_state import Store
+from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.state import BrokerState, Peer
 from rlzmq.protocol.progress_deadlines import ProgressWatch, SilenceWatch
 from rlzmq.wire.messages import Hello, Refused, Welcome
 
-__all__ = ["Door"]
+__all__ = ["Registration"]
 
 _MAX_NAME = 200
 _MAX_ENVS = 2**20
@@ -18,7 +18,7 @@ _MAX_RANKS = 2**16
 _ROLES = frozenset({"runner", "learner", "driver", "observer"})
 
 
-class Door:
+class Registration:
     """Registers, fences and forgets peers.
 
     One name belongs to one process at a time: a newer process (with a higher incarnation, or that asks for
@@ -26,7 +26,7 @@ class Door:
     the process that it replaces while that one is registered.
     """
 
-    def __init__(self, state: BrokerState, store: Store) -> None:
+    def __init__(self, state: BrokerState, store: PublishedState) -> None:
         self._state = state
         self._store = store
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.delivery import Delivery
-from rlzmq.protocol.broker.published_state import Store
+from rlzmq.protocol.broker.published_state import PublishedState
 from rlzmq.protocol.broker.recovery import Recovery
 from rlzmq.protocol.broker.reports import Reports
 from rlzmq.protocol.broker.state import BrokerState, OpenedUpdate, Peer, Run
@@ -27,7 +27,12 @@ class Updates:
     """Plans and commits updates; `progress` does what has become possible."""
 
     def __init__(
-        self, state: BrokerState, store: Store, recovery: Recovery, delivery: Delivery, reports: Reports
+        self,
+        state: BrokerState,
+        store: PublishedState,
+        recovery: Recovery,
+        delivery: Delivery,
+        reports: Reports,
     ) -> None:
         self._state = state
         self._store = store

@@ -61,7 +61,7 @@ from rlzmq.protocol.events import (
 )
 from rlzmq.protocol.journal import Recalled, plan_recall
 from rlzmq.roles.broker.journal_file import JournalFile
-from rlzmq.roles.broker.listeners import BrokerDoors
+from rlzmq.roles.broker.listeners import BrokerListeners
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.fragment_message import fragment_to_bytes
 from rlzmq.wire.messages import BrokerBeat, Hello, decode_message
@@ -122,7 +122,7 @@ class BrokerRole:
         self._listen = listen
         self._curve = curve
         self._roles = dict(roles or {})
-        self._doors: BrokerDoors | None = None
+        self._listeners: BrokerListeners | None = None
         self._quarantine_dir = Path(quarantine_dir) if quarantine_dir is not None else None
         self._directory: SocketDirectory | None = None
         self._told: deque[PeerLost | Overrun] = deque()
@@ -162,26 +162,26 @@ class BrokerRole:
         if wanted is None:
             self._directory = SocketDirectory()
             wanted = {name: self._directory.address(name) for name in ("data", "weights")}
-        self._doors = BrokerDoors(self._on_message, self._on_broken)
-        addresses = self._doors.open(wanted, self._listen, self._curve, self._roles)
+        self._listeners = BrokerListeners(self._on_message, self._on_broken)
+        addresses = self._listeners.open(wanted, self._listen, self._curve, self._roles)
         self._tick_due = self._loop.time()
         self._tick()
         return addresses
 
     async def stop(self) -> None:
         """Send GOODBYE to all peers and close. Idempotent."""
-        if self._doors is None:
+        if self._listeners is None:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._do(self._core.stop("the broker was stopped"))
-        doors, self._doors = self._doors, None
-        doors.close()
+        listeners, self._listeners = self._listeners, None
+        listeners.close()
         if self._writes:
             await asyncio.gather(*self._writes)
         if self._journal is not None:
             await asyncio.to_thread(self._journal.close)
-        await doors.wait_closed()
+        await listeners.wait_closed()
         if self._directory is not None:
             self._directory.close()
         if not self.ended.done():
@@ -202,7 +202,7 @@ class BrokerRole:
             "max_loop_lag_s": self.max_loop_lag_s,
             "num_messages": self.num_messages,
             "num_unsent": self.num_unsent,
-            "connections": self._doors.counts() if self._doors is not None else {},
+            "connections": self._listeners.counts() if self._listeners is not None else {},
         }
 
     async def wait_ended(self) -> tuple[str, str]:
@@ -263,18 +263,20 @@ class BrokerRole:
             self._loop.call_soon_threadsafe(self._on_journal, event)
 
     def _on_journal(self, event: JournalSynced | JournalFailed) -> None:
-        if self._doors is not None:
+        if self._listeners is not None:
             self._handle(event)
 
     # ------------------------------------------------------------------ the loop
 
     def _on_broken(self) -> None:
         """Find out which external peers are no longer connected, by sending to them."""
-        if self._doors is None:
+        if self._listeners is None:
             return
         core = self._core
         beat = BrokerBeat(core.options.incarnation)
-        self._do([Send(peer, beat) for peer in core.state.by_routing if self._doors.is_from_outside(peer)])
+        self._do(
+            [Send(peer, beat) for peer in core.state.by_routing if self._listeners.is_from_outside(peer)]
+        )
         self._tell()
 
     def _on_message(self, peer: bytes, role: str | None, frames: Sequence[Any]) -> None:
@@ -283,8 +285,10 @@ class BrokerRole:
         try:
             message, _ = decode_message(frames)
             event = Received(peer, message, tuple(frames))
-            if type(message) is Hello and role is not None and self._doors is not None:
-                event = _check_key(peer, role, message) or replace(event, origin=self._doors.origin_of(peer))
+            if type(message) is Hello and role is not None and self._listeners is not None:
+                event = _check_key(peer, role, message) or replace(
+                    event, origin=self._listeners.origin_of(peer)
+                )
         except WireError as error:
             event = Malformed(peer, error.reason, str(error))
         self._handle(event)
@@ -307,8 +311,8 @@ class BrokerRole:
         self.loop_lag_s = max(0.0, now - self._tick_due)
         self.max_loop_lag_s = max(self.max_loop_lag_s, self.loop_lag_s)
         self._handle(Tick())
-        if self._doors is not None:
-            self._doors.flush()
+        if self._listeners is not None:
+            self._listeners.flush()
         self._look_at_size()
         self._tick_due = self._loop.time() + _TICK_S
         self._timer = self._loop.call_at(self._tick_due, self._tick)
@@ -342,8 +346,8 @@ class BrokerRole:
             if isinstance(instruction, Send):
                 self._send(instruction)
             elif isinstance(instruction, Publish):
-                if self._doors is not None:
-                    self._doors.publish(instruction.frame)
+                if self._listeners is not None:
+                    self._listeners.publish(instruction.frame)
             elif isinstance(instruction, Quarantine):
                 self._quarantine(instruction)
             elif isinstance(instruction, JournalAppend | JournalRemove):
@@ -353,10 +357,10 @@ class BrokerRole:
                 self.ended.set_result((instruction.reason, instruction.detail))
 
     def _send(self, instruction: Send) -> None:
-        if self._doors is None:
+        if self._listeners is None:
             return
         try:
-            if not self._doors.send(instruction.peer, instruction.frames):
+            if not self._listeners.send(instruction.peer, instruction.frames):
                 self._told.append(Overrun(instruction.peer))
         except PeerLostError:
             self._told.append(PeerLost(instruction.peer))

@@ -24,7 +24,7 @@ from rlzmq.net.options import SocketOptions
 from rlzmq.net.socket import DrainSocket, SendTicket
 from rlzmq.roles.broker.outbox import Outbox
 
-__all__ = ["BrokerDoors"]
+__all__ = ["BrokerListeners"]
 
 _log = logging.getLogger("rlzmq.broker")
 
@@ -44,7 +44,7 @@ _LOCAL, _REMOTE = b"L", b"R"
 _BUDGETED = tuple(_REMOTE + role for role in (b"runner", b"observer", b"nobody"))
 
 
-class BrokerDoors:
+class BrokerListeners:
     """The broker's local and external sockets; methods never block.
 
     Args:
