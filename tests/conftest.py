@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 
 import psutil
@@ -29,10 +28,6 @@ _OF_THE_CALLER = (
 _OF_A_JOB = ("RLZMQ_", "SLURM_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "JOB_COMPLETION_INDEX")
 for _name in [name for name in os.environ if name in _OF_THE_CALLER or name.startswith(_OF_A_JOB)]:
     del os.environ[_name]
-
-# Where multiprocessing's Unix sockets lie: their whole path has 107 bytes at most.
-if len(os.fsencode(tempfile.gettempdir())) > 70:
-    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 # A shell starts what it puts in the background with SIGINT ignored, and processes hand that on: the tests send it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -37,6 +37,7 @@ from rlzmq.actors.messages import (
 )
 from rlzmq.actors.remote_errors import pack_error
 from rlzmq.core.errors import ProtocolError
+from rlzmq.core.multiprocessing_directory import process_directory, set_multiprocessing_directory
 from rlzmq.net.context import Context
 from rlzmq.net.options import CONTROL
 from rlzmq.net.socket import DrainSocket
@@ -89,6 +90,7 @@ def run_child(channel: socket.socket, role: str) -> int:
     os.environ["PYTHONWARNINGS"] = f"{warnings + ',' if warnings else ''}ignore:resource_tracker:UserWarning"
     with contextlib.suppress(OSError):
         os.chdir(boot["cwd"])
+    set_multiprocessing_directory(process_directory(boot["run_directory"], os.getpid()))
     channel.setblocking(False)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         code = runner.run(_Child(channel, role, boot).run())

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -25,10 +26,11 @@ from rlzmq.actors.messages import decode_message
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core.errors import ClosedError, ConfigurationError, DeadlineError
 from rlzmq.core.files import make_directories
+from rlzmq.core.multiprocessing_directory import process_directory
+from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.core.tracebacks import ShortTraceback
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
-from rlzmq.net.socket_directory import SocketDirectory
 
 __all__ = ["ActorHandle", "ActorSystem"]
 
@@ -306,10 +308,15 @@ class ActorSystem:
         link.exited.add_done_callback(
             lambda _: self._loop and self._loop.call_later(_FORGET_AFTER_S, self._forget, routing_id)
         )
+        link.exited.add_done_callback(lambda _: self._remove_directory(link.pid))
         return link
 
     def _forget(self, routing_id: str) -> None:
         self._links.pop(routing_id, None)
+
+    def _remove_directory(self, pid: int) -> None:
+        """Remove multiprocessing's directory of a process that has ended with all that it had started."""
+        shutil.rmtree(process_directory(self.run_directory.path, pid), ignore_errors=True)
 
     def _own_directory(self, server: ForkServer) -> None:
         assert self._directory is not None
@@ -323,6 +330,7 @@ class ActorSystem:
             "cwd": os.getcwd(),
             "environ": dict(os.environ),
             "address": self._address,
+            "run_directory": str(self.run_directory.path),
             "routing_id": link.routing_id,
             "max_message_bytes": self._max_message_bytes,
         }

@@ -171,7 +171,7 @@ def check_memory(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
     """Create a private directory with a path short enough for Unix sockets, and a socket in it."""
-    from rlzmq.net.socket_directory import SocketDirectory
+    from rlzmq.core.socket_directory import SocketDirectory
 
     with SocketDirectory() as directory, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(directory.address("doctor").removeprefix("ipc://"))

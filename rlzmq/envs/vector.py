@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from rlzmq.core.errors import ConfigurationError, RlzmqError
+from rlzmq.core.multiprocessing_directory import ensure_multiprocessing_directory
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tracebacks import run_error
 from rlzmq.envs.registry import EnvContext, EnvEntry, call_creator, make_env, resolve_env
@@ -225,6 +226,7 @@ class _AsyncVectorEnv(AsyncVectorEnv):
 def _make_async(creators: Sequence[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, Any, Any]:
     # forkserver: a fork of this process would inherit its threads' locks and open sockets.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    ensure_multiprocessing_directory()
     try:
         with _main_module_hidden():
             return _AsyncVectorEnv(creators, context=method)

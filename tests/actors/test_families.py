@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ class Family:
         names = [f"sem.{lock._semlock.name.lstrip('/')}" for lock in self.locks]
         return [self.spinning.pid, own_session.pid, int(orphan.stdout)], [*names, self.memory.name]
 
+    def sockets(self) -> list[str]:
+        """Sockets of multiprocessing's own fork server."""
+        return [str(path) for path in Path(get_temp_dir()).glob("listener-*")]
+
 
 def lives(pid: int) -> bool:
     try:
@@ -77,7 +82,10 @@ async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> No
     actor = await system.spawn(Family, name="actor")
     others = await other.start()
     pids, names = await actor.start()
+    sockets = await actor.sockets()
     assert len(left(pids, names)) == 7
+    assert len(left([], sockets)) == 1
+    assert all(system.run_directory.path in Path(path).parents for path in sockets)
     if how == "signal":
         os.kill(actor.pid, signal.SIGKILL)
     elif how == "kill":
@@ -90,5 +98,5 @@ async def test_a_family_ends_with_its_actor(system: ActorSystem, how: str) -> No
             os.kill(pid, signal.SIGKILL)
         others = ([], [])
     await actor.exited
-    await until_nothing_is_left(pids, names)
+    await until_nothing_is_left(pids, [*names, *sockets])
     assert len(left(*others)) == len(others[0]) + len(others[1]), "the other one's family lives on"

@@ -19,9 +19,9 @@ from rlzmq.core.addresses import (
     split_tcp,
 )
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context, raise_file_limit
 from rlzmq.net.socket import DrainSocket
-from rlzmq.net.socket_directory import SocketDirectory
 
 
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]", ""])

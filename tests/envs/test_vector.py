@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rlzmq.core.errors import ConfigurationError, EnvironmentError_, UnsupportedSpaceError
+from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
@@ -100,6 +108,44 @@ def test_async_env_equals_sync_and_leaves_no_process() -> None:
     finally:
         asynchronous.close()
     assert not any(process.is_alive() for process in asynchronous.processes)  # type: ignore[attr-defined]
+
+
+SCRIPT = """
+import os, signal
+from rlzmq.envs.vector import make_vec
+
+env = make_vec("CartPole-v1", num_envs=1, mode="async")
+env.reset(seed=1)
+print(*(process.pid for process in env.processes), flush=True)
+if {is_killed}:
+    os.kill(os.getpid(), signal.SIGKILL)
+env.close()
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_async_envs_put_nothing_into_a_temporary_directory_of_any_length(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    long, runtime = tmp_path / ("x" * 100), Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    long.mkdir()
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(is_killed=is_killed)],
+        env={**os.environ, "TMPDIR": str(long), "XDG_RUNTIME_DIR": str(runtime)},
+        capture_output=True,
+        text=True,
+    )
+    try:
+        assert result.returncode == (-signal.SIGKILL if is_killed else 0), result.stderr
+        assert list(long.iterdir()) == []
+        left = list(runtime.iterdir())
+        assert len(left) == is_killed
+        for path in left:
+            os.utime(path, (0, 0))
+        SocketDirectory(runtime).close()  # as the next run does
+        assert list(runtime.iterdir()) == []
+    finally:
+        shutil.rmtree(runtime)
 
 
 def test_sub_envs_know_their_vector_index() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from chaos_proxy import ChaosProxy
 
+from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
-from rlzmq.net.socket_directory import SocketDirectory
 
 DEADLINE_S = 20
 

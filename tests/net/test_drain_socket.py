@@ -14,11 +14,11 @@ import uvloop
 from chaos_proxy import ChaosProxy
 
 from rlzmq.core.errors import ClosedError, ConfigurationError, PeerLostError, ProtocolError
+from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.events import SocketEvent
 from rlzmq.net.options import CHUNKS, CONTROL, SocketOptions, weights_options
 from rlzmq.net.socket import DrainSocket, SendTicket
-from rlzmq.net.socket_directory import SocketDirectory
 
 pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 20

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.context import Context
 from rlzmq.net.socket import DrainSocket
-from rlzmq.net.socket_directory import SocketDirectory
 from rlzmq.protocol.events import PeerLost, Quarantine
 from rlzmq.roles.broker.broker_role import BrokerRole
 from rlzmq.wire.codec import WIRE_VERSION

@@ -40,8 +40,8 @@ from typing import Any
 from rlzmq.core import faults
 from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.files import make_directories, opener, write_text
+from rlzmq.core.socket_directory import SocketDirectory
 from rlzmq.net.keys import CurveServer
-from rlzmq.net.socket_directory import SocketDirectory
 from rlzmq.protocol.broker.core import BrokerCore, BrokerEvent, BrokerOptions
 from rlzmq.protocol.events import (
     JournalAppend,
