@@ -5,7 +5,7 @@ forks are safe. It communicates with the process that started it (the *driver*) 
 
 * control socket: requests ``spawn``, ``preload`` (more modules), ``own`` (a directory to remove when the driver
   dies), ``disown``;
-* one status socket per child: to the driver ``{"pid"}`` then ``{"exit", "stderr"}``; from the driver
+* one status socket per child: to the driver ``{"pid"}`` then ``{"exit", "stderr", "last_words"}``; from the driver
   ``{"signal"}``; when the driver closes it, the child is killed.
 
 When the driver ends, however it ends, every child is killed and owned directories are removed. A child's own
@@ -34,8 +34,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rlzmq.actors.exit_status import exit_report
 from rlzmq.actors.process_state import FORK_SERVER_NAME, end_family
 from rlzmq.actors.stderr_tail import StderrTail
+from rlzmq.core import last_words
 
 __all__ = ["main"]
 
@@ -121,8 +123,9 @@ def _import_all(modules: Sequence[str]) -> None:
 class _Child:
     """A forked process as the server sees it."""
 
-    def __init__(self, pid: int, role: str, status: socket.socket, tail: StderrTail) -> None:
+    def __init__(self, pid: int, role: str, status: socket.socket, tail: StderrTail, words_fd: int) -> None:
         self.pid = pid
+        self.words_fd = words_fd
         self.role = role
         self.status: socket.socket | None = status
         self.tail = tail
@@ -184,6 +187,7 @@ class _Server:
 
     def _spawn(self, role: str, log_path: str | None, status: socket.socket, channel: socket.socket) -> None:
         tail = StderrTail(role, log_path)
+        words_fd = last_words.make_channel()
         try:
             pid = os.fork()
         except OSError as error:  # out of processes or memory
@@ -191,15 +195,16 @@ class _Server:
             status.close()
             channel.close()
             tail.close()
+            os.close(words_fd)
             return
         if pid == 0:
-            self._become_child(role, status, channel, tail)
+            self._become_child(role, status, channel, tail, words_fd)
         with contextlib.suppress(OSError):  # parent and child both set it: the first one wins
             os.setpgid(pid, pid)
         channel.close()
         tail.close_write_end()
         status.setblocking(False)
-        child = _Child(pid, role, status, tail)
+        child = _Child(pid, role, status, tail, words_fd)
         self._children[pid] = child
         child.report({"pid": pid})
         self._watch(status, lambda: self._on_status(child))
@@ -207,7 +212,7 @@ class _Server:
             self._watch(tail.fd, lambda: self._on_stderr(child))
 
     def _become_child(
-        self, role: str, status: socket.socket, channel: socket.socket, tail: StderrTail
+        self, role: str, status: socket.socket, channel: socket.socket, tail: StderrTail, words_fd: int
     ) -> None:
         """Turn the forked process into an actor; never return."""
         code = 70
@@ -225,12 +230,14 @@ class _Server:
             status.close()
             self._close_inherited()
             tail.become_stderr()
+            last_words.open_channel(words_fd)
             from rlzmq.actors.child import run_child
 
             code = run_child(channel, role)
         except BaseException as error:
             from rlzmq.core.tracebacks import format_error
 
+            last_words.leave(last_words.LastWords.of(error))
             print(format_error(error), file=sys.stderr)
         finally:
             with contextlib.suppress(OSError, ValueError):
@@ -246,6 +253,7 @@ class _Server:
             os.close(fd)
         for child in self._children.values():
             child.tail.close()
+            os.close(child.words_fd)
             if child.status is not None:
                 child.status.close()
 
@@ -293,8 +301,10 @@ class _Server:
         if child.tail.fd is not None:
             self._selector.unregister(child.tail.fd)
         child.tail.drain()
-        child.report({"exit": code, "stderr": child.tail.lines()})
+        words = last_words.read_channel(child.words_fd)
+        child.report(exit_report(code, child.tail.lines(), words))
         child.tail.close()
+        os.close(child.words_fd)
         if child.status is not None:
             self._selector.unregister(child.status)
             child.status.close()

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlzmq.actors.exit_status import ExitStatus
+from rlzmq.actors.exit_status import MAX_REPORT_BYTES, ExitStatus
 from rlzmq.actors.process_state import end_family
 from rlzmq.core.errors import PeerLostError
 
@@ -90,7 +90,7 @@ class ForkedChild:
     def _on_status(self) -> None:
         assert self._status is not None
         try:
-            data = self._status.recv(65536)
+            data = self._status.recv(MAX_REPORT_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -106,7 +106,7 @@ class ForkedChild:
             if not self.started.done():
                 self.started.set_result(self.pid)
         elif "exit" in message:
-            self._end(ExitStatus.from_return_code(message["exit"], tuple(message["stderr"])))
+            self._end(ExitStatus.from_report(message))
         elif not self.started.done():
             self.started.set_exception(PeerLostError(f"the fork server cannot fork: {message['failed']}"))
 

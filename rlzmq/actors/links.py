@@ -230,12 +230,9 @@ class ProcessLink:
         await asyncio.shield(asyncio.ensure_future(send()))
 
     def _send_to_actor(self, message: ActorMessage, value: Any = ()) -> None:
-        try:
+        # If it has disconnected, its exit status is on its way to the pending call.
+        with contextlib.suppress(PeerLostError):
             self._send(encode_message(message, value))
-        except PeerLostError:
-            # Disconnected but not yet reported dead: the exit status is on its way to the pending call.
-            if self.exited.done():
-                raise
 
     def _cancel(self, call_id: int) -> None:
         if not self.exited.done():

@@ -7,12 +7,12 @@ starts another one.
 
 from __future__ import annotations
 
-import os
 import resource
-import sys
 from pathlib import Path
 
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.last_words import LastWords, end_process
+from rlzmq.core.tracebacks import origin_parts
 
 __all__ = ["EXIT_OUT_OF_MEMORY", "end_if_out_of_memory", "limit_memory"]
 
@@ -53,8 +53,8 @@ def end_if_out_of_memory(error: BaseException | None, role: str) -> None:
         return
     is_torchs = isinstance(error, RuntimeError) and any(mark in str(error) for mark in _TORCH_MARKS)
     if isinstance(error, MemoryError) or is_torchs:
-        print(f"OOM: {role} has outgrown its limit of {limit} bytes: {error}", file=sys.stderr, flush=True)
-        os._exit(EXIT_OUT_OF_MEMORY)
+        text = f"OOM: {role} has outgrown its limit of {limit} bytes: {error}"
+        end_process(EXIT_OUT_OF_MEMORY, LastWords("", text, "".join(origin_parts(error))))
 
 
 def _private_bytes() -> int:

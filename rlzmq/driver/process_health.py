@@ -10,8 +10,6 @@ from typing import Any
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core.errors import DeadlineError, PeerLostError
-from rlzmq.core.memory_limit import EXIT_OUT_OF_MEMORY
-from rlzmq.roles.runner.env_watchdog import EXIT_ENV_HANGS
 
 __all__ = ["ANSWER_DEADLINE_S", "first_line", "lost_error", "wake", "why_hanging"]
 
@@ -19,10 +17,6 @@ ANSWER_DEADLINE_S = 5.0
 """Seconds after which a process without an answer counts as hanging, if nothing else is known."""
 
 _WAKE_S = 1.0
-
-
-# Part of the last line of a process that ends itself with this exit code.
-_LAST_WORDS = {EXIT_ENV_HANGS: " hangs: ", EXIT_OUT_OF_MEMORY: "OOM"}
 
 
 async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANSWER_DEADLINE_S) -> str:
@@ -56,21 +50,17 @@ async def wake(handle: Any) -> None:
 def lost_error(handle: Any) -> ActorLostError:
     """Return the error for an actor that ended unexpectedly."""
     status = handle.exited.result()
-    text = f"{handle.name} (pid {handle.pid}) {status}."
-    if status.stderr_lines:
-        text += "\nIts last stderr lines:\n" + "\n".join(f"  {line}" for line in status.stderr_lines)
+    text = f"{handle.name} (pid {handle.pid}) {status}.{status.explanation}"
     return ActorLostError(text, role=handle.name, pid=handle.pid, exit_status=status)
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's text for a log line, with the process's last words on stderr if it ended by itself.
+    """Return an error's text for a log line, with the summary of the process's last words if it left any.
 
-    All stderr lines were forwarded already. Processes that it had started may have written after it.
+    What it wrote to stderr was forwarded already.
     """
     text = str(error).partition("\n")[0]
     status = error.exit_status if isinstance(error, ActorLostError) else None
-    if status is None or not status.exit_code or not status.stderr_lines:
+    if status is None or status.last_words is None:
         return text
-    mark = _LAST_WORDS.get(status.exit_code, "")
-    said = next((line for line in reversed(status.stderr_lines) if mark in line), status.stderr_lines[-1])
-    return f"{text.removesuffix('.')}: {said.strip().removesuffix('.')}."
+    return f"{text.removesuffix('.')}: {status.last_words.summary.removesuffix('.')}."

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
-import os
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ import numpy as np
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import DeadlineError
+from rlzmq.core.last_words import LastWords, end_process
 from rlzmq.core.tracebacks import place_in
 from rlzmq.protocol.progress_deadlines import ProgressWatch
 
@@ -216,9 +216,9 @@ class EnvWatch:
         sys.stdout.flush()
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         frame = sys._current_frames().get(self._thread_id)
-        where = place_in(traceback.extract_stack(frame)) if frame is not None else "an unknown place"
-        text = f"{self._name} hangs: {hangs}, at {where}"
-        print(text, file=sys.__stderr__, flush=True)
+        stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+        text = f"{self._name} hangs: {hangs}, at {place_in(stack)}"
         if self._on_hang is None:
-            os._exit(EXIT_ENV_HANGS)
+            end_process(EXIT_ENV_HANGS, LastWords("", text, "".join(stack.format())))
+        print(text, file=sys.__stderr__, flush=True)
         self._on_hang(DeadlineError(f"{text}. Its stack is on stderr."))

@@ -1,0 +1,119 @@
+"""The last words of a process reach its supervisor, whatever else is written to its stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.actors.system import ActorSystem
+from rlzmq.core.last_words import LastWords, end_process, leave
+from rlzmq.driver.process_health import first_line, lost_error
+
+# Writes when its parent has ended: the parent's pipe to it is closed.
+ECHO = "import sys; sys.stdin.read(); print('OOM hangs: the child\\'s line', file=sys.stderr, flush=True)"
+
+
+class Dying:
+    """Ends its process in several ways."""
+
+    def end(self, text: str) -> None:
+        subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE)
+        print("OOM hangs: this is not why", file=sys.stderr)
+        end_process(72, LastWords("", text, "  a frame\n"))
+
+    def end_twice(self) -> None:
+        if os.fork() == 0:
+            leave(LastWords("", "a fork's words"))
+            os._exit(0)
+        os.wait()
+        leave(LastWords("KeyError", "the first words"))
+        thread = threading.Thread(target=end_process, args=(71, LastWords("", "later words")))
+        thread.start()
+        thread.join()
+
+    async def break_loop(self) -> None:
+        asyncio.get_running_loop().call_soon(_exit, "broken loop")
+
+    def exit_silently(self) -> None:
+        os._exit(9)
+
+    def shout(self, text: str) -> None:
+        for _ in range(60):
+            print(text, file=sys.stderr)
+        end_process(70, LastWords("ValueError", text * 100, text * 100))
+
+
+def _exit(text: str) -> None:
+    raise SystemExit(text)
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[ActorSystem]:
+    async with ActorSystem() as running:
+        yield running
+
+
+async def test_the_words_of_a_process_are_told_from_its_childrens(system: ActorSystem) -> None:
+    actor = await system.spawn(Dying, name="d")
+    with pytest.raises(ActorLostError) as caught:
+        await actor.end("env runner 1 hangs: for this reason\nand more")
+    error = caught.value
+    why = f"actor 'd' (Dying, pid {actor.pid}) exited with code 72 during a call of end()"
+    said = "\nIts last words:\n    a frame\n  env runner 1 hangs: for this reason\n  and more"
+    assert str(error) == why + said
+    assert first_line(error) == f"{why}: env runner 1 hangs: for this reason."
+    lost = lost_error(actor)
+    assert str(lost) == f"d (pid {actor.pid}) exited with code 72.{said}"
+    assert (
+        first_line(lost) == f"d (pid {actor.pid}) exited with code 72: env runner 1 hangs: for this reason."
+    )
+
+
+async def test_the_first_words_of_the_process_itself_count(system: ActorSystem) -> None:
+    actor = await system.spawn(Dying)
+    with pytest.raises(ActorLostError):
+        await actor.end_twice()
+    status = await actor.exited
+    assert (status.exit_code, status.last_words) == (71, LastWords("KeyError", "the first words"))
+
+
+async def test_an_error_at_the_root_of_a_process_is_its_last_words(system: ActorSystem) -> None:
+    actor = await system.spawn(Dying)
+    await actor.break_loop()
+    words = (await actor.exited).last_words
+    assert words is not None
+    assert words.summary == "SystemExit: broken loop"
+    why = r"code 70 during .*\nIts last words:\n +File .*test_last_words.py.*in _exit\n.*\n  SystemExit: broken loop$"
+    with pytest.raises(ActorLostError, match=rf"(?s){why}"):
+        await actor.exit_silently()
+
+
+async def test_a_process_without_words_is_explained_by_its_stderr(system: ActorSystem) -> None:
+    actor = await system.spawn(Dying, name="d")
+    with pytest.raises(ActorLostError):
+        await actor.exit_silently()
+    status = await actor.exited
+    assert (status.exit_code, status.last_words, status.explanation) == (9, None, "")
+    assert first_line(lost_error(actor)) == f"d (pid {actor.pid}) exited with code 9."
+
+
+@pytest.mark.parametrize("char", ["\u4e2d", "\x01"])
+async def test_words_and_lines_of_any_size_arrive(system: ActorSystem, char: str) -> None:
+    """As many lines as one message carries, and the start of the text."""
+    actor = await system.spawn(Dying)
+    with pytest.raises(ActorLostError):
+        await actor.shout(char * 399)
+    status = await actor.exited
+    assert status.exit_code == 70
+    assert status.last_words is not None
+    assert status.last_words.text.startswith(
+        char.encode("unicode_escape").decode() if char == "\x01" else char
+    )
+    assert len(status.stderr_lines) > 4
