@@ -1,11 +1,16 @@
-"""Time of one PPO update against a bare hand-written torch loop with the same network, loss and data.
+"""The learner's time: of one PPO update against a bare torch loop; its busy share in an asynchronous run.
 
     python scripts/bench_learner.py [--rows 4000] [--epochs 30] [--minibatch 128] [--rounds 5]
+    python scripts/bench_learner.py --busy-share impala appo [--seconds 30]
 
-Both run on one thread of this process, turn about, measured in CPU time; the figure to quote is the ratio of
-the medians. The bare loop has the same two MLPs of 2×64, the same loss terms (clipped surrogate, clipped
-value error, KL, entropy logged), Adam in its fused form, a fresh permutation per epoch, the gradient norm,
-and no bookkeeping beyond that.
+The first compares with a hand-written torch loop with the same network, loss and data. Both run on one thread of
+this process, turn about, measured in CPU time; the figure to quote is the ratio of the medians. The bare loop has
+the same two MLPs of 2×64, the same loss terms (clipped surrogate, clipped value error, KL, entropy logged), Adam in
+its fused form, a fresh permutation per epoch, the gradient norm, and no bookkeeping beyond that.
+
+The second trains CartPole-v1 with two runner processes and a learner process, and prints how an update's time
+is spent, in milliseconds: in the learner connector, in the rest of the update, and between two updates
+(publication of the weights, the next batch if it is not there yet).
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlzmq.algorithms.appo import APPOConfig
+from rlzmq.algorithms.impala import IMPALAConfig
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.connectors.learner.gae import compute_gae, standardize
 from rlzmq.episodes.episode_batch import EpisodeBatch
@@ -100,6 +107,34 @@ class BareLoop:
         return policy_loss.detach(), value_loss.detach(), kl.detach(), entropy, norm
 
 
+def busy_share(name: str, seconds: float) -> str:
+    """Train for some seconds with two runners and one learner; return a line with the learner's times."""
+    config = (
+        {"impala": IMPALAConfig, "appo": APPOConfig}[name]()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=5)
+        .learners(num_learners=1)
+        .reporting(min_time_s_per_iteration=2)
+        .debugging(seed=0)
+    )
+    times: dict[str, list[float]] = {"connector": [], "update": [], "between": []}
+    with config.build_algo() as algo:
+        before = algo.train()["num_env_steps_sampled_lifetime"]
+        began_at = time.monotonic()
+        while (elapsed_s := time.monotonic() - began_at) < seconds:
+            result = algo.train()
+            timers, learners = result["timers"], result["learners"]["__all_modules__"]
+            times["connector"].append(learners["learner_connector"]["connector_pipeline_timer"])
+            times["update"].append(timers["learner_thread_update_timer"])
+            times["between"].append(timers["learner_thread_in_queue_wait_timer"])
+        steps = result["num_env_steps_sampled_lifetime"] - before
+    connector, update, between = (1e3 * statistics.fmean(values) for values in times.values())
+    return (
+        f"{name:7} busy {update / (update + between):.2f}: connector {connector:.1f} ms, rest of the update "
+        f"{update - connector:.1f} ms, between updates {between:.1f} ms; {steps / elapsed_s:,.0f} env steps/s"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -108,8 +143,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--minibatch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--busy-share", nargs="+", choices=("impala", "appo"), default=[])
+    parser.add_argument("--seconds", type=float, default=30.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    for name in arguments.busy_share:
+        print(busy_share(name, arguments.seconds), flush=True)
+    if arguments.busy_share:
+        return
 
     batch = make_episodes(arguments.rows)
     config = (

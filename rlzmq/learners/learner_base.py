@@ -450,7 +450,7 @@ class LearnerBase(Checkpointable):
         return self.module
 
     def _setting(self, name: str, default: Any) -> Any:
-        return getattr(self.config, name, default)
+        return self.config.get(name, default)
 
     def _check_built(self) -> None:
         if self.module is None:
