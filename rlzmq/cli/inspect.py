@@ -1,6 +1,6 @@
-"""``rlzmq inspect``: show the data between env, module and learner before any training, or check a run's checkpoints.
+"""``rlzmq inspect``: show the data between env, module and learner before any training, or check files.
 
-Given an algorithm and an env it shows names, shapes and dtypes; given a path it checks the checkpoints there.
+Given an algorithm and an env it shows names, shapes and dtypes; given a path it checks the checkpoints or shards there.
 """
 
 from __future__ import annotations
@@ -43,15 +43,19 @@ def run(arguments: Sequence[str]) -> int:
     given = list(arguments)
     if given and Path(given[0]).is_dir():
         from rlzmq.cli.inspect_checkpoints import show_checkpoints
+        from rlzmq.cli.inspect_shards import show_shards
+        from rlzmq.replay.shards import find_shards
 
-        return show_checkpoints(Path(given[0]))
+        place = Path(given[0])
+        is_run = (place / "checkpoints").is_dir()
+        return show_checkpoints(place) if is_run or not find_shards(place) else show_shards(place)
     if given and not given[0].startswith("-"):
         given.insert(0, "--algorithm")
     options = parse(
         InspectOptions,
         given,
-        usage="rlzmq inspect ALGORITHM --env ENV [options], or rlzmq inspect RUN_OR_CHECKPOINT",
-        description="Show the data that flows through a run, or check every byte of a run's checkpoints.",
+        usage="rlzmq inspect ALGORITHM --env ENV [options], or rlzmq inspect RUN_OR_CHECKPOINT_OR_SHARDS",
+        description="Show the data that flows through a run, or check every byte of a run's checkpoints or of shards.",
     )
     if options.steps < 1:
         raise ConfigurationError(f"--steps {options.steps}: expected 1 or more")

@@ -44,9 +44,13 @@ _COMMANDS = {
     "check-env": ("rlzmq.cli.check_env", "check an environment: rlzmq check-env ENV"),
     "inspect": (
         "rlzmq.cli.inspect",
-        "show a run's data flow (rlzmq inspect ppo --env ENV), or its checkpoints",
+        "show a run's data flow (rlzmq inspect ppo --env ENV), its checkpoints, or recorded episodes",
     ),
     "launch": ("rlzmq.cli.launch", "run on several machines over ssh: rlzmq launch cluster.toml"),
+    "record": (
+        "rlzmq.cli.record",
+        "record a checkpoint's episodes: rlzmq record CHECKPOINT --output DIR",
+    ),
     "evaluate": ("rlzmq.cli.evaluate", "evaluate a checkpoint: rlzmq evaluate RUN_OR_CHECKPOINT"),
     "completion": (
         "rlzmq.cli.completion",

@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack
 from rlzmq.config.checks import check
 from rlzmq.config.derived import DerivedValues
 from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
+from rlzmq.config.offline import OfflineDataSettings
 from rlzmq.config.rllib_compat import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
 from rlzmq.config.running import (
     CheckpointingSettings,
@@ -58,6 +59,11 @@ class BaseConfig(DerivedValues):
     @takes(TrainingSettings)
     def training(self) -> Self:
         """Set the training hyperparameters; each algorithm adds its own: see `TrainingSettings`."""
+        return self
+
+    @takes(OfflineDataSettings)
+    def offline_data(self) -> Self:
+        """Set what is recorded: see `OfflineDataSettings`."""
         return self
 
     @takes(EvaluationSettings)

@@ -54,6 +54,7 @@ def check(config: DerivedValues) -> None:
     _check_networking(config)
     _check_journal(config)
     _check_record(config)
+    _check_offline_data(config)
     _check_overrides(config)
     if callable(config.policies_to_train) or config.policies_to_train is None:
         unknown: list[str] = []
@@ -129,6 +130,14 @@ def _check_record(config: DerivedValues) -> None:
         raise ConfigurationError(
             f"config.record_dir={config.record_dir!r}: a run in one process is reproducible from its seed and is not "
             "recorded. Set num_env_runners or num_learners, or leave record_dir at None."
+        )
+
+
+def _check_offline_data(config: DerivedValues) -> None:
+    if config.output is not None and config.is_multi_agent:
+        raise ConfigurationError(
+            f"config.output={config.output!r} with several modules or agents: only episodes of single-agent "
+            "environments are recorded. Leave offline_data(output=…) out."
         )
 
 

@@ -1,147 +1,264 @@
-"""Shards: an EpisodeBatch in memory-mapped files.
+"""Shards: recorded episodes in files that are mapped into memory.
 
 ```
- DIR/shard.json                    table of episodes, columns of the files, SHA-256 of the files
- DIR/obs.npy, actions.npy, …       one array per leaf of a column
+ 8 bytes   "rlzmqep1"
+ u32       CRC-32 of all that follows
+ u32       length of the head
+ u64       length of the file
+ head      msgpack: the header of `EpisodeBatch.to_wire`, the length of each frame, spaces, how actions are stored
+ frames    those of `EpisodeBatch.to_wire`, each at a multiple of 64 bytes
 ```
 
-Nothing in a shard is pickled. A shard is complete when its ``shard.json`` is there: it is written last.
+A shard is written under another name (``*.shard.part``) and renamed when it is complete and on disk, so any number of
+processes may write into a directory while others read it. Nothing in a shard is pickled, and every size is checked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import mmap
 import os
+import struct
+import time
+import uuid
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from rlzmq.core.errors import ConfigurationError
+from rlzmq.core import faults
+from rlzmq.core.errors import ConfigurationError, ProtocolError
+from rlzmq.core.files import make_directories
+from rlzmq.core.plain import NotPlainError
+from rlzmq.core.space_plain import space_from_plain, space_to_plain
+from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.episode_joining import join_chunks
 
-__all__ = ["open_shards", "write_shard"]
+__all__ = ["OpenedShards", "SkippedShard", "column_form", "find_shards", "open_shards", "write_shard"]
 
-_TABLE_FILE = "shard.json"
-_FORMAT = 1
+_MAGIC = b"rlzmqep1"
+_PREFIX = struct.Struct("<8sIIQ")
+_FIRST_CHECKED = 12  # the CRC is of the bytes from here
+_ALIGNMENT = 64
+_SUFFIX, _UNFINISHED = ".shard", ".shard.part"
 
 
-def write_shard(path: str | Path, episodes: Any) -> Path:
-    """Write episodes as one shard.
+@dataclass(frozen=True, slots=True)
+class SkippedShard:
+    """A file whose episodes are not used.
+
+    Attributes:
+        path: Path of the file.
+        reason: What is wrong with it.
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(slots=True)
+class OpenedShards:
+    """The shards below one or several directories.
+
+    Attributes:
+        shards: One EpisodeBatch per usable shard; its columns are mapped into memory and read on access. Its meta has
+            ``normalize_actions``, if that is known.
+        paths: Their files.
+        skipped: The other ones.
+    """
+
+    shards: list[EpisodeBatch] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+    skipped: list[SkippedShard] = field(default_factory=list)
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+def write_shard(directory: str | Path, episodes: Any, *, normalize_actions: bool | None = None) -> Path:
+    """Write episodes as a new shard of a directory.
 
     Args:
-        path: A directory that does not exist yet or is empty.
-        episodes: An EpisodeBatch, or SingleAgentEpisodes. Infos, custom data and lookback parts are omitted.
+        directory: Created if necessary; other processes may write into it at the same time.
+        episodes: An EpisodeBatch, or SingleAgentEpisodes. Chunks of the same episode are joined. Infos, custom data and
+            lookback parts are left out.
+        normalize_actions: Whether bounded Box actions are in [-1, 1] as modules act, and not within the space's bounds;
+            None: not known.
 
     Returns:
-        The directory.
+        Path of the file.
 
     Raises:
-        ConfigurationError: The directory is not empty, or a column is not an array or a tree of dicts.
+        ValueError: There are no steps, or a column cannot be written (objects).
+        OSError: The file cannot be written.
     """
-    directory = Path(path)
-    directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()):
-        raise ConfigurationError(f"write_shard: {directory} is not empty; give each shard a directory.")
-    batch = episodes.updated() if isinstance(episodes, EpisodeBatch) else EpisodeBatch.from_episodes(episodes)
-    batch = batch.select(np.flatnonzero(batch.length))
-    batch.lookback[:] = 0
-    batch = batch.compact()
-    files: dict[str, str] = {}
-    columns = {name: _write_column(directory, name, column, files) for name, column in batch.columns.items()}
-    table = {
-        "format": _FORMAT,
-        "num_env_steps": batch.num_env_steps,
-        "columns": columns,
-        "files": files,
-        "length": batch.length.tolist(),
-        "t_started": batch.t_started.tolist(),
-        "terminated": batch.terminated.tolist(),
-        "truncated": batch.truncated.tolist(),
-        "episode_ids": batch.episode_ids,
-    }
-    temporary = directory / f"{_TABLE_FILE}.tmp"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(table, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(directory / _TABLE_FILE)
-    return directory
-
-
-def _write_column(directory: Path, name: str, column: Any, files: dict[str, str]) -> Any:
-    """Write the leaves of a column, and return their file names in the same structure."""
-    if isinstance(column, dict):
-        return {key: _write_column(directory, f"{name}.{key}", part, files) for key, part in column.items()}
-    if not isinstance(column, np.ndarray):
-        raise ConfigurationError(
-            f"write_shard, column {name!r}: expected an array or dicts of arrays, got {type(column).__name__}."
-        )
-    file = f"{len(files):03d}-{''.join(c if c.isalnum() or c in '._-' else '_' for c in name)}.npy"
-    np.save(directory / file, column, allow_pickle=False)
-    files[file] = _digest(directory / file)
-    return file
-
-
-def open_shards(path: str | Path, *, verify: bool = False) -> list[EpisodeBatch]:
-    """Map all shards below a directory into memory, in the order of their paths.
-
-    Args:
-        path: A shard's directory, or one with shards at any depth.
-        verify: Whether to read every file and compare its SHA-256.
-
-    Returns:
-        One EpisodeBatch per shard; its columns are memory maps, read on access.
-
-    Raises:
-        ConfigurationError: There is no shard, or one is incomplete or altered.
-    """
-    tables = sorted(Path(path).rglob(_TABLE_FILE))
-    if not tables:
-        raise ConfigurationError(
-            f"offline data: expected shards (directories with a {_TABLE_FILE}) below {path}, found none. "
-            "Write them with rlzmq.replay.write_shard."
-        )
-    return [_open_shard(table.parent, verify) for table in tables]
-
-
-def _open_shard(directory: Path, verify: bool) -> EpisodeBatch:
+    batch = episodes if isinstance(episodes, EpisodeBatch) else EpisodeBatch.from_episodes(episodes)
+    batch = join_chunks(batch)
+    if not len(batch):
+        raise ValueError(f"write_shard to {directory}: expected at least one step, got none.")
+    header, frames = batch.to_wire()
+    head = msgpack.packb(
+        {
+            "batch": header,
+            "frames": [frame.nbytes for frame in frames],
+            "observation_space": _plain_space(batch.observation_space),
+            "action_space": _plain_space(batch.action_space),
+            "normalize_actions": normalize_actions,
+        }
+    )
+    parts: list[Any] = [head]
+    position = _PREFIX.size + len(head)
+    for frame in frames:
+        padding = -position % _ALIGNMENT
+        parts += [bytes(padding), frame.reshape(-1).view(np.uint8).data]
+        position += padding + frame.nbytes
+    prefix = _PREFIX.pack(_MAGIC, 0, len(head), position)
+    crc = zlib.crc32(prefix[_FIRST_CHECKED:])
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    place = Path(directory)
+    make_directories(place)
+    path = place / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}{_SUFFIX}"  # sorted by time
+    unfinished = path.with_suffix(_UNFINISHED)
     try:
-        table = json.loads((directory / _TABLE_FILE).read_text(encoding="utf-8"))
-        if table["format"] != _FORMAT:
-            raise ValueError(f"expected format {_FORMAT}, got {table['format']!r}")
-        for file, digest in table["files"].items() if verify else ():
-            if _digest(directory / file) != digest:
-                raise ValueError(f"{file} is not what was written")
-        length = np.asarray(table["length"], np.int64)
-        batch = EpisodeBatch(
-            {name: _open_column(directory, column) for name, column in table["columns"].items()},
-            start=np.cumsum(length + 1) - length - 1,
-            length=length,
-            t_started=table["t_started"],
-            terminated=table["terminated"],
-            truncated=table["truncated"],
-            episode_ids=[str(episode_id) for episode_id in table["episode_ids"]],
-        )
-        batch.validate()
-        if batch.num_env_steps != table["num_env_steps"]:
-            raise ValueError(f"expected {table['num_env_steps']} env steps, got {batch.num_env_steps}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with unfinished.open("xb") as file:
+            file.write(_PREFIX.pack(_MAGIC, crc, len(head), position))
+            faults.at("shard.begun")
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        faults.at("shard.written")
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _plain_space(space: Any) -> Any:
+    try:
+        return space_to_plain(space)
+    except NotPlainError:  # a user's own kind of space: the columns' shapes are checked all the same
+        return None
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def open_shards(paths: str | Path | Sequence[str | Path]) -> OpenedShards:
+    """Map all shards below one or several directories into memory, in the order of their names.
+
+    Every byte is read once and compared with the shard's CRC. What is torn, altered or of another release is skipped.
+
+    Args:
+        paths: A directory with shards at any depth, a shard's file, or a list of these.
+
+    Raises:
+        ConfigurationError: A path does not exist, no shard is usable, or their columns do not fit together.
+    """
+    opened = OpenedShards()
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        place = Path(path)
+        if not place.exists():
+            raise ConfigurationError(
+                f"offline data: {place} does not exist. Give the directory that offline_data(output=…) or "
+                "`rlzmq record` has written."
+            )
+        for file in find_shards(place):
+            try:
+                opened.shards.append(_open(file))
+            except FileNotFoundError:
+                continue  # it was renamed, or removed, meanwhile
+            except (OSError, ProtocolError) as error:
+                opened.skipped.append(SkippedShard(file, str(error)))
+            else:
+                opened.paths.append(file)
+    if not opened.shards:
+        found = "".join(f"\n  {shard.path}: {shard.reason}" for shard in opened.skipped[:8])
         raise ConfigurationError(
-            f"offline data, shard {directory}: {type(error).__name__}: {error}. Write it again, or remove it."
-        ) from error
+            f"offline data: expected shards (*{_SUFFIX}) below {paths}, got "
+            + (f"{len(opened.skipped)} of which none is usable:{found}" if found else "none")
+            + "\nRecord episodes with offline_data(output=…) or `rlzmq record`, or write your own with "
+            "rlzmq.replay.write_shard."
+        )
+    _check_fit(opened)
+    return opened
+
+
+def find_shards(place: Path) -> list[Path]:
+    """Return the files of all shards below a directory, whole or not, by name; a file stands for itself."""
+    if place.is_file():
+        return [place]
+    return sorted([*place.rglob(f"*{_SUFFIX}"), *place.rglob(f"*{_UNFINISHED}")])
+
+
+def _open(path: Path) -> EpisodeBatch:
+    """Map one shard.
+
+    Raises:
+        ProtocolError: It is torn, altered, or not of this release.
+    """
+    if path.name.endswith(_UNFINISHED):
+        raise ProtocolError("unfinished: its writer is still at work, or was killed")
+    with path.open("rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes < _PREFIX.size:
+            raise ProtocolError(f"torn: {num_bytes} bytes, fewer than the {_PREFIX.size} it begins with")
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    magic, crc, head_bytes, file_bytes = _PREFIX.unpack_from(content)
+    if magic != _MAGIC:
+        raise ProtocolError(f"expected a file that begins with {_MAGIC!r}, got {magic!r}")
+    if file_bytes != num_bytes:
+        raise ProtocolError(f"torn or altered: expected {file_bytes} bytes, got {num_bytes}")
+    actual = zlib.crc32(content[_FIRST_CHECKED:])
+    if actual != crc:
+        raise ProtocolError(f"altered: expected the CRC-32 {crc:08x}, got {actual:08x}")
+    # The checksum was right: from here on only another writer's mistakes are found.
+    try:
+        head = msgpack.unpackb(content[_PREFIX.size : _PREFIX.size + head_bytes])
+        position, frames = _PREFIX.size + head_bytes, []
+        for size in head["frames"]:
+            position += -position % _ALIGNMENT
+            frames.append(content[position : position + size])
+            position += size
+        batch = EpisodeBatch.from_wire(
+            head["batch"],
+            frames,
+            observation_space=space_from_plain(head["observation_space"]),
+            action_space=space_from_plain(head["action_space"]),
+        )
+        batch.meta["normalize_actions"] = head["normalize_actions"]
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not a shard of this release: {type(error).__name__}: {error}") from error
     return batch
 
 
-def _open_column(directory: Path, column: Any) -> Any:
+def _check_fit(opened: OpenedShards) -> None:
+    """Check that all shards have the same observations, actions and rewards.
+
+    Raises:
+        ConfigurationError: Naming file, column, and both forms.
+    """
+    first = opened.shards[0]
+    for shard, path in zip(opened.shards, opened.paths, strict=True):
+        for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS):
+            expected, actual = column_form(first.columns[name]), column_form(shard.columns[name])
+            if expected != actual:
+                raise ConfigurationError(
+                    f"offline data, column {name!r}: expected {expected} as in {opened.paths[0]}, got {actual} in "
+                    f"{path}. Record each environment and module into its own directory."
+                )
+
+
+def column_form(column: Any) -> Any:
+    """Return a column's dtype and shape of one step, as text; of a tree the same tree."""
     if isinstance(column, dict):
-        return {key: _open_column(directory, part) for key, part in column.items()}
-    if Path(column).name != column:
-        raise ValueError(f"{column!r} is not a file of this shard")
-    return np.lib.format.open_memmap(directory / column, mode="r")  # never reads objects
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        return {key: column_form(part) for key, part in column.items()}
+    if isinstance(column, tuple):
+        return tuple(column_form(part) for part in column)
+    return f"{column.dtype} {tuple(column.shape[1:])}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.bad_values import BadValue
+from rlzmq.replay.episode_recorder import EpisodeRecorder
 from rlzmq.runners.bad_steps import BadSteps
 from rlzmq.runners.env_failures import Reproduction
 from rlzmq.runners.env_runner import EnvRunner, sample_limits
@@ -38,6 +39,7 @@ class SamplingRunner(EnvRunner):
         self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; (): at the start of the run
         self._id_prefix = uuid.uuid4().hex[:20]
         self._num_episode_ids = 0
+        self._recorder = _recorder_for(config)
         super().__init__(config=config, **kwargs)
 
     @abc.abstractmethod
@@ -129,8 +131,15 @@ class SamplingRunner(EnvRunner):
             self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
             batch = batch.updated()
             batch.meta["num_env_steps"] = batch.num_env_steps
+        if self._recorder is not None:
+            self._recorder.add(batch)
         batch.meta["timers"] = self._time_sample(start_s)
         return batch
+
+    def stop(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+        super().stop()
 
     # -- called by samplers --------------------------------------------------------------------
 
@@ -157,3 +166,15 @@ class SamplingRunner(EnvRunner):
         self._needs_seed = True
         if self._sampler is not None:
             self._sampler.forget()
+
+
+def _recorder_for(config: BaseConfig) -> EpisodeRecorder | None:
+    """Return the recorder of a config's env runner; None if nothing is recorded."""
+    if config.output is None or config.in_evaluation:
+        return None
+    return EpisodeRecorder(
+        config.output,
+        max_env_steps=config.output_max_rows_per_file,
+        writes_unfinished=config.output_write_remaining_data,
+        normalize_actions=config.normalize_actions,
+    )

@@ -268,8 +268,8 @@ def test_an_update_that_fails_keeps_what_it_found_in_the_replay_buffer() -> None
 
 def recorded(path: Path, num_shards: int = 3, steps: int = 50) -> list[EpisodeBatch]:
     for index in range(num_shards):
-        write_shard(path / f"{index}", fresh(index, steps))
-    return open_shards(path)
+        write_shard(path, fresh(index, steps))
+    return open_shards(path).shards
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -329,8 +329,8 @@ def test_recorded_steps_that_make_the_loss_overflow_are_passed_over(
     tmp_path: Path, whole_episodes: bool
 ) -> None:
     for index in range(3):
-        write_shard(tmp_path / f"{index}", marked(index, 9.0))
-    shards = open_shards(tmp_path)
+        write_shard(tmp_path, marked(index, 9.0))
+    shards = open_shards(tmp_path).shards
 
     class Offline(Overflows):
         def make_source(self) -> OfflineShards:

@@ -1,17 +1,22 @@
-"""Shards: what was written is what is read, mapped and not loaded, and what is torn is told."""
+"""Shards: what was written is read, mapped and not loaded; what is torn or altered is skipped with its reason."""
 
 from __future__ import annotations
 
-import json
+import os
+import signal
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.replay import open_shards, write_shard
+from rlzmq.replay import EpisodeRecorder, open_shards, write_shard
 
 
 def episodes(num: int, seed: int = 0) -> list[SingleAgentEpisode]:
@@ -25,6 +30,7 @@ def episodes(num: int, seed: int = 0) -> list[SingleAgentEpisode]:
             ],
             actions=list(rng.integers(0, 3, length)),
             rewards=list(rng.normal(size=length)),
+            action_space=gym.spaces.Discrete(3),
             terminated=bool(i % 2),
             truncated=not i % 2,
             len_lookback_buffer=0,
@@ -33,50 +39,205 @@ def episodes(num: int, seed: int = 0) -> list[SingleAgentEpisode]:
     ]
 
 
+def assert_same(one: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+    assert one.id_ == other.id_
+    assert one.t_started == other.t_started
+    assert (one.is_terminated, one.is_truncated) == (other.is_terminated, other.is_truncated)
+    assert np.asarray(other.get_actions()).tolist() == np.asarray(one.get_actions()).tolist()
+    assert np.asarray(other.get_rewards()).tolist() == np.asarray(one.get_rewards()).tolist()
+    mine = one.get_observations()
+    images = mine["image"] if isinstance(mine, dict) else [obs["image"] for obs in mine]
+    assert (np.asarray(other.get_observations()["image"]) == np.asarray(images)).all()
+
+
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    written = [episodes(5, seed) for seed in range(3)]
-    for index, batch in enumerate(written):
-        write_shard(tmp_path / f"shard-{index:03d}", EpisodeBatch.from_episodes(batch))
-    for batch, shard in zip(written, open_shards(tmp_path, verify=True), strict=True):
-        assert isinstance(shard.columns["obs"]["image"], np.memmap)
+    written = {id_.id_: id_ for seed in range(3) for id_ in episodes(5, seed)}
+    for seed in range(3):
+        write_shard(tmp_path / "data", episodes(5, seed), normalize_actions=True)
+    opened = open_shards(tmp_path)
+    assert len(opened.shards) == len(opened.paths) == 3
+    for shard in opened.shards:
+        assert not shard.columns["obs"]["image"].flags.writeable, "mapped, not loaded"
         assert shard.columns["obs"]["image"].dtype == np.uint8
-        for one, other in zip(batch, shard, strict=True):
-            assert one.id_ == other.id_
-            assert (one.is_terminated, one.is_truncated) == (other.is_terminated, other.is_truncated)
-            assert np.asarray(other.get_actions()).tolist() == np.asarray(one.get_actions()).tolist()
-            images = [obs["image"] for obs in one.get_observations()]
-            assert (np.asarray(other.get_observations()["image"]) == images).all()
+        assert shard.action_space == gym.spaces.Discrete(3)
+        assert shard.meta["normalize_actions"] is True
+        for episode in shard:
+            assert_same(written.pop(episode.id_), episode)
+    assert not written
+    assert open_shards(opened.paths[:1]).paths == opened.paths[:1], "single files, too"
 
 
 def test_lookback_parts_and_steps_of_no_chunk_are_left_out(tmp_path: Path) -> None:
     batch = EpisodeBatch.from_episodes(episodes(4))
     total = batch.num_env_steps
     part = batch.slice_steps(3, total - 2)
-    write_shard(tmp_path / "part", part)
-    (shard,) = open_shards(tmp_path)
+    write_shard(tmp_path, part)
+    (shard,) = open_shards(tmp_path).shards
     assert shard.num_env_steps == total - 5
     assert shard.num_slots == shard.num_env_steps + len(shard)
     assert shard.t_started.tolist() == part.t_started.tolist()
 
 
-def test_what_is_not_there_or_not_whole_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="found none"):
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="got none\nRecord episodes with"):
         open_shards(tmp_path)
-    shard = write_shard(tmp_path / "one", episodes(2))
-    with pytest.raises(ConfigurationError, match="not empty"):
-        write_shard(shard, episodes(2))
-    file = next(shard.glob("*.npy"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    assert open_shards(tmp_path)
-    with pytest.raises(ConfigurationError, match="not what was written"):
-        open_shards(tmp_path, verify=True)
-    file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ConfigurationError, match="Write it again"):
+    with pytest.raises(ConfigurationError, match="nowhere does not exist"):
+        open_shards(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="at least one step, got none"):
+        write_shard(tmp_path, [])
+    file = write_shard(tmp_path, episodes(2))
+    file.write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=r"1 of which none is usable:\n.*torn: 0 bytes"):
         open_shards(tmp_path)
-    table = json.loads((shard / "shard.json").read_text())
-    table["columns"]["obs"] = "../../etc/passwd"
-    (shard / "shard.json").write_text(json.dumps(table))
-    with pytest.raises(ConfigurationError, match="not a file of this shard"):
+
+
+def byte_classes(content: bytes) -> dict[str, tuple[int, str]]:
+    """Return a position of each kind of byte in a shard's file, and the reason that its change gives."""
+    _, _, head_bytes, _ = struct.unpack_from("<8sIIQ", content)
+    first_frame = -(-(24 + head_bytes) // 64) * 64
+    padding = 24 + head_bytes
+    assert padding < first_frame, "this head needs padding"
+    return {
+        "magic": (3, "begins with"),
+        "crc": (9, "CRC-32"),
+        "length of the head": (13, "CRC-32"),
+        "length of the file": (17, "torn or altered: expected"),
+        "first of the head": (24, "CRC-32"),
+        "last of the head": (24 + head_bytes - 1, "CRC-32"),
+        "padding": (padding, "CRC-32"),
+        "chunk table": (first_frame, "CRC-32"),
+        "a column": ((first_frame + len(content)) // 2, "CRC-32"),
+        "last byte": (len(content) - 1, "CRC-32"),
+    }
+
+
+def test_a_changed_byte_of_each_class_makes_a_shard_unusable(tmp_path: Path) -> None:
+    whole = write_shard(tmp_path, episodes(2, seed=1))
+    file = write_shard(tmp_path, episodes(2))
+    content = file.read_bytes()
+    for what, (position, reason) in byte_classes(content).items():
+        for bit in (0, 7):
+            changed = bytearray(content)
+            changed[position] ^= 1 << bit
+            file.write_bytes(changed)
+            opened = open_shards(tmp_path)
+            assert opened.paths == [whole], what
+            assert [skipped.path for skipped in opened.skipped] == [file]
+            assert reason in opened.skipped[0].reason, what
+
+
+def test_a_shard_torn_at_any_byte_or_made_longer_is_unusable(tmp_path: Path) -> None:
+    whole = write_shard(tmp_path, episodes(2, seed=1))
+    file = write_shard(tmp_path, episodes(2))
+    content = file.read_bytes()
+    lengths = {0, 1, 8, 12, 23, 24, 25, *range(26, len(content), 97), len(content) - 1}
+    for changed in (*(content[:length] for length in sorted(lengths)), content + b"\0"):
+        file.write_bytes(changed)
+        opened = open_shards(tmp_path)
+        assert opened.paths == [whole]
+        assert "torn" in opened.skipped[0].reason
+        assert str(len(changed)) in opened.skipped[0].reason
+
+
+def test_columns_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a", episodes(1))
+    one = episodes(1, seed=5)[0]
+    other = SingleAgentEpisode(
+        observations=[{"image": np.zeros((4, 5), np.uint8), "x/y": np.zeros(2)}] * 2,
+        actions=[np.int64(1)], rewards=[0.0], terminated=True, len_lookback_buffer=0,
+    )  # fmt: skip
+    write_shard(tmp_path / "b", [other])
+    with pytest.raises(ConfigurationError, match=r"column 'obs': expected .*uint8 \(4, 4\).* got .*\(4, 5\)"):
         open_shards(tmp_path)
+    with pytest.raises(ValueError, match="column 'obs'"):
+        write_shard(tmp_path, [one, other])
+
+
+# -- recording ------------------------------------------------------------------------------------
+
+
+def fragments(batch: EpisodeBatch, length: int) -> list[EpisodeBatch]:
+    total = batch.num_env_steps
+    return [batch.slice_steps(begin, min(begin + length, total)) for begin in range(0, total, length)]
+
+
+@pytest.mark.parametrize("length", [1, 7, 1000])
+@pytest.mark.parametrize("max_env_steps", [1, 30, 10_000])
+def test_fragments_are_recorded_as_whole_episodes(tmp_path: Path, length: int, max_env_steps: int) -> None:
+    written = episodes(9)
+    recorder = EpisodeRecorder(tmp_path, max_env_steps=max_env_steps)
+    for part in fragments(EpisodeBatch.from_episodes(written), length):
+        recorder.add(part)
+    recorder.close()
+    recorder.close()
+    read = {episode.id_: episode for shard in open_shards(tmp_path).shards for episode in shard}
+    assert recorder.num_episodes == len(read) == len(written)
+    assert recorder.num_env_steps == sum(map(len, written))
+    for episode in written:
+        assert_same(episode, read[episode.id_])
+
+
+@pytest.mark.parametrize("writes_unfinished", [False, True])
+def test_unfinished_episodes_are_written_only_if_asked_for(tmp_path: Path, writes_unfinished: bool) -> None:
+    batch = EpisodeBatch.from_episodes(episodes(4))
+    recorder = EpisodeRecorder(tmp_path, max_env_steps=5, writes_unfinished=writes_unfinished)
+    recorder.add(batch.slice_steps(0, batch.num_env_steps - 1))
+    recorder.close()
+    read = [episode for shard in open_shards(tmp_path).shards for episode in shard]
+    assert sum(not episode.is_done for episode in read) == int(writes_unfinished)
+    assert sum(episode.is_done for episode in read) == 3
+
+
+def test_an_abandoned_episode_is_forgotten(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path, max_env_steps=1, writes_unfinished=True)
+    recorder.add(EpisodeBatch.from_episodes(episodes(1)).slice_steps(0, 2))
+    for seed in range(1, 4):
+        recorder.add(EpisodeBatch.from_episodes(episodes(1, seed)))
+    recorder.close()
+    assert [e.id_ for s in open_shards(tmp_path).shards for e in s if not e.is_done] == []
+    assert recorder.num_episodes == 3
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "data"
+    blocked.write_text("a file")
+    recorder = EpisodeRecorder(blocked, max_env_steps=1)
+    for seed in range(3):
+        recorder.add(EpisodeBatch.from_episodes(episodes(1, seed)))
+    recorder.close()
+    assert recorder.num_episodes == 0
+    (record,) = caplog.records
+    assert "cannot be recorded" in record.getMessage()
+
+
+WRITER = """
+import sys
+from tests.replay.test_shards import episodes
+from rlzmq.core import faults
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.replay import EpisodeRecorder
+
+faults.arm("writer")
+recorder = EpisodeRecorder(sys.argv[1], max_env_steps=1)
+for seed in range(int(sys.argv[2]), int(sys.argv[2]) + 10):
+    recorder.add(EpisodeBatch.from_episodes(episodes(3, seed)))
+"""
+
+
+@pytest.mark.parametrize("place", ["shard.begun", "shard.written"])
+def test_many_processes_write_into_a_directory_and_one_is_killed(tmp_path: Path, place: str) -> None:
+    """The one is killed while it writes its fourth shard: the first three are whole, as are all of the others'."""
+    writers = []
+    for index in range(3):
+        fault = {"RLZMQ_FAULT": f"{place}:kill:4"} if index == 0 else {}
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(100 * index)]
+        writers.append(subprocess.Popen(command, env={**os.environ, **fault}))
+    assert [writer.wait(60) for writer in writers] == [-signal.SIGKILL, 0, 0]
+    opened = open_shards(tmp_path)
+    ids = sorted(id_ for shard in opened.shards for id_ in shard.episode_ids)
+    seeds = [*range(3), *range(100, 110), *range(200, 210)]
+    assert ids == sorted(f"e{seed}-{i}" for seed in seeds for i in range(3))
+    (skipped,) = opened.skipped
+    assert "unfinished" in skipped.reason

@@ -1,0 +1,121 @@
+"""``rlzmq record``: write episodes of a checkpoint's policy as shards, for offline algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+__all__ = ["RecordOptions", "run"]
+
+# Episodes of one round of each runner: the driver receives a copy of what the runners write.
+_EPISODES_PER_ROUND = 20
+
+
+@dataclass
+class RecordOptions:
+    """Options of ``rlzmq record``."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """A checkpoint, or a run directory that holds one."""
+    output: Path
+    """Directory for the shards; more are added to those that it holds."""
+    episodes: int = 100
+    """Number of complete episodes (default: 100)."""
+    runners: int = 0
+    """Number of processes that sample; 0: this one (default: 0)."""
+    envs_per_runner: int | None = None
+    """Number of envs in each runner (default: the checkpoint's)."""
+    seed: int | None = None
+    """Seed of the envs (default: the run's seed)."""
+    explore: bool = False
+    """Sample actions from the distribution instead of taking its mode (default: False)."""
+    random: bool = False
+    """Take random actions instead of the policy's (default: False)."""
+    config: Path | None = None
+    """TOML file of settings, for a checkpoint whose config contains code (default: the checkpoint's config)."""
+    trust_code: bool = False
+    """Import functions and classes that the checkpoint's config names (default: False)."""
+    import_: list[str] = field(default_factory=list)
+    """Module to import first, e.g. one that registers envs; repeatable (default: none)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command: `arguments` without ``rlzmq record``; the exit code."""
+    from rlzmq.cli.joining import import_first
+    from rlzmq.cli.parsing import parse
+    from rlzmq.core.errors import ConfigurationError
+
+    options = parse(
+        RecordOptions,
+        arguments,
+        usage="rlzmq record RUN_OR_CHECKPOINT --output DIRECTORY [options]",
+        description="Record complete episodes of a checkpoint's policy as shards, for offline algorithms.",
+    )
+    import_first(options.import_)
+    for name in ("episodes", "envs_per_runner"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            flag = name.replace("_", "-")
+            raise ConfigurationError(f"--{flag} {getattr(options, name)}: expected 1 or more")
+    returns = record(options)
+    print(
+        f"recorded  {len(returns)} episodes, return mean {sum(returns) / len(returns):.2f}, in {options.output}"
+    )
+    return 0
+
+
+def record(options: RecordOptions) -> list[float]:
+    """Write the episodes and return their returns.
+
+    Raises:
+        ConfigurationError: The directory does not hold all episodes in the end.
+    """
+    from rlzmq.algorithms.checkpoints import load_config, read_algorithm
+    from rlzmq.core.errors import ConfigurationError
+    from rlzmq.driver.env_runner_group import EnvRunnerGroup
+    from rlzmq.replay.shards import find_shards, open_shards
+
+    config = load_config(options.checkpoint, trust_code=options.config is None and options.trust_code)
+    if options.config is not None:
+        config = type(config).from_toml(options.config)
+    config.env_runners(num_env_runners=options.runners).learners(num_learners=0)
+    config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
+    if options.envs_per_runner is not None:
+        config.env_runners(num_envs_per_env_runner=options.envs_per_runner)
+    if options.seed is not None:
+        config.debugging(seed=options.seed)
+    config.offline_data(output=str(options.output.absolute()))
+    config.validate()
+    state = read_algorithm(options.checkpoint)
+    before = set(find_shards(options.output))
+    returns: list[float] = []
+    group = EnvRunnerGroup(config=config)
+    try:
+        policy = {"rl_module": state["learner_group/learner"]["rl_module"], **state["env_runner"]}
+        group.foreach_env_runner(partial(_load_policy, state=policy))
+        while len(returns) < options.episodes:
+            wanted = min(options.episodes - len(returns), _EPISODES_PER_ROUND * max(options.runners, 1))
+            sampled = group.sample(
+                num_episodes=wanted, explore=options.explore, random_actions=options.random
+            )
+            returns += [episode.get_return() for episode in sampled]
+    finally:
+        group.stop()
+    new = sorted(set(find_shards(options.output)) - before)
+    written = sum(map(len, open_shards(new).shards)) if new else 0
+    if written < len(returns):
+        raise ConfigurationError(
+            f"--output {options.output}: expected {len(returns)} new episodes, got {written}. The "
+            "reason is in the error above."
+        )
+    return returns
+
+
+def _load_policy(runner: Any, state: Mapping[str, Any]) -> None:
+    """Load weights and connector states, which recording then leaves as they are."""
+    runner.set_state(state)
+    runner.env_to_module.freeze_statistics()

@@ -1,0 +1,85 @@
+"""rlzmq record and rlzmq inspect: what a checkpoint's policy did, in files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlzmq import PPOConfig
+from rlzmq.cli.main import main
+from rlzmq.replay import open_shards
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PPO run of one update on CartPole."""
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=2)
+        .training(train_batch_size=64, minibatch_size=64, num_epochs=1)
+        .debugging(seed=3)
+    )
+    path = tmp_path_factory.mktemp("run") / "checkpoint"
+    with config.build() as algo:
+        algo.train()
+        algo.save_to_path(path)
+    return path
+
+
+def returns_in(directory: Path) -> list[float]:
+    return sorted(np.concatenate([shard.get_returns() for shard in open_shards(directory).shards]).tolist())
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+def test_a_checkpoints_episodes_are_recorded(
+    checkpoint: Path, tmp_path: Path, runners: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "data"
+    arguments = ["record", str(checkpoint), "--output", str(output), "--episodes", "7"]
+    assert main([*arguments, "--runners", str(runners)]) == 0
+    assert "recorded  7 episodes" in capsys.readouterr().out
+    returns = returns_in(output)
+    assert len(returns) == 7
+    shard = open_shards(output).shards[0]
+    assert (shard.terminated | shard.truncated).all()
+    assert shard.observation_space is not None
+    assert shard.meta["normalize_actions"] is True
+    assert main([*arguments, "--random"]) == 0
+    assert len(returns_in(output)) == 14, "more episodes are added"
+
+
+def test_inspect_shows_recorded_episodes_and_files_that_cannot_be_used(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert main(["record", str(checkpoint), "--output", str(tmp_path), "--episodes", "3"]) == 0
+    torn = open_shards(tmp_path).paths[0]
+    torn.write_bytes(torn.read_bytes()[:-5])
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"{torn.name} +NOT USABLE +torn or altered: expected \d+ bytes, got", shown)
+    assert re.search(r"whole +3 episodes +\d+ steps +return \d+", shown)
+    assert re.search(r"3 episodes \(3 ended\), \d+ env steps in 1 shards; 1 files skipped", shown)
+    for column in ("obs: ", "actions: ", "rewards: ", "action_logp: "):
+        assert column in shown
+    assert "return  mean" in shown
+    for file in tmp_path.glob("*.shard"):
+        file.write_bytes(b"")
+    assert main(["inspect", str(tmp_path)]) == 78
+    assert "none is usable" in capsys.readouterr().err
+
+
+def test_bad_options_are_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["record", str(checkpoint), "--output", str(tmp_path), "--episodes", "0"]) == 78
+    assert "--episodes 0: expected 1 or more" in capsys.readouterr().err
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["record", str(checkpoint), "--output", str(blocked), "--episodes", "1"]) == 78
+    assert "expected 1 new episodes, got 0" in capsys.readouterr().err
