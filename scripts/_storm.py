@@ -39,6 +39,8 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from _pauses import Pauses
+
 from rlzmq.actors.forkserver import get_fork_server
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core import faults
@@ -148,6 +150,7 @@ class Storm:
         num_faults, seconds: How many, over how long.
         seed: Of the random stream.
         directory: For the outside runner's join file.
+        long_s: Pauses from this length on are printed with what happened in them.
 
     Attributes:
         fired: Faults by kind.
@@ -155,7 +158,15 @@ class Storm:
     """
 
     def __init__(
-        self, algo: Any, lines: Lines, *, num_faults: int, seconds: float, seed: int, directory: Path
+        self,
+        algo: Any,
+        lines: Lines,
+        *,
+        num_faults: int,
+        seconds: float,
+        seed: int,
+        directory: Path,
+        long_s: float = 8.0,
     ) -> None:
         self.algo = algo
         self.session = algo.session
@@ -172,6 +183,7 @@ class Storm:
         self._holes: set[asyncio.Task[None]] = set()
         self._outside: subprocess.Popen[bytes] | None = None
         self._updated_at = time.monotonic()
+        self._pauses = Pauses(algo.session, long_s)
         self._runner_faults: list[tuple[int, str, int]] = []
         self._broker_fault_at = -_UPDATES_TO_COMMIT
 
@@ -190,6 +202,7 @@ class Storm:
             (self.directory / "join.toml").touch(0o600)
             (self.directory / "join.toml").write_text(replace(join, addresses=addresses).to_text())
             stack.callback(self._leave)
+            await stack.enter_async_context(self._pauses)
             training = asyncio.create_task(self._train())
             raging = asyncio.create_task(self._rage())
             try:
@@ -205,11 +218,8 @@ class Storm:
         self._updated_at = time.monotonic()
         while True:
             await self.algo.train()
-            now = time.monotonic()
-            self.gaps_s.append(now - self._updated_at)
-            if self.gaps_s[-1] > MAX_STILL_S:
-                print(f"STOOD STILL for {self.gaps_s[-1]:.1f} s", flush=True)
-            self._updated_at = now
+            self._updated_at = time.monotonic()
+            self.gaps_s.append(self._pauses.updated(self._updated_at))
 
     async def _rage(self) -> None:
         begin = time.monotonic()
@@ -219,6 +229,7 @@ class Storm:
             kind = ""
             while not kind:
                 kind = await self._one(self.random.choice(KINDS))
+            self._pauses.note(f"FAULT  {kind}")
             self.fired[kind] += 1
             if time.monotonic() - self._updated_at > _GIVE_UP_S:
                 status = await asyncio.wait_for(self.session._pipeline._status(), 5)
@@ -283,6 +294,7 @@ class Storm:
         proxies = [proxy for name, proxy in lines.items() if name.split()[0] == whose]
         if not any(proxy.num_connections for proxy in proxies):
             return ""
+        self._pauses.note(f"FAULT  {kind} {whose}")
         if kind == "hole":
             seconds = self.random.random() * _MAX_HOLE_S
             task = asyncio.create_task(_hold_up(proxies, seconds), name="hole")
@@ -313,6 +325,7 @@ class Storm:
                     return f"kill {role}"  # it has started already
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
+                self._pauses.note(f"FAULT  {number.name} pid {pid}, which starts")
                 return f"starting {role}"
             await asyncio.sleep(0.005)
         return f"kill {role}"
@@ -337,6 +350,7 @@ class Storm:
         if handle is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(handle.pid, number)
+                self._pauses.note(f"FAULT  {signal.Signals(number).name} {handle.name} (pid {handle.pid})")
                 if number == signal.SIGKILL:
                     faults.record("killed", place=handle.name, pid=handle.pid)
                 self._note_copies(role, handle.name, handle.pid)

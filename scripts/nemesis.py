@@ -252,6 +252,7 @@ async def rage(args: argparse.Namespace, directory: Path) -> bool:
             seconds=60 * args.minutes,
             seed=args.seed,
             directory=directory,
+            long_s=args.explain_s,
         )
         await storm.run()
         stood_still = [gap for gap in storm.gaps_s if gap > MAX_STILL_S]
@@ -311,6 +312,9 @@ def main() -> int:
     parser.add_argument("--storm", action="store_true", help="all kinds of faults mixed, with the next two:")
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument(
+        "--explain-s", type=float, default=8.0, help="print what happened in pauses from this length on"
+    )
     args = parser.parse_args()
     if args.storm:
         return main_storm(args)
