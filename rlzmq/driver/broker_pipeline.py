@@ -30,6 +30,7 @@ from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.driver_link import DriverLink
 from rlzmq.driver.fragment_metadata import MetaCheck
 from rlzmq.driver.join_files import JoinKeys, pack_config
+from rlzmq.driver.process_health import watch_stopped
 from rlzmq.driver.report_reader import ReportReader
 from rlzmq.driver.run_journal import RunJournal
 from rlzmq.driver.standalone_broker import FoundBroker
@@ -93,7 +94,7 @@ class BrokerPipeline:
             progress=lambda: self._driver.progress if self._driver is not None else None,
             patience_s=self._patience_s,
             status=self._status,
-            handles=lambda: [*self._runners.handles, *self._learners.handles, *self._own_broker()],
+            handles=self._handles,
             form_anew=self._form_anew,
             give_up=self._break,
         )
@@ -129,7 +130,6 @@ class BrokerPipeline:
             next_update=version,
             incarnation=self._broker.epoch,
             on_notice=self._on_notice,
-            on_new_broker=self._on_new_broker,
             packed_config=pack_config(self._config) if is_open else b"",
             spaces_digest=spaces_digest(self._connectors.spaces["__env_single__"]) if is_open else "",
             **self._keys_of("driver"),
@@ -149,6 +149,7 @@ class BrokerPipeline:
         )
         learners.supervisor.begin_lineage = self._begin_lineage
         learners.supervisor.watch_failures()
+        self._run_task(watch_stopped(self._handles, self._on_stopped))
 
     async def _take_over(self, epoch: int) -> None:
         """Take over a standalone broker that may have served other drivers: it drops their data, and this driver's
@@ -255,6 +256,9 @@ class BrokerPipeline:
 
     # -- for the watchdog -----------------------------------------------------------------------
 
+    def _handles(self) -> list[Any]:
+        return [*self._runners.handles, *self._learners.handles, *self._own_broker()]
+
     def _own_broker(self) -> list[Any]:
         return [self._broker.handle] if isinstance(self._broker, BrokerKeeper) else []
 
@@ -295,13 +299,16 @@ class BrokerPipeline:
         elif event in ("bad_fragment", "quarantined") and detail.startswith(f"{self._peer_of.get(index)}/"):
             runners.blame(index, detail)  # else it concerns the previous process
 
-    def _on_new_broker(self) -> None:
-        """Check for stopped processes: if brokers die in a row, none lives long enough to miss a peer."""
-        why = "a new broker came"
-        for index in range(len(self._runners.handles)):
-            self._run_task(self._runners.supervisor.suspect(index, "lost", why))
-        for name in self._ranks:
-            self._run_task(self._learners.supervisor.suspect(name, "lost", why))
+    def _on_stopped(self, handle: Any) -> None:
+        """Replace a process that a signal has stopped; the last rank is continued."""
+        if isinstance(self._broker, BrokerKeeper) and handle is self._broker.handle:
+            self._broker.end_stopped()
+        elif handle in self._learners.handles:
+            self._run_task(self._learners.supervisor.suspect(handle.name, "lost", "SIGSTOP"))
+        elif handle in self._runners.handles:
+            self._run_task(
+                self._runners.supervisor.suspect(self._runners.handles.index(handle), "lost", "SIGSTOP")
+            )
 
     def _send_connector_state(self, state: Any) -> None:
         assert self._driver is not None

@@ -117,6 +117,11 @@ class BrokerKeeper:
         for file in self.join_files.values():
             file.unlink(missing_ok=True)  # its keys are now useless
 
+    def end_stopped(self) -> None:
+        """Kill the broker because a signal has stopped it; it is replaced."""
+        _log.warning("The broker (pid %d) is stopped. Killing it.", self._handle.pid)
+        self._handle.kill()
+
     def _write_join_files(self, keys: JoinKeys) -> None:
         config = self._config
         path = config.join_file or self._system.run_directory.path / "join.toml"

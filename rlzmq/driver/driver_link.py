@@ -29,7 +29,6 @@ class DriverLink(PeerLink):
         next_update: The first update: the weights version that the learners start from.
         incarnation: See `DriverCore`.
         on_notice: Called with the broker's notices for supervisors.
-        on_new_broker: Called when the broker was replaced.
         trained, dropped: Env steps that were accounted for before.
         packed_config: The config as one frame, for runners that join.
         spaces_digest: Digest of the env's spaces, which must be equal at runners that join.
@@ -49,7 +48,6 @@ class DriverLink(PeerLink):
         next_update: int,
         incarnation: int = 0,
         on_notice: Callable[[Notice], None] | None = None,
-        on_new_broker: Callable[[], None] | None = None,
         trained: int = 0,
         dropped: dict[str, int] | None = None,
         packed_config: bytes = b"",
@@ -71,7 +69,6 @@ class DriverLink(PeerLink):
         )
         super().__init__(core, data_address, curve)
         self._on_notice = on_notice
-        self._on_new_broker = on_new_broker
         self.open_reports: dict[int, asyncio.Future[Report]] = {}
         self.progress: Progress | None = None
         self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
@@ -112,8 +109,6 @@ class DriverLink(PeerLink):
             if isinstance(message, Welcome):
                 if not self.welcome.done():
                     self.welcome.set_result(message)
-                elif self._on_new_broker is not None:
-                    self._on_new_broker()
                 return
             if message.event not in _QUIET_EVENTS:
                 _log.warning(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.core.errors import DeadlineError, PeerLostError
 
-__all__ = ["ANSWER_DEADLINE_S", "first_line", "lost_error", "wake", "why_hanging"]
+__all__ = ["ANSWER_DEADLINE_S", "first_line", "lost_error", "wake", "watch_stopped", "why_hanging"]
 
 ANSWER_DEADLINE_S = 5.0
 """Seconds after which a process without an answer counts as hanging, if nothing else is known."""
 
 _WAKE_S = 1.0
+_LOOK_S = 0.5
 
 
 async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANSWER_DEADLINE_S) -> str:
@@ -45,6 +47,27 @@ async def wake(handle: Any) -> None:
         async with asyncio.timeout(_WAKE_S):
             while is_stopped(handle.pid):  # noqa: ASYNC110 (a fact of the kernel's)
                 await asyncio.sleep(0.01)
+
+
+async def watch_stopped(handles: Callable[[], Iterable[Any]], on_stopped: Callable[[Any], None]) -> None:
+    """Call ``on_stopped(handle)`` in each look at a process of this machine that was stopped in the look before.
+
+    It needs neither the network nor a broker, which may be stopped itself. Two looks, since a process may be continued
+    at once. Never returns.
+
+    Args:
+        handles: Returns the processes to look at.
+        on_stopped: Ends or continues the process; it is called again as long as the process is stopped.
+    """
+    before: set[int] = set()
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        stopped = {
+            handle.pid: handle for handle in handles() if not handle.exited.done() and is_stopped(handle.pid)
+        }
+        for pid in before & stopped.keys():
+            on_stopped(stopped[pid])
+        before = set(stopped)
 
 
 def lost_error(handle: Any) -> ActorLostError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ import pytest
 from recovery_runs import check_account, kill, small, until
 
 from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.driver import broker_supervision, process_health
 
 
 def broker_of(algo: Any) -> Any:
@@ -72,13 +74,38 @@ async def test_a_broker_that_dies_at_a_chosen_place(
     assert result["fault_tolerance"]["num_env_steps_without_report"] == 0
 
 
-async def test_a_stopped_broker_is_killed_and_replaced() -> None:
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_stopped_broker_is_killed_and_replaced(
+    is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen at once in the process table; without that, by its silence."""
+    if is_seen:
+        monkeypatch.setattr(broker_supervision, "_PING_DEADLINE_S", 300.0)
+    else:
+        monkeypatch.setattr(process_health, "is_stopped", lambda pid: False)
     async with small(1, 1).build_async() as algo:
         await algo.train()
         keeper = broker_of(algo)
         os.kill(keeper.handle.pid, signal.SIGSTOP)
         check_account(await algo.train(), 2)
         assert keeper.num_restarts == 1
+
+
+async def test_stopped_processes_are_seen_without_a_broker(caplog: pytest.LogCaptureFixture) -> None:
+    async with small(2, 2).build_async() as algo:
+        await algo.train()
+        stopped = [algo.env_runner_group.handles[0], algo.learner_group.handles[1], broker_of(algo).handle]
+        for handle in stopped:
+            os.kill(handle.pid, signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            for handle in stopped:
+                assert (await handle.exited).signal_number == signal.SIGKILL
+        check_account(await algo.train(), 2)
+    killed = [text for text in caplog.messages if "Killing it." in text]
+    assert len(killed) == 3
+    assert sum("its process is stopped (SIGSTOP)" in text for text in killed) == 1, killed
+    assert sum("hangs in its work (SIGSTOP): its process is stopped" in text for text in killed) == 1, killed
+    assert sum("The broker" in text for text in killed) == 1, killed
 
 
 async def test_without_restarts_its_death_ends_the_run() -> None:
