@@ -80,7 +80,6 @@ LAZY_IMPORTS = {
     "the fork server imports only what its children share": ("actors/fork_main.py",),
     "a single-agent run imports nothing of multi-agent episodes, and the reverse": (
         "roles/fragment_data.py",
-        "runners/multi/multi_agent_env_runner.py",
         "wire/values.py",
     ),
     "the two modules of a circle (see KNOWN_CIRCLES), or a package and its own pieces": (

@@ -26,8 +26,7 @@ from rlzmq.core.typed_values import decode, encode_supported
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
 from rlzmq.roles.runner.sampling_round import SamplingRound, UntilEnd
-from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics
-from rlzmq.runners.fragment_metrics import add_fragment_metas
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics, add_fragment_metas
 
 __all__ = ["Evaluation"]
 

@@ -14,7 +14,7 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi.module_spaces import module_spaces
+from rlzmq.runners.multi.module_mapping import module_spaces
 
 __all__ = ["multi_rl_module_spec"]
 

@@ -12,8 +12,7 @@ from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rlzmq.core.typed_values import decode, encode_supported
 from rlzmq.driver.update_results import Accounting, UpdateResult
-from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics
-from rlzmq.runners.fragment_metrics import add_fragment_metas
+from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics, add_fragment_metas
 
 __all__ = ["ResultBuilder", "merge_learner_results"]
 

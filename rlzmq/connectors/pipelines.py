@@ -162,7 +162,7 @@ class ConnectorPipelineV2(PiecesByName):
         return timers
 
     @property
-    def _watches_pieces(self) -> bool:
+    def watches_pieces(self) -> bool:
         """Whether pieces must really be called one by one."""
         return self.time_pieces or self.after_piece is not None
 
@@ -318,7 +318,7 @@ class EnvToModulePipeline(ConnectorPipelineV2):
 
     def columnar_plan(self) -> EnvToModulePlan | None:
         """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
-        return None if self._watches_pieces else env_to_module_plan(self.connectors)
+        return None if self.watches_pieces else env_to_module_plan(self.connectors)
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):
@@ -326,7 +326,7 @@ class ModuleToEnvPipeline(ConnectorPipelineV2):
 
     def columnar_plan(self) -> ModuleToEnvPlan | None:
         """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
-        return None if self._watches_pieces else module_to_env_plan(self.connectors)
+        return None if self.watches_pieces else module_to_env_plan(self.connectors)
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):
@@ -376,7 +376,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
 
     def columnar_plan(self) -> LearnerPlan | None:
         """Return how to run on whole columns; None when a piece needs the per-episode protocol."""
-        return None if self._watches_pieces else learner_plan(self.connectors)
+        return None if self.watches_pieces else learner_plan(self.connectors)
 
 
 def _checked(piece: Any) -> ConnectorV2:

@@ -7,8 +7,7 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.driver.connector_sync import ConnectorSync
-from rlzmq.runners.episode_metrics import EpisodeMetrics
-from rlzmq.runners.fragment_metrics import add_fragment_metas
+from rlzmq.runners.episode_metrics import EpisodeMetrics, add_fragment_metas
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.values import unpack_blob
 

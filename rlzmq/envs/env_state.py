@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 
 from rlzmq.core.plain import from_plain, to_plain
-from rlzmq.core.tree import tree_leaves, tree_map
+from rlzmq.core.tree import tree_leaves, tree_map, tree_stack
 from rlzmq.envs.rng_state import plain_random, random_state, set_random_state
 
 __all__ = [
@@ -37,13 +37,13 @@ __all__ = [
 
 _log = logging.getLogger("rlzmq.envs")
 
-Convert = Callable[[Any], Any]
-
 # Longer histories are not replayed, so that actions are not kept forever.
 MAX_REPLAYED_STEPS = 10_000
 # Minimum number of steps between recorded resets: reading the random state at every reset would slow
 # short episodes by some percent.
 _STEPS_BETWEEN_BEGINS = 256
+# Actions are kept per step, and as one array for so many steps once there are so many.
+_STEPS_PER_BLOCK = 256
 # Time limit of all replays of a runner; the remaining environments start new episodes.
 _REPLAY_S = 60.0
 
@@ -69,9 +69,7 @@ class Begin:
 
 
 class StepHistory:
-    """An earlier reset of each environment, and the actions since then.
-
-    The vector env records resets and counts steps; the sampler adds the actions of each fragment.
+    """An earlier reset of each environment of a vector env, and the actions since then.
 
     Args:
         num_envs: Number of environments.
@@ -85,8 +83,25 @@ class StepHistory:
         self.num_steps = 0
         self.due = [0] * num_envs
         self._begins: list[Begin | None] = [None] * num_envs
-        # (first step, one past the last step, actions ``[N, T, ...]``, conversion to the env's actions)
-        self._fragments: deque[tuple[int, int, Any, Convert | None]] = deque()
+        # (number of the first step, actions ``[T, N, ...]``), then the actions ``[N, ...]`` of the steps after them
+        self._blocks: deque[tuple[int, Any]] = deque()
+        self._latest: list[Any] = []
+
+    def record(self, actions: Any) -> None:
+        """Record the actions of the vector step that is about to happen, a tree of arrays ``[N, ...]``."""
+        self.num_steps += 1
+        self._latest.append(actions.copy() if type(actions) is np.ndarray else tree_map(np.array, actions))
+        if len(self._latest) == _STEPS_PER_BLOCK:
+            self._blocks.append((self.num_steps - _STEPS_PER_BLOCK, tree_stack(self._latest)))
+            self._latest = []
+            self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Drop the actions before all resets that can be replayed."""
+        oldest = self.num_steps - MAX_REPLAYED_STEPS
+        needed = [b.step for b in self._begins if b is not None and b.step >= oldest]
+        while self._blocks and self._blocks[0][0] + _STEPS_PER_BLOCK <= min(needed, default=self.num_steps):
+            self._blocks.popleft()
 
     def begin(self, index: int, env: Any, seed: int | None) -> None:
         """Record that environment `index` is about to be reset before step `num_steps`."""
@@ -115,56 +130,28 @@ class StepHistory:
         self._begins[index] = None if seed is None else Begin(self.num_steps, None, seed)
         self.due[index] = self.num_steps
 
-    def add(self, actions: Any, num_steps: int, convert: Convert | None = None) -> None:
-        """Add the actions of the last `num_steps` vector steps.
-
-        Args:
-            actions: Tree of arrays ``[N, T, ...]``; kept without copying.
-            num_steps: T.
-            convert: Converts actions ``[T, ...]`` to the environment's; None: no conversion.
-        """
-        end = self.num_steps
-        self._fragments.append((end - num_steps, end, actions, convert))
-        oldest = end - MAX_REPLAYED_STEPS
-        needed = min((b.step for b in self._begins if b is not None and b.step >= oldest), default=end)
-        while self._fragments and self._fragments[0][1] <= needed:
-            self._fragments.popleft()
-
-    def actions_since(
-        self, index: int, latest: tuple[Any, int, Convert | None] | None = None
-    ) -> tuple[Begin, Any] | None:
+    def actions_since(self, index: int) -> tuple[Begin, Any] | None:
         """Return a reset of environment `index`, and the actions since, leaves ``[T, ...]`` (None where T = 0).
 
         None if they are unknown or too many.
-
-        Args:
-            latest: Arguments of `add` for actions that were not added yet.
         """
         begin = self._begins[index]
-        if begin is None:
+        first_latest = self.num_steps - len(self._latest)
+        first = self._blocks[0][0] if self._blocks else first_latest
+        if begin is None or begin.step < first:
             return None
         parts = [] if begin.actions is None else [begin.actions]
-        step = begin.step
-        fragments = list(self._fragments)
-        if latest is not None:
-            fragments.append((self.num_steps - latest[1], self.num_steps, latest[0], latest[2]))
-        for first, end, actions, convert in fragments:
-            if end <= step:
-                continue
-            if first > step:
-                return None
-            skipped = step - first
-            part = _row(actions, index, skipped)
-            parts.append(part if convert is None else convert(part))
-            step = end
+        for number, block in self._blocks:
+            skipped = max(0, begin.step - number)
+            if skipped < _STEPS_PER_BLOCK:
+                parts.append(tree_map(lambda leaf, skipped=skipped: leaf[skipped:, index], block))
+        latest = self._latest[max(0, begin.step - first_latest) :]
+        if latest:
+            parts.append(tree_map(lambda leaf: leaf[:, index], tree_stack(latest)))
         rows = tree_map(lambda *leaves: np.concatenate(leaves), *parts) if parts else None
-        if step != self.num_steps or (rows is not None and len(tree_leaves(rows)[0]) > MAX_REPLAYED_STEPS):
+        if rows is not None and len(tree_leaves(rows)[0]) > MAX_REPLAYED_STEPS:
             return None
         return begin, rows
-
-
-def _row(actions: Any, index: int, skipped: int) -> Any:
-    return tree_map(lambda leaf: leaf[index, skipped:], actions)
 
 
 # -- one environment's state --------------------------------------------------------------------------

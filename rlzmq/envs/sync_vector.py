@@ -35,7 +35,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     Attributes:
         recover: Called with (env index, exception) when an environment raises; it must return the
             (observation, info) of a reset replacement. None: the exception becomes an ``EnvironmentError_``.
-        history: What `get_env_states` needs; samplers add the actions of each fragment.
+        history: What `get_env_states` needs.
         failed: Indices of the environments that were recovered in the last ``step_sparse``: they were
             reset, not stepped, and their action was not used.
         is_resetting: Whether one of them is being reset in a step right now, for another thread to see.
@@ -116,7 +116,8 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         if self._iterates_as_array and len(actions) != self.num_envs:
             raise ValueError(f"step: expected {self.num_envs} actions, got {len(actions)}.")
         history = self.history
-        history.num_steps = number = history.num_steps + 1
+        history.record(actions)
+        number = history.num_steps
         latest = self._latest_obs
         rewards, terminated, truncated = (
             self._reward_buffer,

@@ -1,7 +1,7 @@
 """EnvRunner: samples episodes with an environment, a module and two connector pipelines.
 
-This base class owns what all runners share: the vector env's lifecycle, the module, seeds, counters and metrics
-(weights and states: EnvRunnerState). Subclasses own the sampling loop.
+This base class owns what all runners share: sample calls, the vector env's lifecycle, seeds, counters and metrics
+(modules, weights and states: EnvRunnerState). A sampler, chosen at each call, owns the sampling loop.
 """
 
 from __future__ import annotations
@@ -9,29 +9,34 @@ from __future__ import annotations
 import abc
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import gymnasium as gym
 import torch
 
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.callbacks import CallbackList
 from rlzmq.core.errors import ClosedError, ConfigurationError
 from rlzmq.core.metrics import MetricsLogger, ReducedMetrics
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.envs.registry import EnvContext
-from rlzmq.modules.multi_rl_module import MultiRLModule
-from rlzmq.modules.output_check import check_acting_outputs
+from rlzmq.episodes.bad_values import BadValue
+from rlzmq.replay.episode_recorder import EpisodeRecorder
+from rlzmq.runners.bad_steps import BadSteps
 from rlzmq.runners.env_failures import EnvFailures, Reproduction, close_env
 from rlzmq.runners.episode_metrics import EpisodeMetrics
-from rlzmq.runners.runner_state import EnvRunnerState
+from rlzmq.runners.request import SampleRequest
+from rlzmq.runners.runner_state import EnvRunnerState, own_config
 
-__all__ = ["EnvRunner", "sample_limits"]
+__all__ = ["EnvRunner"]
+
+_EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
 
-class EnvRunner(EnvRunnerState, abc.ABC):
+class EnvRunner(EnvRunnerState):
     """Samples episodes with a module in environments.
 
     Args:
@@ -43,6 +48,8 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         num_workers: Number of remote runners (default: ``config.num_env_runners``).
 
     Attributes:
+        use_fused: Set to False to always build real episodes.
+        shared_data: Dict shared by the pieces of both pipelines between two full resets.
         config: The runner's copy; to use another ``env_config``, change it and call ``make_env``.
         env: The vector env; may be wrapped or changed between calls.
         module: The module that acts (single-agent: an RLModule, multi-agent: a MultiRLModule).
@@ -63,7 +70,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         num_workers: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.config = _own(config)
+        self.config = own_config(config)
         self.worker_index = worker_index
         self.stream_index = max(worker_index, 1)
         self.incarnation = incarnation
@@ -98,13 +105,22 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         self._weights_layout: Any = None
         self._synced_module_ids: list[str] | None = None
         self._last_sample_end: float | None = None
+        self.use_fused = True
+        self.shared_data: dict[str, Any] = {}
+        self._sampler: Any = None
+        self._bad_steps = BadSteps(self)
+        self._chosen_for: list[Any] = []
+        self._needs_seed = True
+        self._seed_coordinates: tuple[int, ...] = ()  # of the next seeded reset; (): at the start of the run
+        self._id_prefix = uuid.uuid4().hex[:20]
+        self._num_episode_ids = 0
+        self._recorder = _recorder_for(config)
         self._is_stopped = False
         self.make_env()
         self.make_module()
 
     # -- sampling ------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def sample(
         self,
         *,
@@ -135,10 +151,25 @@ class EnvRunner(EnvRunnerState, abc.ABC):
             EnvironmentError_: An environment raised and could not, or must not, be recreated.
             ClosedError: The runner was stopped.
         """
+        self._assert_running()
+        request = SampleRequest.of_sample(
+            self.config,
+            self.num_envs,
+            self.worker_index,
+            num_timesteps,
+            num_episodes,
+            explore=self.config.explore if explore is None else explore,
+            random_actions=random_actions,
+        )
+        return [] if request is None else self._run(request, force_reset or request.num_episodes is not None)
 
-    @abc.abstractmethod
     def sample_lease(
-        self, num_vector_steps: int, *, max_env_steps: int | None = None, max_s: float | None = None
+        self,
+        num_vector_steps: int,
+        *,
+        max_env_steps: int | None = None,
+        max_s: float | None = None,
+        explore: bool | None = None,
     ) -> Any:
         """Sample ``num_vector_steps`` vector steps, continuing the ongoing episodes.
 
@@ -148,6 +179,7 @@ class EnvRunner(EnvRunnerState, abc.ABC):
             num_vector_steps: At least 1.
             max_env_steps: Stop after the vector step that reaches this number of env steps.
             max_s: Stop after the vector step that reaches this number of seconds.
+            explore: As for `sample`.
 
         Returns:
             An EpisodeBatch whose columns have ``num_envs * (lookback + num_vector_steps + 1)`` slots, even if
@@ -155,37 +187,124 @@ class EnvRunner(EnvRunnerState, abc.ABC):
             weights_generation and episode_metrics (lists of returns, lengths and durations_s of the
             episodes that finished).
         """
+        self._assert_running()
+        if num_vector_steps < 1:
+            raise ValueError(f"sample_lease: expected num_vector_steps >= 1, got {num_vector_steps}.")
+        request = SampleRequest(
+            explore=self.config.explore if explore is None else explore,
+            num_vector_steps=num_vector_steps,
+            max_env_steps=max_env_steps,
+            ends_at=None if max_s is None else time.perf_counter() + max_s,
+        )
+        return self._run(request, force_reset=False)
+
+    def _run(self, request: SampleRequest, force_reset: bool) -> Any:
+        start_s = time.perf_counter()
+        sampler = self._choose_sampler()
+        if force_reset or not sampler.has_episodes:
+            self.shared_data.clear()
+            self.shared_data["generator"] = self.generator
+            sampler.reset()
+        try:
+            batch, finished, num_vector_steps = sampler.run(request)
+        except BaseException:
+            sampler.forget()  # a step was interrupted: nothing can be continued
+            raise
+        batch, num_unusable = self._bad_steps.cut_out_of(batch)
+        finished.leave_out_unusable()
+        batch.meta = {
+            "worker_index": self.worker_index,
+            "incarnation": self.incarnation,
+            "num_env_steps": batch.num_env_steps,
+            **self._steps_by_agent(batch),
+            "num_vector_steps": num_vector_steps,
+            "weights_version": self.weights_seq_no,
+            "weights_generation": self.weights_generation,
+            "episode_metrics": finished.to_dict(),
+        }
+        self._num_env_steps_since_base += batch.num_env_steps
+        self.episode_metrics.add_fragment(batch.meta)
+        if num_unusable:
+            batch.meta["num_env_steps_not_finite"] = num_unusable
+        if self.callbacks.has("on_sample_end"):
+            self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=batch)
+            batch = batch.updated()
+            batch.meta["num_env_steps"] = batch.num_env_steps
+        if self._recorder is not None:
+            self._recorder.add(batch)
+        batch.meta["timers"] = self._time_sample(start_s)
+        return batch
+
+    def _choose_sampler(self) -> Any:
+        """Return the sampler for the env, modules and pipelines as they are now."""
+        pipelines = self.env_to_module, self.module_to_env
+        key: list[Any] = [self.module, self.use_fused]
+        for pipeline in pipelines:
+            key += [pipeline, pipeline.watches_pieces, *pipeline.connectors]
+        sampler = self._sampler
+        if (
+            sampler is not None
+            and sampler.env is self.env
+            and len(key) == len(self._chosen_for)
+            and all(a is b for a, b in zip(key, self._chosen_for, strict=True))
+        ):
+            return sampler
+        self._chosen_for = key
+        wants_episodes = any(self.callbacks.has(hook) for hook in _EPISODE_HOOKS)
+        plans = (None, None)
+        if self.use_fused and not wants_episodes:
+            plans = self.env_to_module.columnar_plan(), self.module_to_env.columnar_plan()
+        self._sampler = self._make_sampler(None if None in plans else plans)
+        return self._sampler
+
+    # -- called by samplers --------------------------------------------------------------------
+
+    def take_reset_seed(self) -> int | None:
+        """Return the seed of the next reset; only a vector env's first reset is seeded."""
+        if not self._needs_seed:
+            return None
+        self._needs_seed = False
+        return self.env_seed(*self._seed_coordinates)
+
+    def new_episode_id(self) -> str:
+        """Return an id that is unique across processes."""
+        self._num_episode_ids += 1
+        return f"{self._id_prefix}{self._num_episode_ids:012x}"
+
+    # -- defined by subclasses -----------------------------------------------------------------
 
     @abc.abstractmethod
     def _make_vector_env(self, context: EnvContext) -> Any:
-        """Make and return the vector env; defined by subclasses."""
+        """Make and return the vector env."""
+
+    @property
+    @abc.abstractmethod
+    def random_action_space(self) -> gym.Space[Any]:
+        """The space of ``env`` that random actions are sampled from."""
 
     @abc.abstractmethod
-    def _make_pipelines(self) -> None:
-        """Build ``env_to_module`` and ``module_to_env`` and choose the sampler."""
+    def _make_sampler(self, plans: tuple[Any, Any] | None) -> Any:
+        """Return a sampler: with the two pipelines' plans one on whole columns, without them one of real episodes."""
 
     @abc.abstractmethod
-    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Spaces by name.
-
-        Returns:
-            ``{"__env__": (obs, act) of the vector env, "__env_single__": (obs, act) of one env,
-            module_id: (obs after the env-to-module pipeline, act)}``.
-        """
+    def _steps_by_agent(self, batch: Any) -> Mapping[str, Any]:
+        """Return the entries of the batch's meta that count steps by agent and by module."""
 
     @abc.abstractmethod
-    def _acting_module(self) -> Any:
-        """Return the acting module of ``multi_rl_module``: the value of ``module``."""
+    def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
+        """Return the steps that led an environment to a value in the last sampled batch, if known."""
+
+    # -- unfinished episodes -------------------------------------------------------------------
 
     def _drop_unfinished_episodes(self) -> None:
         """Drop unfinished episodes; the next sample resets all envs, whose random generators continue."""
-        sampler = getattr(self, "_sampler", None)
-        if sampler is not None:
-            sampler.forget()
+        if self._sampler is not None:
+            self._sampler.forget()
 
-    @abc.abstractmethod
     def _forget_episodes(self) -> None:
-        """Drop unfinished episodes; the next sample resets all envs."""
+        """Drop unfinished episodes; the next sample resets all envs with their seeds."""
+        self._needs_seed = True
+        self._drop_unfinished_episodes()
 
     # -- environment ---------------------------------------------------------------------------
 
@@ -211,6 +330,10 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         self._num_envs_made += 1
         with self.env_watch.work(is_reset=True):
             self.env = self._make_vector_env(context)
+            if self.seed is not None:
+                self.random_action_space.seed(
+                    derive_seed(self.seed, "random_actions", self.stream_index, self.incarnation)
+                )
         self.env_watch.attend(self.env)
         if self.callbacks.has("on_environment_created"):
             self.callbacks.call(
@@ -275,61 +398,6 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         """Reset the count of failures in a row, after an episode ended normally."""
         self._num_failures_in_a_row = 0
 
-    # -- module and weights --------------------------------------------------------------------
-
-    def make_module(self) -> None:
-        """Build the pipelines and the inference-only module from the config, with fresh weights."""
-        self._make_pipelines()
-        spec = self.config.get_multi_rl_module_spec(
-            env=self.env, spaces=self.get_spaces(), inference_only=True
-        )
-        self.multi_rl_module = spec.build(seed=self.seed)
-        self._check_outputs(self.multi_rl_module.keys())
-        if hasattr(self.multi_rl_module, "eval"):
-            self.multi_rl_module.eval()
-        self._weights_layout = None
-        self.module = self._acting_module()
-
-    def _check_outputs(self, module_ids: Iterable[str]) -> None:
-        modules = self.multi_rl_module
-        if (
-            type(modules)._forward_exploration is MultiRLModule._forward_exploration
-        ):  # the modules share nothing
-            for module_id in module_ids:
-                check_acting_outputs(modules[module_id])
-
-    def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None = None) -> None:
-        """Replace the set of modules, between two samples.
-
-        New modules are built with weights from the seed or their spec; modules that remain keep theirs. Ongoing
-        episodes continue with the modules that their agents were mapped to; if one of those was removed, unfinished
-        episodes are dropped. The envs keep the settings of the runner's own config.
-
-        Args:
-            config: The config with the new modules.
-            synced_module_ids: Modules whose weights `set_weights` provides; None: all.
-        """
-        before, self.config = self.config, _own(config)
-        if self.config is not config:
-            self.config.environment(before.env, env_config=before.env_config)
-        config = self.config
-        for pipeline in self._pipelines().values():
-            change_modules(pipeline, config)
-        spec = config.get_multi_rl_module_spec(env=self.env, spaces=self.get_spaces(), inference_only=True)
-        modules = self.multi_rl_module
-        gone = [module_id for module_id, _ in modules.items() if module_id not in spec]
-        for module_id in gone:
-            modules.remove_module(module_id)
-        for module_id in spec.rl_module_specs:
-            if module_id not in modules:
-                module = spec.build(module_id, seed=self.seed)
-                modules.add_module(module_id, module.eval() if hasattr(module, "eval") else module)
-                self._check_outputs([module_id])
-        self._synced_module_ids = synced_module_ids
-        self._weights_layout = None
-        if gone:
-            self._drop_unfinished_episodes()
-
     # -- counters and metrics ------------------------------------------------------------------
 
     @property
@@ -356,12 +424,6 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         logged = self.metrics.compile()
         result.update(logged)
         return ReducedMetrics(result, {**states, **logged.states})
-
-    def _count_steps(
-        self, num_env_steps: int, agent_steps: Mapping[str, int], module_steps: Mapping[str, int]
-    ) -> None:
-        self._num_env_steps_since_base += num_env_steps
-        self.episode_metrics.add_steps(num_env_steps, agent_steps, module_steps)
 
     def _time_sample(self, start_s: float) -> dict[str, list[float]]:
         """Finish timing a sample call that began at ``start_s``; return the timers since the last one."""
@@ -392,6 +454,8 @@ class EnvRunner(EnvRunnerState, abc.ABC):
     def stop(self) -> None:
         """Close the environments. Further calls do nothing; sampling raises ``ClosedError``."""
         self._is_stopped = True
+        if self._recorder is not None:
+            self._recorder.close()
         if self.env is not None:
             close_env(self.env, self.worker_index)
             self.env = None
@@ -410,6 +474,18 @@ class EnvRunner(EnvRunnerState, abc.ABC):
         return f"{type(self).__name__}(worker_index={self.worker_index}, num_envs={self.num_envs})"
 
 
+def _recorder_for(config: BaseConfig) -> EpisodeRecorder | None:
+    """Return the recorder of a config's env runner; None if nothing is recorded."""
+    if config.output is None or config.in_evaluation:
+        return None
+    return EpisodeRecorder(
+        config.output,
+        max_env_steps=config.output_max_rows_per_file,
+        writes_unfinished=config.output_write_remaining_data,
+        normalize_actions=config.normalize_actions,
+    )
+
+
 class _Unwatched:
     """A no-op in place of `rlzmq.roles.runner.env_watchdog.EnvWatch`."""
 
@@ -418,29 +494,3 @@ class _Unwatched:
 
     def attend(self, env: Any) -> None:
         pass
-
-
-def _own(config: BaseConfig) -> Any:
-    """Return a copy that may be changed; a config that cannot be copied is returned as it is."""
-    copy = getattr(config, "copy", None)
-    return config if copy is None else copy(copy_frozen=False)
-
-
-def sample_limits(
-    config: BaseConfig, num_envs: int, worker_index: int, num_timesteps: int | None, num_episodes: int | None
-) -> tuple[int | None, int | None]:
-    """Return (num_timesteps, num_episodes) for ``sample``; exactly one of them is not None.
-
-    Raises:
-        AssertionError: Both are given, or one is negative.
-    """
-    if num_timesteps is not None and num_episodes is not None:
-        raise AssertionError("sample(): give num_timesteps or num_episodes, not both.")
-    for name, value in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
-        if value is not None and value < 0:
-            raise AssertionError(f"sample({name}={value}): expected a number >= 0.")
-    if num_timesteps is None and num_episodes is None:
-        if config.batch_mode == "complete_episodes":
-            return None, num_envs
-        return config.get_rollout_fragment_length(worker_index) * num_envs, None
-    return num_timesteps, num_episodes

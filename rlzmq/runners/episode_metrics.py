@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.metrics_stats import logged_state
 from rlzmq.core.stage_timers import StageTimers
+from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 
-__all__ = ["HOW_TO_LIMIT", "EpisodeMetrics", "EpisodeResults"]
+__all__ = ["HOW_TO_LIMIT", "EpisodeMetrics", "EpisodeResults", "add_fragment_metas"]
 
 HOW_TO_LIMIT = (
     "gymnasium.wrappers.TimeLimit(env, max_episode_steps=…) where the environment is made, or "
@@ -49,48 +51,18 @@ class EpisodeMetrics:
         self.agent_steps_lifetime: dict[str, int] = {}
         self.module_steps_lifetime: dict[str, int] = {}
 
-    def add_episodes(
-        self, returns: Sequence[float], lengths: Sequence[int], durations_s: Sequence[float]
-    ) -> None:
-        """Add finished episodes; each sequence has one entry per episode.
+    def add_fragment(self, meta: Mapping[str, Any]) -> None:
+        """Add a fragment's metadata: step counts, finished episodes and timers.
 
         Args:
-            returns: Sums of rewards over whole episodes.
-            lengths: Env steps.
-            durations_s: Wall time from reset to end, in seconds.
+            meta: ``num_env_steps`` (without autoreset steps); ``agent_steps`` and ``module_steps`` by id (default: all
+                of the default agent's); ``episode_metrics``, see `FinishedEpisodes.to_dict`; ``timers``.
         """
-        self.returns.extend(returns)
-        self.lengths.extend(lengths)
-        self.durations_s.extend(durations_s)
-        self.num_episodes += len(returns)
-        self.num_episodes_lifetime += len(returns)
-
-    def add_split_returns(
-        self, agents: Mapping[str, Sequence[float]], modules: Mapping[str, Sequence[float]]
-    ) -> None:
-        """Add finished episodes' returns by agent id and by module id."""
-        for key, own, new in (
-            ("agent", self.agent_returns, agents),
-            ("module", self.module_returns, modules),
-        ):
-            for name, returns in new.items():
-                self._num_split_returns[key, name] += len(returns)
-                if name not in own:
-                    own[name] = deque(maxlen=self._num_smoothed)
-                own[name].extend(returns)
-
-    def add_steps(
-        self, num_env_steps: int, agent_steps: Mapping[str, int], module_steps: Mapping[str, int]
-    ) -> None:
-        """Count steps.
-
-        Args:
-            num_env_steps: Env steps, without autoreset steps.
-            agent_steps: Agent id -> steps.
-            module_steps: Module id -> steps.
-        """
+        num_env_steps = int(meta.get("num_env_steps", 0))
         self.num_env_steps += num_env_steps
         self.num_env_steps_lifetime += num_env_steps
+        agent_steps = meta.get("agent_steps", {DEFAULT_AGENT_ID: num_env_steps})
+        module_steps = meta.get("module_steps", {DEFAULT_MODULE_ID: num_env_steps})
         for counts, lifetime, new in (
             (self.agent_steps, self.agent_steps_lifetime, agent_steps),
             (self.module_steps, self.module_steps_lifetime, module_steps),
@@ -98,6 +70,18 @@ class EpisodeMetrics:
             for name, num in new.items():
                 counts[name] = counts.get(name, 0) + num
                 lifetime[name] = lifetime.get(name, 0) + num
+        finished = meta.get("episode_metrics") or {}
+        returns = finished.get("returns", ())
+        self.returns.extend(returns)
+        self.lengths.extend(finished.get("lengths", ()))
+        self.durations_s.extend(finished.get("durations_s", ()))
+        self.num_episodes += len(returns)
+        self.num_episodes_lifetime += len(returns)
+        for key, own in (("agent", self.agent_returns), ("module", self.module_returns)):
+            for name, returns in finished.get(f"{key}_returns", {}).items():
+                self._num_split_returns[key, name] += len(returns)
+                own.setdefault(name, deque(maxlen=self._num_smoothed)).extend(returns)
+        self.timers.merge(meta.get("timers") or {})
 
     def get_state(self) -> dict[str, Any]:
         """Return windows and counts as plain values, without timers."""
@@ -215,3 +199,26 @@ class EpisodeResults(dict[str, Any]):
 
 def _newest(window: deque[Any], count: int) -> list[Any]:
     return list(window)[max(len(window) - count, 0) :]
+
+
+def add_fragment_metas(
+    episodes: EpisodeMetrics, metrics: MetricsLogger, metas: Iterable[Mapping[str, Any]]
+) -> None:
+    """Add fragments' metadata to episode metrics, and the values that callbacks logged to `metrics`.
+
+    Args:
+        episodes, metrics: Receivers of the data.
+        metas: Metadata per runner, in the order of its fragments.
+    """
+    rounds: list[list[Any]] = []  # the first fragment of each runner, then the second, …
+    num_of_runner: Counter[Any] = Counter()
+    for meta in metas:
+        episodes.add_fragment(meta)
+        if meta.get("custom_metrics"):
+            runner = meta.get("worker_index")
+            if num_of_runner[runner] == len(rounds):
+                rounds.append([])
+            rounds[num_of_runner[runner]].append(meta["custom_metrics"])
+            num_of_runner[runner] += 1
+    for states in rounds:
+        metrics.aggregate(states, key="env_runners")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from rlzmq.config.base_config import BaseConfig
+
 __all__ = ["SampleRequest"]
 
 
@@ -16,7 +18,7 @@ class SampleRequest:
         explore: Sample from the exploration distribution, else act greedily.
         random_actions: Sample actions from the action space.
         num_vector_steps: Exact number of vector steps (a lease).
-        num_timesteps: Minimum number of env steps.
+        num_timesteps: Minimum number of env steps, or of agent steps (``config.count_steps_by``).
         num_episodes: Exact number of finished episodes.
         max_env_steps: With num_vector_steps: stop once this number of env steps is reached.
         ends_at: With num_vector_steps: stop after the vector step that ends past this time.perf_counter().
@@ -30,6 +32,37 @@ class SampleRequest:
     max_env_steps: int | None = None
     ends_at: float | None = None
 
+    @classmethod
+    def of_sample(
+        cls,
+        config: BaseConfig,
+        num_envs: int,
+        worker_index: int,
+        num_timesteps: int | None,
+        num_episodes: int | None,
+        *,
+        explore: bool,
+        random_actions: bool,
+    ) -> SampleRequest | None:
+        """Return the request of `EnvRunner.sample`; None if nothing is to be sampled.
+
+        Raises:
+            AssertionError: Both counts are given, or one is negative.
+        """
+        if num_timesteps is not None and num_episodes is not None:
+            raise AssertionError("sample(): give num_timesteps or num_episodes, not both.")
+        for name, value in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
+            if value is not None and value < 0:
+                raise AssertionError(f"sample({name}={value}): expected a number >= 0.")
+        if num_timesteps is None and num_episodes is None:
+            if config.batch_mode == "complete_episodes":
+                num_episodes = num_envs
+            else:
+                num_timesteps = config.get_rollout_fragment_length(worker_index) * num_envs
+        if not (num_timesteps or num_episodes):
+            return None
+        return cls(explore, random_actions, num_timesteps=num_timesteps, num_episodes=num_episodes)
+
     def num_more_vector_steps(
         self, num_vector_steps: int, num_env_steps: int, num_ends: int, num_envs: int, block: int
     ) -> int:
@@ -37,7 +70,7 @@ class SampleRequest:
 
         Args:
             num_vector_steps: Vector steps made so far.
-            num_env_steps: Env steps so far, without autoreset steps.
+            num_env_steps: Env steps so far, without autoreset steps (for ``num_timesteps`` in agent steps: these).
             num_ends: Episodes that ended so far.
             num_envs: Maximum number of env steps per vector step.
             block: Vector steps at once while waiting for episodes to end.

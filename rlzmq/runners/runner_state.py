@@ -1,15 +1,20 @@
-"""EnvRunnerState: gets and sets the weights and states of an env runner."""
+"""EnvRunnerState: an env runner's modules and pipelines, their weights and all its states."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import abc
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.defaults import change_modules
 from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.suggest import did_you_mean
+from rlzmq.modules.multi_rl_module import MultiRLModule
+from rlzmq.modules.output_check import check_acting_outputs
 from rlzmq.runners.sampling_state import get_sampling_state, set_sampling_state
 
-__all__ = ["STATE_COMPONENTS", "EnvRunnerState"]
+__all__ = ["STATE_COMPONENTS", "EnvRunnerState", "own_config"]
 
 STATE_COMPONENTS = (
     "rl_module",
@@ -20,11 +25,15 @@ STATE_COMPONENTS = (
 )
 
 
-class EnvRunnerState(Checkpointable):
-    """Base of EnvRunner: weights as snapshots, connector states as deltas, all other state by component."""
+class EnvRunnerState(Checkpointable, abc.ABC):
+    """Base of EnvRunner: modules; weights as snapshots, connector states as deltas, all other state by component."""
 
     checkpoint_name = "env_runner"
 
+    config: BaseConfig
+    seed: int | None
+    env: Any
+    module: Any
     multi_rl_module: Any
     env_to_module: Any
     module_to_env: Any
@@ -34,6 +43,91 @@ class EnvRunnerState(Checkpointable):
     _synced_module_ids: list[str] | None
     _num_env_steps_lifetime_base: int
     _num_env_steps_since_base: int
+
+    @abc.abstractmethod
+    def _acting_module(self) -> Any:
+        """Return the acting module of ``multi_rl_module``: the value of ``module``."""
+
+    @abc.abstractmethod
+    def _module_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Return (observation space, action space) by module id."""
+
+    @abc.abstractmethod
+    def _drop_unfinished_episodes(self) -> None:
+        """Drop unfinished episodes; the next sample resets all envs, whose random generators continue."""
+
+    # -- modules and pipelines -----------------------------------------------------------------
+
+    def make_module(self) -> None:
+        """Build the pipelines and the inference-only module from the config, with fresh weights."""
+        spaces = self._env_spaces()
+        self.env_to_module = self.config.build_env_to_module_connector(env=self.env, spaces=spaces)
+        self.module_to_env = self.config.build_module_to_env_connector(env=self.env, spaces=spaces)
+        spec = self.config.get_multi_rl_module_spec(
+            env=self.env, spaces=self.get_spaces(), inference_only=True
+        )
+        self.multi_rl_module = spec.build(seed=self.seed)
+        self._check_outputs(self.multi_rl_module.keys())
+        if hasattr(self.multi_rl_module, "eval"):
+            self.multi_rl_module.eval()
+        self._weights_layout = None
+        self.module = self._acting_module()
+
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Spaces by name.
+
+        Returns:
+            ``{"__env__": (obs, act) of the vector env, "__env_single__": (obs, act) of one env,
+            module_id: (obs after the env-to-module pipeline, act)}``; modules whose agents are not known beforehand
+            are left out.
+        """
+        return {**self._env_spaces(), **self._module_spaces()}
+
+    def _env_spaces(self) -> dict[str, tuple[Any, Any]]:
+        env = self.env
+        return {
+            "__env__": (env.observation_space, env.action_space),
+            "__env_single__": (env.single_observation_space, env.single_action_space),
+        }
+
+    def _check_outputs(self, module_ids: Iterable[str]) -> None:
+        modules = self.multi_rl_module
+        shares_nothing = type(modules)._forward_exploration is MultiRLModule._forward_exploration
+        if shares_nothing:
+            for module_id in module_ids:
+                check_acting_outputs(modules[module_id])
+
+    def change_modules(self, config: BaseConfig, synced_module_ids: list[str] | None = None) -> None:
+        """Replace the set of modules, between two samples.
+
+        New modules are built with weights from the seed or their spec; modules that remain keep theirs. Ongoing
+        episodes continue with the modules that their agents were mapped to; if one of those was removed, unfinished
+        episodes are dropped. The envs keep the settings of the runner's own config.
+
+        Args:
+            config: The config with the new modules.
+            synced_module_ids: Modules whose weights `set_weights` provides; None: all.
+        """
+        before, self.config = self.config, own_config(config)
+        if self.config is not config:
+            self.config.environment(before.env, env_config=before.env_config)
+        config = self.config
+        for pipeline in self._pipelines().values():
+            change_modules(pipeline, config)
+        spec = config.get_multi_rl_module_spec(env=self.env, spaces=self.get_spaces(), inference_only=True)
+        modules = self.multi_rl_module
+        gone = [module_id for module_id, _ in modules.items() if module_id not in spec]
+        for module_id in gone:
+            modules.remove_module(module_id)
+        for module_id in spec.rl_module_specs:
+            if module_id not in modules:
+                module = spec.build(module_id, seed=self.seed)
+                modules.add_module(module_id, module.eval() if hasattr(module, "eval") else module)
+                self._check_outputs([module_id])
+        self._synced_module_ids = synced_module_ids
+        self._weights_layout = None
+        if gone:
+            self._drop_unfinished_episodes()
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -199,6 +293,12 @@ class EnvRunnerState(Checkpointable):
         for module_id, module_state in states.items():
             if module_id in modules:
                 modules[module_id].set_state(module_state)
+
+
+def own_config(config: BaseConfig) -> Any:
+    """Return a copy that may be changed; a config that cannot be copied is returned as it is."""
+    copy = getattr(config, "copy", None)
+    return config if copy is None else copy(copy_frozen=False)
 
 
 def _delta_of(pipeline: Any) -> Any:

@@ -56,7 +56,7 @@ def get_sampling_state(runner: Any, *, with_episodes: bool = True) -> dict[str, 
         "num_envs": runner.num_envs,
         "counters": {name: getattr(runner, name) for name in _COUNTERS if hasattr(runner, name)},
         "generator": runner.generator.get_state().numpy().copy(),
-        "action_space": space_random_state(_action_space(runner)),
+        "action_space": space_random_state(runner.random_action_space),
         "episode_metrics": runner.episode_metrics.get_state(),
         "metrics": encode_supported(runner.metrics.get_state()),
         "connectors": {
@@ -77,7 +77,7 @@ def set_sampling_state(runner: Any, state: Mapping[str, Any]) -> int:
         if hasattr(runner, name):
             setattr(runner, name, value)
     runner.generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-    set_space_random_state(_action_space(runner), state["action_space"])
+    set_space_random_state(runner.random_action_space, state["action_space"])
     runner.episode_metrics.set_state(state["episode_metrics"])
     runner.metrics.set_state(decode(state["metrics"]))
     for name, pipeline in runner._pipelines().items():
@@ -134,13 +134,6 @@ def _why_no_positions(runner: Any, positions: Any) -> str:
     if positions is None:
         return "the state does not contain their positions"
     return f"the state is that of {len(positions)} environments"
-
-
-def _action_space(runner: Any) -> Any:
-    single = getattr(
-        runner.env, "single_action_spaces", None
-    )  # multi-agent: the space that actions are sampled from
-    return getattr(runner.env, "action_space", None) if single is None else single
 
 
 def _plain_part(runner: Any, what: str, get: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
 
 from rlzmq.core.errors import EnvironmentError_
 from rlzmq.core.stage_timers import ENV_RESET_TIMER
@@ -79,6 +80,19 @@ class VectorStepper:
             self._was_checked = True
         return observations, infos
 
+    def sample_random_actions(self) -> Any:
+        """Return one random action per environment, from the seeded action space."""
+        return self.env.action_space.sample()
+
+    def example_actions(self) -> Any:
+        """Return zeros of the shape and dtype in which actions are stored, leaves ``[num_envs, ...]``."""
+        zeros = create_empty_array(self.env.single_action_space, n=self.num_envs, fn=np.zeros)
+
+        def as_stored(leaf: Any) -> Any:
+            return leaf.astype(np.float32) if np.issubdtype(leaf.dtype, np.floating) else leaf
+
+        return tree_map(as_stored, zeros)
+
     @property
     def source(self) -> Any:
         """The object with ``step_sparse`` and ``failed`` that the hot loop calls directly."""
@@ -111,7 +125,8 @@ class VectorStepper:
         lean = self._lean
         assert lean is not None
         where = "reset" if lean.needs_reset(index) else "step"
-        way = self._way_there(index)
+        known = lean.history.actions_since(index)
+        way = None if known is None else Reproduction.of_history(*known)
         while True:
             self._runner.count_env_failure(error, index, where, way)
             with contextlib.suppress(Exception):
@@ -126,14 +141,6 @@ class VectorStepper:
             else:
                 lean.history.restart(index, seed)
                 return observation, info
-
-    def _way_there(self, index: int) -> Reproduction | None:
-        lean = self._lean
-        sampler: Any = getattr(self._runner, "_sampler", None)
-        assert lean is not None
-        latest = None if sampler is None or not sampler.has_episodes else sampler.actions_so_far()
-        way = lean.history.actions_since(index, latest)
-        return None if way is None else Reproduction.of_history(*way)
 
     def way_to(self, batch: Any, chunk: int, num_steps: int) -> Reproduction | None:
         """Return the steps that led an environment to a step of the last sampled fragment.

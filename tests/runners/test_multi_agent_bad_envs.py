@@ -306,16 +306,14 @@ def test_a_refused_step_leaves_both_kinds_of_episode_as_they_were(name: str) -> 
     real.add_env_reset(observations=observations, infos=infos)
     for _ in range(BAD_STEP - 1):
         acts = real.get_agents_to_act()
-        live.set_acted(dict.fromkeys(acts, 0))
         row = env.step({})
-        live.step(*row)
+        live.step(dict.fromkeys(acts, 0), *row)
         real.add_env_step(row[0], dict.fromkeys(acts, 0), row[1], terminateds=row[2])
     acts = real.get_agents_to_act()
-    live.set_acted(dict.fromkeys(acts, 0))
     row = env.step({})
     before = facts(live), real.get_state()
     with pytest.raises(MultiAgentEnvError) as one:
-        live.step(*row)
+        live.step(dict.fromkeys(acts, 0), *row)
     where = f"episode e, env step {real.env_t + 1}"
     with pytest.raises(MultiAgentEnvError) as two:  # as runners do: episodes themselves take more
         real.add_env_step(

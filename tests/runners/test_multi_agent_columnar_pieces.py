@@ -26,7 +26,7 @@ from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
-from rlzmq.runners.multi.episode_sampler import MultiAgentSampler
+from rlzmq.runners.multi.episode_sampler import MultiAgentEpisodeSampler
 from rlzmq.runners.multi.fused_sampler import FusedMultiAgentSampler
 from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
 from tests.learners.test_train_batch import assert_identical, built
@@ -151,7 +151,7 @@ def check(config: Any, program: list[dict[str, Any]]) -> None:
         one, two = call(fused, step), call(real, step)
         assert_equal(one, two)
         assert type(fused._sampler) is FusedMultiAgentSampler
-        assert type(real._sampler) is MultiAgentSampler
+        assert type(real._sampler) is MultiAgentEpisodeSampler
         assert one.meta["episode_metrics"]["returns"] == two.meta["episode_metrics"]["returns"]
         assert_same_states(fused.env_to_module.get_state(), real.env_to_module.get_state())
 

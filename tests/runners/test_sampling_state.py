@@ -67,7 +67,7 @@ def check(config: Any, folder: Path, kind: str = "fused", num_fragments: int = 6
 def plain(value: Any) -> Any:
     """Comparable; without times, and without spaces, whose Dicts may come back in another order."""
     if isinstance(value, dict):
-        left_out = ("s_s", "duration_s", "_space")
+        left_out = ("age_s", "s_s", "duration_s", "_space")
         return {key: plain(item) for key, item in value.items() if not str(key).endswith(left_out)}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]

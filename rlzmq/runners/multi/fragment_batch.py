@@ -15,7 +15,7 @@ from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.runners.multi.module_rows import ModuleStore
 from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode
-from rlzmq.runners.single.fused_sampler import WEIGHTS_SEQ_NO
+from rlzmq.runners.sampler import WEIGHTS_SEQ_NO
 
 __all__ = ["collect_batch"]
 

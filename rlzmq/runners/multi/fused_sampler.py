@@ -2,7 +2,7 @@
 
 Per vector step and module, one stacked block of observations goes through the module, and one block of
 acts comes out; agents keep row numbers only. Columns are gathered when the fragment is complete. Its
-results are those of the MultiAgentSampler, number by number.
+results are those of the MultiAgentEpisodeSampler, number by number.
 """
 
 from __future__ import annotations
@@ -15,31 +15,28 @@ import gymnasium as gym
 import numpy as np
 
 from rlzmq.core.plain import from_plain, to_plain
-from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER, ENV_TO_MODULE_TIMER, INFERENCE_TIMER
+from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
 from rlzmq.core.typed_values import decode, encode
-from rlzmq.envs.observation_check import check_agents_observations
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.runners.episode_totals import EpisodeTotals
 from rlzmq.runners.module_step import ModuleStep, to_numpy
-from rlzmq.runners.multi.episode_totals import EpisodeTotals, MultiAgentFinished
 from rlzmq.runners.multi.fragment_batch import collect_batch
+from rlzmq.runners.multi.module_mapping import checked_mapping
 from rlzmq.runners.multi.module_rows import ModuleStore, gather_states
 from rlzmq.runners.multi.observation_routing import ObservationRouter
 from rlzmq.runners.multi.ongoing_episodes import AgentRecord, LiveEpisode, live_state, set_live_state
-from rlzmq.runners.multi.request import StepCount
-from rlzmq.runners.sampler_state import check_sampler
-from rlzmq.runners.single.fused_sampler import WEIGHTS_SEQ_NO
+from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, EpisodicSampler
 
 if TYPE_CHECKING:
     from rlzmq.connectors.plans import EnvToModulePlan, ModuleToEnvPlan
-    from rlzmq.runners.multi.agents_env_runner import AgentsEnvRunner
-    from rlzmq.runners.request import SampleRequest
+    from rlzmq.runners.env_runner import EnvRunner
 
 __all__ = ["FusedMultiAgentSampler"]
 
 
-class FusedMultiAgentSampler:
+class FusedMultiAgentSampler(EpisodicSampler):
     """Samples fragments for a multi-agent runner whose pipelines run on whole columns.
 
     Args:
@@ -48,13 +45,13 @@ class FusedMultiAgentSampler:
         module_to_env: The module-to-env pipeline's plan.
     """
 
+    kind = "fused agents"
+
     def __init__(
-        self, runner: AgentsEnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
+        self, runner: EnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
     ) -> None:
-        self.runner = runner
-        self.num_envs = runner.num_envs
-        self.lookback = runner.config.episode_lookback_horizon
-        self.has_episodes = False
+        super().__init__(runner, runner.config.episode_lookback_horizon)
+        self._mapping_fn = checked_mapping(runner)
         self._own_lookback = env_to_module.required_lookback
         self._normalize = module_to_env.normalize
         action_spaces = runner.env.single_action_spaces
@@ -73,31 +70,13 @@ class FusedMultiAgentSampler:
 
     # -- between fragments ---------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """Drop the unfinished episodes: the next ``run`` must come after a ``reset``."""
-        self.has_episodes = False
-
     def reset(self) -> None:
-        """Reset all environments and begin an episode in each."""
         for store in self._stores.values():
             store.clear()
             store.templates = {}
-        self._live = [self._new_episode() for _ in range(self.num_envs)]
-        start_s = time.perf_counter()
-        observations, infos = self.runner.env.reset(seed=self.runner.take_reset_seed())
-        self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
-        for live, own_observations, own_infos in zip(self._live, observations, infos, strict=True):
-            live.begin(own_observations, own_infos)
-        self._check(observations)
-        self._acting = self._observer.observe(self._live)
-        self.has_episodes = True
-
-    def _check(self, observations: list[dict[Any, Any]]) -> None:
-        """Refuse observations, of each environment, that their agents' spaces forbid."""
-        observed = [
-            (live.id_, live.timeline.env_t, own) for live, own in zip(self._live, observations, strict=True)
-        ]
-        check_agents_observations(observed, self._spaces[0])
+        super().reset()
+        self._check_agents()
+        self._acting = self._observer.observe(self._episodes)
 
     def _find_modules(self) -> None:
         """A store for every module; modules may come and go between two fragments."""
@@ -110,22 +89,17 @@ class FusedMultiAgentSampler:
                 else:
                     store.set_module_step(module_step)
 
-    def _new_episode(self, id_: str | None = None) -> LiveEpisode:
-        runner = self.runner
-        id_ = runner.new_episode_id() if id_ is None else id_
-        return LiveEpisode(id_, runner.mapping_fn, self._spaces, self._stores)
+    def _new_episode(self, index: int) -> LiveEpisode:
+        return self._live_episode(self.runner.new_episode_id())
 
-    def get_state(self) -> dict[str, Any]:
-        """Return the state that the next fragment needs, as plain values and arrays.
+    def _live_episode(self, id_: str) -> LiveEpisode:
+        return LiveEpisode(id_, self._mapping_fn, self._spaces, self._stores)
 
-        Raises:
-            NotPlainError: Something cannot be expressed as plain data.
-        """
+    def _get_state(self) -> dict[str, Any]:
         return {
-            "kind": "fused agents",
-            "lookback": self.lookback,
             "stores": {module_id: store.get_state() for module_id, store in self._stores.items()},
-            "live": [live_state(live) for live in self._live],
+            "live": [live_state(live) for live in self._episodes],
+            "totals": [totals.get_state() for totals in self._totals],
             "acting": [
                 [
                     store.module_id,
@@ -136,16 +110,15 @@ class FusedMultiAgentSampler:
             ],
         }
 
-    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from what `get_state` returned; see `rlzmq.runners.single.fused_sampler.FusedSampler.set_state`."""
-        check_sampler(self, state, "fused agents", len(state["live"]))
+    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
         stores = self._stores
         for module_id, own in state["stores"].items():
             if module_id in stores:  # else the module was removed
                 stores[module_id].set_state(own)
-        self._live = live_episodes = [
-            set_live_state(self._new_episode(str(live["id"])), live, stores) for live in state["live"]
+        self._episodes = live_episodes = [
+            set_live_state(self._live_episode(str(live["id"])), live, stores) for live in state["live"]
         ]
+        self._totals = [EpisodeTotals.from_state(totals) for totals in state["totals"]]
         self._acting = [
             (
                 stores[module_id],
@@ -155,62 +128,44 @@ class FusedMultiAgentSampler:
             for module_id, block, rows in state["acting"]
         ]
         for index in lost:
-            self._live[index] = self._new_episode()
-        self.has_episodes = True
+            self._begin_episode(index)
 
     # -- one fragment --------------------------------------------------------------------------
 
-    def run(self, request: SampleRequest) -> tuple[MultiAgentEpisodeBatch, MultiAgentFinished, int]:
-        """Sample what ``request`` asks for, continuing the ongoing episodes.
-
-        Returns:
-            The chunks; statistics of the ended episodes; the number of vector steps made.
-        """
-        runner = self.runner
-        self._finished = MultiAgentFinished()
-        self._done: list[tuple[int, LiveEpisode]] = []
+    def _begin_fragment(self) -> None:
         self._find_modules()
         for store in self._stores.values():
-            store.module_step.begin(explore=request.explore)
-        count = StepCount(request, runner.counts_agent_steps)
-        clock, timers = time.perf_counter, runner.timers
-        env, num_workers, global_steps = runner.env, max(runner.num_workers, 1), runner.global_env_steps
-        while not count.is_fulfilled(len(self._done)):
-            start_s = clock()
-            if request.random_actions:
-                actions = self._random_actions()
-            else:
-                actions = self._act(global_steps + count.num_env_steps * num_workers)
-            acted_s = clock()
-            observations, rewards, terminateds, truncateds, infos = env.step(actions)
-            stepped_s = clock()
-            count.num_vector_steps += 1
-            for index in env.failed:
-                self._restart_failed(index)
-            for index, live in enumerate(self._live):
-                if env.resetting[index]:
-                    live.begin(observations[index], infos[index])
-                    continue
-                count.num_agent_steps += live.step(
-                    observations[index], rewards[index], terminateds[index], truncateds[index], infos[index]
-                )
-                count.num_env_steps += 1
-                if live.is_done:
-                    env.needs_reset[index] = True
-            try:
-                self._acting = self._observer.observe(self._live)
-            except Exception:
-                self._check(observations)  # then it is the environment's fault, which this call reports
-                raise
-            timers.add(INFERENCE_TIMER, acted_s - start_s)
-            timers.add(ENV_STEP_TIMER, stepped_s - acted_s)
-            timers.add(ENV_TO_MODULE_TIMER, clock() - stepped_s)
-            if env.needs_reset.any():
-                self._replace_done(request)
-        return self._collect(request), self._finished, count.num_vector_steps
+            store.module_step.begin(explore=self._request.explore)
 
-    def _act(self, t: int) -> list[dict[Any, Any]]:
-        """Run all modules; return the env's actions by agent, per env."""
+    def _begin(self, episode: LiveEpisode, observation: Any, info: Any) -> None:
+        episode.begin(observation, info)
+
+    def _grow(
+        self, index: int, episode: LiveEpisode, act: dict[Any, int], row: tuple[Any, Any, Any, Any, Any]
+    ) -> int:
+        num_agent_steps = episode.step(act, *row)
+        if episode.is_done:
+            self.env.needs_reset[index] = True
+        return num_agent_steps
+
+    def _observe(self) -> None:
+        start_s = time.perf_counter()
+        try:
+            self._acting = self._observer.observe(self._episodes)
+        except Exception:
+            self._check_agents()  # then it is the environment's fault, which this call reports
+            raise
+        self.runner.timers.add(ENV_TO_MODULE_TIMER, time.perf_counter() - start_s)
+
+    def _returns(self, episode: LiveEpisode) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
+        return episode.returns()
+
+    def _truncate(self, episode: LiveEpisode) -> None:
+        episode.truncate()
+
+    def _act(self, t: int) -> tuple[list[dict[Any, Any]], list[dict[Any, int]]]:
+        """Run all modules; return the env's actions by agent, and the rows of the acts, per env."""
+        start_s = time.perf_counter()
         acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
         actions: list[dict[Any, Any]] = [{} for _ in range(self.num_envs)]
         for store, block, rows in self._acting:
@@ -229,8 +184,8 @@ class FusedMultiAgentSampler:
             self._store_acts(store, columns, rows, acts)
             for (index, record), action in zip(rows, tree_unstack(for_env), strict=True):
                 actions[index][record.agent_id] = action
-        self._set_acted(acts)
-        return actions
+        self.runner.timers.add(INFERENCE_TIMER, time.perf_counter() - start_s)
+        return actions, acts
 
     def _for_env(self, actions: Any, rows: list[tuple[int, AgentRecord]]) -> Any:
         normalize = self._normalize
@@ -243,8 +198,8 @@ class FusedMultiAgentSampler:
             for action, (_, record) in zip(tree_unstack(actions), rows, strict=True)
         ]
 
-    def _random_actions(self) -> list[dict[Any, Any]]:
-        """Sample actions; the modules' earlier outputs are zeros, their states do not change."""
+    def _random_actions(self) -> tuple[list[dict[Any, Any]], list[dict[Any, int]]]:
+        """As `_act`; the modules' earlier outputs are zeros, their states do not change."""
         acts: list[dict[Any, int]] = [{} for _ in range(self.num_envs)]
         to_act: list[dict[Any, AgentRecord]] = [{} for _ in range(self.num_envs)]
         for _, _, rows in self._acting:
@@ -253,7 +208,7 @@ class FusedMultiAgentSampler:
         spaces = self.runner.env.single_action_spaces
         actions = [
             {agent_id: spaces[agent_id].sample() for agent_id in live.records if agent_id in own}
-            for live, own in zip(self._live, to_act, strict=True)
+            for live, own in zip(self._episodes, to_act, strict=True)
         ]
         for store, _, rows in self._acting:
             num_rows = len(rows)
@@ -268,8 +223,7 @@ class FusedMultiAgentSampler:
                 columns[Columns.STATE_OUT] = tree_map(to_numpy, states)
             columns[Columns.ACTIONS] = tree_stack([actions[index][record.agent_id] for index, record in rows])
             self._store_acts(store, columns, rows, acts)
-        self._set_acted(acts)
-        return actions
+        return actions, acts
 
     def _store_acts(
         self,
@@ -284,52 +238,16 @@ class FusedMultiAgentSampler:
         for row, (index, record) in enumerate(rows, first):
             acts[index][record.agent_id] = row
 
-    def _set_acted(self, acts: list[dict[Any, int]]) -> None:
-        for live, own in zip(self._live, acts, strict=True):
-            live.set_acted(own)
-
-    def _restart_failed(self, index: int) -> None:
-        """Truncate the episode of env ``index``, which was recreated, before this step."""
-        live = self._live[index]
-        if not live.is_reset:
-            return
-        if live.timeline.env_t:
-            live.truncate()
-            self._finish_episode(index, live)
-        self._live[index] = self._new_episode()
-
-    def _replace_done(self, request: SampleRequest) -> None:
-        for index, live in enumerate(self._live):
-            if live.is_done:
-                self.runner.forget_env_failures()
-                self._finish_episode(index, live)
-                if request.num_episodes is not None and len(self._done) >= request.num_episodes:
-                    return
-                self._live[index] = self._new_episode()
-
-    def _finish_episode(self, index: int, live: LiveEpisode) -> None:
-        live.add_totals()
-        self._finished.add(live.totals, live.timeline.env_t)
-        live.totals = EpisodeTotals()
-        if live.num_env_steps:
-            self._done.append((index, live))
-
     # -- the result ----------------------------------------------------------------------------
 
-    def _collect(self, request: SampleRequest) -> MultiAgentEpisodeBatch:
-        """Return finished episodes, then ongoing chunks; the episodes continue in new chunks."""
-        if request.num_episodes is not None:
-            chunks = self._done[: request.num_episodes]
-            batch = collect_batch(chunks, self._stored_spaces, self.runner.mapping_fn)
-            self.forget()
-            return batch
-        ongoing = [(index, live) for index, live in enumerate(self._live) if live.num_env_steps]
-        batch = collect_batch(self._done + ongoing, self._stored_spaces, self.runner.mapping_fn)
+    def _batch(
+        self, chunks: list[tuple[int, LiveEpisode]], ongoing: list[tuple[int, LiveEpisode]]
+    ) -> MultiAgentEpisodeBatch:
+        batch = collect_batch(chunks + ongoing, self._stored_spaces, self._mapping_fn)
         records: dict[int, AgentRecord] = {}
         for index, live in ongoing:
-            live.add_totals()
             lookback = max(self.lookback, live.timeline.env_steps_back(self._own_lookback))
-            self._live[index] = chunk = live.cut(lookback)
+            self._episodes[index] = chunk = live.cut(lookback)
             records.update((id(live.records[agent_id]), record) for agent_id, record in chunk.records.items())
         self._set_initial_states([record for _, live in ongoing for record in live.records.values()], records)
         self._acting = [
@@ -355,7 +273,9 @@ class FusedMultiAgentSampler:
     def _carry_rows(self) -> None:
         """Keep the rows that the ongoing chunks refer to."""
         for store in self._stores.values():
-            own = [record for live in self._live for record in live.records.values() if record.store is store]
+            own = [
+                record for live in self._episodes for record in live.records.values() if record.store is store
+            ]
             observation_rows: list[int] = []
             act_rows: list[int] = []
             for record in own:

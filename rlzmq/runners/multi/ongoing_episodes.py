@@ -17,7 +17,6 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.multi_agent_state import timeline_from_plain, timeline_to_plain
 from rlzmq.episodes.rewards import REWARD_TYPES
 from rlzmq.episodes.step_dicts import checked_infos, checked_rewards
-from rlzmq.runners.multi.episode_totals import EpisodeTotals
 from rlzmq.runners.multi.module_rows import ModuleStore
 
 __all__ = ["AgentRecord", "LiveEpisode"]
@@ -106,7 +105,6 @@ class LiveEpisode:
     Attributes:
         records: Agent id -> record, in order of appearance.
         timeline: The agents' tracks.
-        acted: The agents that act in the coming env step, in the order of `records`.
         observed: Agents with a new observation at the latest env step, and the observation, in the order of
             `records`; rows are given out later.
     """
@@ -121,19 +119,20 @@ class LiveEpisode:
         )
         self.timeline: Timeline = self.face._timeline
         self.records: dict[Any, AgentRecord] = {}
-        self.totals = EpisodeTotals()
         self.is_reset = False
-        self.acted: dict[Any, AgentRecord] = {}
         self.observed: list[tuple[AgentRecord, Any]] = []
-        self._all_acted = False
 
     @property
     def is_done(self) -> bool:
         return self.timeline.is_done
 
     @property
-    def num_env_steps(self) -> int:
-        """Env steps of this chunk."""
+    def env_t(self) -> int:
+        """Env steps of the whole episode."""
+        return self.timeline.env_t
+
+    def __len__(self) -> int:
+        """Return the env steps of this chunk."""
         return self.timeline.env_t - self.timeline.env_t_started
 
     def begin(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
@@ -143,35 +142,27 @@ class LiveEpisode:
         events = self.timeline.reset(observations, infos)
         stores = self._stores_of_new(events, before)
         self.is_reset = True
-        self.totals = EpisodeTotals()
         self.observed = []
         self._apply(events, stores)
 
-    def set_acted(self, rows: dict[Any, int]) -> None:
-        """The acts of the coming env step: agent id -> row of its act."""
-        self.acted = {agent_id: record for agent_id, record in self.records.items() if agent_id in rows}
-        self._rows = rows
-        tracks = self.timeline.tracks.values()
-        self._all_acted = len(rows) == sum(not (track.terminated or track.truncated) for track in tracks)
-
     def step(
         self,
+        rows: Mapping[Any, int],
         observations: Mapping[Any, Any],
         rewards: Mapping[Any, Any],
         terminateds: Mapping[Any, Any],
         truncateds: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> int:
-        """Add one env step; return the number of agent steps completed.
+        """Add one env step, with the rows of the agents' acts; return the number of agent steps completed.
 
         Raises:
             MultiAgentEnvError: See `MultiAgentEpisode.add_env_step`; the episode is unchanged then.
         """
-        acted = self.acted
+        acted = {agent_id: record for agent_id, record in self.records.items() if agent_id in rows}
         self.observed = observed = []
-        if self._is_plain_step(observations, rewards, terminateds, truncateds, infos):
+        if self._is_plain_step(acted, observations, rewards, terminateds, truncateds, infos):
             self.timeline.env_t = env_t = self.timeline.env_t + 1
-            rows = self._rows
             for agent_id, record in acted.items():
                 record.rewards.append(rewards[agent_id])
                 record.act_rows.append(rows[agent_id])
@@ -191,7 +182,7 @@ class LiveEpisode:
         where = f"episode {self.id_}, env step {timeline.env_t + 1}"
         events = timeline.advance(
             observations,
-            self._rows,
+            rows,
             checked_rewards(rewards, where),
             checked_infos(infos, where),
             terminateds,
@@ -205,6 +196,7 @@ class LiveEpisode:
 
     def _is_plain_step(
         self,
+        acted: Mapping[Any, AgentRecord],
         observations: Mapping[Any, Any],
         rewards: Mapping[Any, Any],
         terminateds: Mapping[Any, Any],
@@ -216,8 +208,9 @@ class LiveEpisode:
         All other steps, including invalid ones, are handled by the timeline. These loops are the cheapest way to see
         it: most steps are plain, and they cost less than one call per agent.
         """
-        acted = self.acted
-        if not self._all_acted or observations.keys() != acted.keys() or rewards.keys() != acted.keys():
+        tracks = self.timeline.tracks
+        num_to_act = sum(not (track.terminated or track.truncated) for track in tracks.values())
+        if len(acted) != num_to_act or observations.keys() != acted.keys() or rewards.keys() != acted.keys():
             return False
         for flag in terminateds.values():
             if flag is not False and flag is not _NUMPY_FALSE and flag is not None:
@@ -234,12 +227,9 @@ class LiveEpisode:
         for agent_id, info in infos.items():
             if type(info) is not dict:
                 return False
-            if info and agent_id not in acted and self._has_done_agents():
+            if info and agent_id not in acted and (len(tracks) != len(acted) or self.timeline.departed):
                 return False
         return True
-
-    def _has_done_agents(self) -> bool:
-        return len(self.timeline.tracks) != len(self.acted) or bool(self.timeline.departed)
 
     def _stores_of_new(
         self, events: list[AgentEvent], before: SavedTimeline | None
@@ -289,21 +279,21 @@ class LiveEpisode:
             if not track.is_done:
                 track.truncated, track.done_env_t, track.pending = True, self.timeline.env_t, None
 
-    def add_totals(self) -> None:
-        """Add this chunk's returns to the episode's."""
-        returns, module_ids = {}, {}
-        for agent_id, record in self.records.items():
-            returns[agent_id] = float(sum(record.rewards[record.lookback :]))
-            module_ids[agent_id] = record.store.module_id
-        self.totals.add(returns, module_ids)
+    def returns(self) -> tuple[dict[Any, float], dict[Any, str]]:
+        """Return this chunk's return by agent id, and module id by agent id."""
+        returns = {
+            agent_id: float(sum(record.rewards[record.lookback :]))
+            for agent_id, record in self.records.items()
+        }
+        return returns, {agent_id: record.store.module_id for agent_id, record in self.records.items()}
 
     def cut(self, lookback: int) -> LiveEpisode:
         """Return the continuation, as of `MultiAgentEpisode.cut`; agents that are done do not come along."""
         old = self.timeline
         chunk = LiveEpisode.__new__(LiveEpisode)
         chunk.id_, chunk._stores, chunk.face = self.id_, self._stores, self.face
-        chunk.totals, chunk.is_reset = self.totals, self.is_reset
-        chunk.acted, chunk.observed, chunk._all_acted = {}, [], False
+        chunk.is_reset = self.is_reset
+        chunk.observed = []
         chunk.timeline = chunk.face._timeline = new = old.carry_on(lookback)
         chunk.records = {}
         first = new.env_t_started - new.lookback
@@ -326,7 +316,6 @@ def live_state(live: LiveEpisode) -> dict[str, Any]:
         "timeline": timeline_to_plain(live.timeline, where),
         "agent_module_ids": to_plain(dict(live.face._agent_module_ids), where),
         "custom_data": to_plain(live.face.custom_data, f"{where}.custom_data"),
-        "totals": live.totals.get_state(),
         "records": [_record_state(record) for record in live.records.values()],
     }
 
@@ -338,7 +327,6 @@ def set_live_state(
     live.timeline = live.face._timeline = timeline_from_plain(state["timeline"])
     live.face._agent_module_ids = from_plain(state["agent_module_ids"])
     live.face.custom_data = from_plain(state["custom_data"])
-    live.totals = EpisodeTotals.from_state(state["totals"])
     for own in state["records"]:
         agent_id = from_plain(own["agent_id"])
         store = stores[live.face.module_for(agent_id)]

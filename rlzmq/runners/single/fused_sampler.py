@@ -27,19 +27,19 @@ from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_state import plain_infos
-from rlzmq.runners.module_step import to_numpy
-from rlzmq.runners.sampler_state import by_env, check_sampler, keep_actions
+from rlzmq.runners.episode_totals import FinishedEpisodes
+from rlzmq.runners.module_step import ModuleStep, to_numpy
+from rlzmq.runners.sampler import WEIGHTS_SEQ_NO, Sampler
 from rlzmq.runners.single.fragment_columns import ChunkTable, ColumnBlock, Writer, find_chunks
-from rlzmq.runners.single.ongoing_episodes import FinishedEpisodes, OngoingEpisodes
+from rlzmq.runners.single.ongoing_episodes import OngoingEpisodes
+from rlzmq.runners.vector_io import VectorStepper
 
 if TYPE_CHECKING:
     from rlzmq.connectors.plans import EnvToModulePlan, ModuleToEnvPlan
+    from rlzmq.runners.env_runner import EnvRunner
     from rlzmq.runners.request import SampleRequest
-    from rlzmq.runners.single.vector_env_runner import VectorEnvRunner
 
-__all__ = ["WEIGHTS_SEQ_NO", "FusedSampler"]
-
-WEIGHTS_SEQ_NO = "weights_seq_no"
+__all__ = ["FusedSampler"]
 
 # Vector steps between two checks whether enough episodes are done.
 _BLOCK_STEPS = 64
@@ -51,7 +51,7 @@ _STEPS_PER_TIMED = 16
 BoolArray = NDArray[np.bool_]
 
 
-class FusedSampler:
+class FusedSampler(Sampler):
     """Samples fragments for a runner whose pipelines run on whole columns.
 
     Args:
@@ -60,30 +60,30 @@ class FusedSampler:
         module_to_env: The module-to-env pipeline's plan.
     """
 
+    kind = "fused"
+
     def __init__(
-        self, runner: VectorEnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
+        self, runner: EnvRunner, env_to_module: EnvToModulePlan, module_to_env: ModuleToEnvPlan
     ) -> None:
-        self.runner = runner
-        self.num_envs = runner.num_envs
-        self.lookback = max(runner.config.episode_lookback_horizon, env_to_module.required_lookback)
-        self.has_episodes = False
+        super().__init__(runner, max(runner.config.episode_lookback_horizon, env_to_module.required_lookback))
+        self.stepper = VectorStepper(runner)
+        self._module_step = ModuleStep(runner.module, runner.generator, env_to_module.device)
         self._plan = env_to_module
         self._has_pieces = bool(env_to_module.writers or env_to_module.readers)
         self._normalize = module_to_env.normalize
         self._module_observations: Any = None
         self._num_steps_untimed = 0
-        self._work: tuple[ColumnBlock, SampleRequest, int] | None = None
+
+    @property
+    def env(self) -> Any:
+        return self.stepper.env
 
     # -- between fragments ---------------------------------------------------------------------
-
-    def forget(self) -> None:
-        """Drop the unfinished episodes: the next ``run`` must come after a ``reset``."""
-        self.has_episodes = False
 
     def reset(self) -> None:
         """Reset all environments and begin an episode in each."""
         num_envs, lookback = self.num_envs, self.lookback
-        observations, infos = self.runner.stepper.reset(self.runner.take_reset_seed())
+        observations, infos = self.stepper.reset(self.runner.take_reset_seed())
         self._ongoing = OngoingEpisodes(num_envs, self.runner.new_episode_id)
         self._needs_reset = np.zeros(num_envs, np.bool_)
         self._num_previous = np.zeros(num_envs, np.int64)
@@ -92,21 +92,14 @@ class FusedSampler:
         block = ColumnBlock(num_envs, lookback + 1)
         self._rows = VectorStepRows(block.columns, num_envs)
         if self._plan.required_lookback:  # pieces read these columns before the first action
-            block.add(Columns.ACTIONS, self.runner.example_actions())
+            block.add(Columns.ACTIONS, self.stepper.example_actions())
             block.add(Columns.REWARDS, np.zeros(num_envs))
         self._observe(block, observations, lookback, np.ones(num_envs, np.bool_))
         self._carried = block.copy_slots(0, lookback + 1)
         self.has_episodes = True
 
-    def get_state(self) -> dict[str, Any]:
-        """Return the state that the next fragment needs, as plain values and arrays.
-
-        Raises:
-            NotPlainError: Something cannot be expressed as plain data.
-        """
+    def _get_state(self) -> dict[str, Any]:
         return {
-            "kind": "fused",
-            "lookback": self.lookback,
             "ongoing": self._ongoing.get_state(),
             "needs_reset": self._needs_reset.copy(),
             "num_previous": self._num_previous.copy(),
@@ -116,17 +109,7 @@ class FusedSampler:
             "module_observations": encode(self._module_observations, "observations"),
         }
 
-    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
-        """Continue from a state that `get_state` returned.
-
-        Args:
-            state: State from `get_state`.
-            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
-
-        Raises:
-            ValueError: The state belongs to another kind of sampler, or has other sizes.
-        """
-        check_sampler(self, state, "fused", len(state["needs_reset"]))
+    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
         self._ongoing = OngoingEpisodes.from_state(state["ongoing"], self.runner.new_episode_id)
         self._needs_reset = np.array(state["needs_reset"], np.bool_)
         self._num_previous = np.array(state["num_previous"], np.int64)
@@ -140,19 +123,12 @@ class FusedSampler:
         for index in lost:
             self._needs_reset[index] = True
             self._ongoing.begin_anew(index)
-        self.has_episodes = True
 
     # -- one fragment --------------------------------------------------------------------------
 
     def run(self, request: SampleRequest) -> tuple[EpisodeBatch, FinishedEpisodes, int]:
-        """Sample what ``request`` asks for, continuing the ongoing episodes.
-
-        Returns:
-            The chunks; statistics of the ended episodes; the number of vector steps made.
-        """
-        runner, num_envs, lookback = self.runner, self.num_envs, self.lookback
+        num_envs, lookback = self.num_envs, self.lookback
         self._finished = FinishedEpisodes()
-        self._module_step = runner.module_step
         self._module_step.begin(explore=request.explore)
         if self._module_step.is_stateful and self._state is None:
             self._state = self._module_step.initial_state(num_envs)
@@ -172,15 +148,12 @@ class FusedSampler:
         self._starts_with_reset = self._needs_reset.copy()
         self._infos = dict(self._carried_infos)
         self._num_failures = 0
-        self._work = (block, request, getattr(getattr(runner.env, "history", None), "num_steps", 0))
         self._num_env_steps = self._num_ends = self._num_steps = 0
-        self._actions_for_env: list[Any] = []  # where the actions' column does not tell them
         while num_more := request.num_more_vector_steps(
             self._num_steps, self._num_env_steps, self._num_ends, num_envs, _BLOCK_STEPS
         ):
             self._make_room(block, self._num_steps + num_more)
             self._advance(block, num_more, request)
-        self._work = None
         return self._finish(block, request, begin_s), self._finished, self._num_steps
 
     def _make_room(self, block: ColumnBlock, num_steps: int) -> None:
@@ -196,7 +169,7 @@ class FusedSampler:
     def _advance(self, block: ColumnBlock, num_steps: int, request: SampleRequest) -> None:
         """Run the hot loop: ``num_steps`` vector steps, fewer if the request is fulfilled before."""
         runner, num_envs = self.runner, self.num_envs
-        source, normalize, has_pieces = runner.stepper.source, self._normalize, self._has_pieces
+        source, normalize, has_pieces = self.stepper.source, self._normalize, self._has_pieces
         module_step, state, observations = self._module_step, self._state, self._module_observations
         random_actions = request.random_actions
         write_obs, write_reward = block.writer(Columns.OBS), block.writer(Columns.REWARDS)
@@ -217,7 +190,7 @@ class FusedSampler:
             if timed:
                 act_s = acted_s = clock()
             if random_actions:
-                actions_for_env = runner.sample_random_actions()
+                actions_for_env = self.stepper.sample_random_actions()
                 outputs = {Columns.ACTIONS: actions_for_env}
                 if state is not None and Columns.STATE_OUT in block.columns:
                     outputs[Columns.STATE_OUT] = tree_map(to_numpy, state)  # it stays as it was
@@ -227,7 +200,6 @@ class FusedSampler:
                     acted_s = clock()
                 if Columns.ACTIONS_FOR_ENV in outputs:
                     actions_for_env = outputs.pop(Columns.ACTIONS_FOR_ENV)
-                    self._actions_for_env.append(actions_for_env)
                 elif normalize is None:
                     actions_for_env = outputs[Columns.ACTIONS]
                 else:
@@ -323,7 +295,6 @@ class FusedSampler:
         if request.num_episodes is not None:
             self.forget()
         else:
-            self._keep_actions(block, request)
             self._carried = block.copy_slots(num_steps, num_steps + lookback + 1)
             self._carried_infos = {
                 (index, slot - num_steps): info
@@ -331,30 +302,6 @@ class FusedSampler:
                 if slot >= num_steps
             }
         return batch
-
-    def _keep_actions(self, block: ColumnBlock, request: SampleRequest) -> None:
-        """Record this fragment's actions in the env's history."""
-        keep_actions(self.runner.env, *self._given_actions(block, request, self._num_steps))
-
-    def _given_actions(
-        self, block: ColumnBlock, request: SampleRequest, num_steps: int
-    ) -> tuple[Any, int, Any]:
-        """Return the argument of `StepHistory.add` for the fragment's first steps."""
-        if self._actions_for_env:
-            return by_env(self._actions_for_env[:num_steps]), num_steps, None
-        begin, end = self.lookback, self.lookback + num_steps
-        actions = tree_map(lambda leaf: leaf[:, begin:end].copy(), block.columns[Columns.ACTIONS])
-        if self._normalize is None or request.random_actions:
-            return actions, num_steps, None
-        return actions, num_steps, self._normalize.apply_vectorized
-
-    def actions_so_far(self) -> tuple[Any, int, Any] | None:
-        """Of the fragment at work, for the history: the step at hand is the last one. None between fragments."""
-        if self._work is None:
-            return None
-        block, request, first_step = self._work
-        num_steps = self.runner.env.history.num_steps - first_step
-        return self._given_actions(block, request, num_steps) if num_steps else None
 
     # -- off the hot path ----------------------------------------------------------------------
 
@@ -408,7 +355,7 @@ class FusedSampler:
             bool[N], the envs for which this step is a reset.
         """
         failed = np.zeros(self.num_envs, np.bool_)
-        failed[self.runner.stepper.source.failed] = True
+        failed[self.stepper.source.failed] = True
         for index in np.flatnonzero(failed & ~needs_reset).tolist():
             self._num_failures += 1
             if step == 0:

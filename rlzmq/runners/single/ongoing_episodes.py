@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.episodes.bad_values import LARGEST
+from rlzmq.runners.episode_totals import FinishedEpisodes
 from rlzmq.runners.single.fragment_columns import ChunkTable
 
-__all__ = ["FinishedEpisodes", "OngoingEpisodes"]
-
-
-@dataclass
-class FinishedEpisodes:
-    """Statistics of ended episodes, one list entry each.
-
-    Attributes:
-        returns: Sums of rewards over the whole episode.
-        lengths: Env steps of the whole episode.
-        durations_s: Wall time in seconds; within a fragment, time is spread evenly over its steps.
-    """
-
-    returns: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    durations_s: list[float] = field(default_factory=list)
-
-    def leave_out_unusable(self) -> None:
-        """Remove episodes without a usable return: some of their steps were left out too."""
-        is_usable = [abs(value) < LARGEST for value in self.returns]  # False for NaN
-        if not all(is_usable):
-            self.returns = list(itertools.compress(self.returns, is_usable))
-            self.lengths = list(itertools.compress(self.lengths, is_usable))
-            self.durations_s = list(itertools.compress(self.durations_s, is_usable))
-
-    def to_dict(self) -> dict[str, list[Any]]:
-        """Return plain lists, for a fragment's meta."""
-        return {"returns": self.returns, "lengths": self.lengths, "durations_s": self.durations_s}
+__all__ = ["OngoingEpisodes"]
 
 
 class OngoingEpisodes:

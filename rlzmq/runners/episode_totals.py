@@ -1,4 +1,4 @@
-"""Totals of multi-agent episodes, ongoing and ended."""
+"""Totals of episodes: of one that goes on (EpisodeTotals), and of those that ended (FinishedEpisodes)."""
 
 from __future__ import annotations
 
@@ -9,46 +9,51 @@ from typing import Any
 
 from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.episodes.bad_values import LARGEST
-from rlzmq.runners.single.ongoing_episodes import FinishedEpisodes
 
-__all__ = ["EpisodeTotals", "MultiAgentFinished"]
+__all__ = ["EpisodeTotals", "FinishedEpisodes"]
 
 
 @dataclass
-class MultiAgentFinished(FinishedEpisodes):
-    """Statistics of ended multi-agent episodes.
+class FinishedEpisodes:
+    """Statistics of ended episodes, one list entry each.
 
     Attributes:
-        agent_returns: Agent id -> its return in each episode that it was in.
-        module_returns: Module id -> returns of the agents that it acted for.
+        returns: Sums of rewards over the whole episode, of all agents.
+        lengths: Env steps of the whole episode.
+        durations_s: Wall time in seconds; on whole columns, a fragment's time is spread evenly over its steps.
+        agent_returns: Multi-agent: agent id -> its return in each episode that it was in.
+        module_returns: Multi-agent: module id -> returns of the agents that it acted for.
     """
 
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
     agent_returns: dict[Any, list[float]] = field(default_factory=dict)
     module_returns: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, totals: EpisodeTotals, num_env_steps: int) -> None:
+    def add(self, totals: EpisodeTotals, num_env_steps: int, duration_s: float) -> None:
         """Add an episode that ended after `num_env_steps` env steps."""
         self.returns.append(sum(totals.agent_returns.values()))
         self.lengths.append(num_env_steps)
-        self.durations_s.append(time.perf_counter() - totals.started_s)
-        for agent_id, value in totals.agent_returns.items():
+        self.durations_s.append(duration_s)
+        for agent_id, module_id in totals.module_ids.items():
+            value = totals.agent_returns[agent_id]
             self.agent_returns.setdefault(agent_id, []).append(value)
-            self.module_returns.setdefault(totals.module_ids[agent_id], []).append(value)
+            self.module_returns.setdefault(module_id, []).append(value)
 
     def leave_out_unusable(self) -> None:
-        """Remove unusable returns of agents and modules too."""
-        super().leave_out_unusable()
+        """Remove episodes without a usable return (some of their steps were left out too), and such returns by id."""
+        kept = [n for n, value in enumerate(self.returns) if abs(value) < LARGEST]  # False for NaN
+        self.returns = [self.returns[n] for n in kept]
+        self.lengths = [self.lengths[n] for n in kept]
+        self.durations_s = [self.durations_s[n] for n in kept]
         for by_id in (self.agent_returns, self.module_returns):
-            for name, returns in by_id.items():
-                by_id[name] = [value for value in returns if abs(value) < LARGEST]
+            for returns in by_id.values():
+                returns[:] = [value for value in returns if abs(value) < LARGEST]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists, for a fragment's meta."""
-        return {
-            **super().to_dict(),
-            "agent_returns": self.agent_returns,
-            "module_returns": self.module_returns,
-        }
+        """Return plain lists by attribute, for a fragment's meta; without empty returns by id."""
+        return {name: value for name, value in vars(self).items() if type(value) is list or value}
 
 
 class EpisodeTotals:
@@ -56,7 +61,7 @@ class EpisodeTotals:
 
     Attributes:
         agent_returns: Agent id -> rewards of its completed steps so far.
-        module_ids: Agent id -> module id.
+        module_ids: Agent id -> module id; empty for single-agent episodes.
         started_s: Start on the clock of ``time.perf_counter``.
     """
 
@@ -86,4 +91,4 @@ class EpisodeTotals:
         """Add one chunk's returns by agent."""
         for agent_id, value in returns.items():
             self.agent_returns[agent_id] = self.agent_returns.get(agent_id, 0.0) + value
-            self.module_ids[agent_id] = module_ids[agent_id]
+        self.module_ids.update(module_ids)

@@ -1,0 +1,213 @@
+"""EpisodeSampler: the sampling loop with one real episode per environment.
+
+Used when a connector piece or a callback wants episodes. Per vector step: modules -> module-to-env pipeline -> env step
+-> each episode grows -> env-to-module pipeline over all episodes -> callbacks. Its results are those of the samplers on
+whole columns, number by number. Subclasses add what single- and multi-agent episodes do differently.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
+from rlzmq.core.typed_values import decode, encode
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_state import plain_state
+from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+from rlzmq.runners.episode_totals import EpisodeTotals
+from rlzmq.runners.sampler import EpisodicSampler
+
+if TYPE_CHECKING:
+    from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+    from rlzmq.runners.env_runner import EnvRunner
+
+__all__ = ["EpisodeSampler", "fill_outputs", "is_extra"]
+
+
+class EpisodeSampler(EpisodicSampler):
+    """Samples for a runner with per-episode connector pieces or callbacks.
+
+    Args:
+        runner: Provides env, modules, pipelines, callbacks and counters.
+        lookback: Number of steps before each chunk that its columns include.
+    """
+
+    def __init__(self, runner: EnvRunner, lookback: int) -> None:
+        super().__init__(runner, lookback)
+        self._to_module: dict[str, Any] | None = None  # the modules' next inputs; None: not known yet
+
+    # -- defined by subclasses -----------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _make_episode(self) -> Any:
+        """Return a new episode."""
+
+    @abc.abstractmethod
+    def _episode_from_state(self, state: Mapping[str, Any]) -> Any:
+        """Return the episode with a state of `plain_state`."""
+
+    @abc.abstractmethod
+    def _initial_state(self, module_id: Any) -> Any:
+        """Return a module's state at an episode's start, leaves without batch dimension; None if stateless."""
+
+    @abc.abstractmethod
+    def _cut(self, episode: Any) -> Any:
+        """Return the next chunk of an ongoing episode."""
+
+    @abc.abstractmethod
+    def _make_batch(self, episodes: list[Any]) -> Any:
+        """Return a batch of chunks, with the modules' states before them (see `_give_state`)."""
+
+    # -- between fragments ---------------------------------------------------------------------
+
+    def reset(self) -> None:
+        self._prev_chunks: list[list[Any]] = [[] for _ in range(self.num_envs)]
+        super().reset()
+        self._acting = list(self._episodes)
+        self._to_module = None
+        self._templates: dict[Any, dict[str, Any]] = {}  # module id -> output -> zeros of one item
+
+    def _new_episode(self, index: int) -> Any:
+        episode = self._make_episode()
+        self._call("on_episode_created", episode, index)
+        return episode
+
+    def _get_state(self) -> dict[str, Any]:
+        return {
+            "episodes": [plain_state(episode) for episode in self._episodes],
+            # An env that is about to be reset still acts on the last observation of the episode that ended.
+            "acting": [
+                None if acting is episode else plain_state(acting)
+                for acting, episode in zip(self._acting, self._episodes, strict=True)
+            ],
+            "prev_chunks": [[plain_state(chunk) for chunk in chunks] for chunks in self._prev_chunks],
+            "totals": [totals.get_state() for totals in self._totals],
+            "starting": sorted(self._starting),
+            "templates": encode(self._templates, "model outputs"),
+            "to_module": encode(self._to_module, "the modules' batch"),
+        }
+
+    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
+        restored = self._episode_from_state
+        self._episodes = [restored(episode) for episode in state["episodes"]]
+        self._acting = [
+            episode if acting is None else restored(acting)
+            for episode, acting in zip(self._episodes, state["acting"], strict=True)
+        ]
+        self._prev_chunks = [[restored(chunk) for chunk in chunks] for chunks in state["prev_chunks"]]
+        self._totals = [EpisodeTotals.from_state(totals) for totals in state["totals"]]
+        self._starting = set(state["starting"])
+        self._templates = decode(state["templates"])
+        self._to_module = decode(state["to_module"])
+        for index in lost:
+            self._begin_episode(index)
+
+    # -- one fragment --------------------------------------------------------------------------
+
+    def _begin_fragment(self) -> None:
+        if not self._has_observed():
+            self._observe()
+            for index in sorted(self._starting):
+                self._call("on_episode_start", self._episodes[index], index)
+
+    def _has_observed(self) -> bool:
+        return self._to_module is not None
+
+    def _begin_episode(self, index: int) -> None:
+        super()._begin_episode(index)
+        self._prev_chunks[index] = []
+
+    def _finish_episode(self, index: int, episode: Any, last_step: int) -> None:
+        self._call("on_episode_end", episode, index, prev_episode_chunks=self._prev_chunks[index])
+        super()._finish_episode(index, episode, last_step)
+
+    def _observe(self) -> None:
+        """Run the env-to-module pipeline over all episodes; the next actions are computed from its output."""
+        timers = self.runner.timers
+        self._acting = list(self._episodes)
+        timers.add_lengths("env_to_module_sum_episodes_length_in", self._acting)
+        start_s = time.perf_counter()
+        self._run_env_to_module()
+        timers.add(ENV_TO_MODULE_TIMER, time.perf_counter() - start_s)
+        timers.add_lengths("env_to_module_sum_episodes_length_out", self._acting)
+
+    def _run_env_to_module(self) -> None:
+        self._to_module = self.runner.env_to_module(batch={}, **self._pipeline_arguments())
+
+    def _run_module_to_env(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        batch = self.runner.module_to_env(batch=dict(outputs), **self._pipeline_arguments())
+        if Columns.ACTIONS not in batch:
+            raise ValueError(
+                f"The module-to-env pipeline returned no 'actions', only {sorted(batch)}. Each piece must "
+                "return the batch with the columns it does not own left in."
+            )
+        return batch  # type: ignore[no-any-return]
+
+    def _pipeline_arguments(self) -> dict[str, Any]:
+        runner = self.runner
+        return {
+            "rl_module": runner.module,
+            "episodes": self._acting,
+            "explore": self._request.explore,
+            "shared_data": runner.shared_data,
+            "metrics": runner.metrics,
+        }
+
+    def _time_acting(self, start_s: float, acted_s: float) -> None:
+        """Add the times of the modules (until `acted_s`) and of the module-to-env pipeline (until now)."""
+        self.runner.timers.add(INFERENCE_TIMER, acted_s - start_s)
+        self.runner.timers.add(MODULE_TO_ENV_TIMER, time.perf_counter() - acted_s)
+
+    # -- outputs and states of the modules -----------------------------------------------------
+
+    def _outputs_of_random_actions(self, episode: SingleAgentEpisode, module_id: Any) -> dict[str, Any]:
+        """Return zeros of the outputs that the module gave before; its state does not change."""
+        outputs = dict(self._templates.get(module_id, {}))
+        if Columns.STATE_OUT in outputs:
+            outputs[Columns.STATE_OUT] = self._state_now(episode)
+        return outputs
+
+    def _state_now(self, episode: SingleAgentEpisode) -> Any:
+        """Return the module's state at an agent's last observation; None if it is stateless."""
+        state_out = episode.extra_model_outputs.get(Columns.STATE_OUT)
+        if state_out is not None and len(state_out):
+            return state_out.get(-1)
+        if episode.initial_state is not None:
+            return episode.initial_state
+        return self._initial_state(episode.module_id)
+
+    def _give_state(self, episode: SingleAgentEpisode) -> None:
+        """Set the module's state before the chunk's first step, where the chunk does not know it."""
+        if episode.initial_state is None:
+            episode.initial_state = self._initial_state(episode.module_id)
+
+    # -- the result ----------------------------------------------------------------------------
+
+    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
+        for index, episode in ongoing:
+            self._episodes[index] = chunk = self._cut(episode)
+            if self.runner.callbacks.has("on_episode_end"):
+                self._prev_chunks[index].append(episode)
+            self._acting = [chunk if acting is episode else acting for acting in self._acting]
+        batch = self._make_batch([episode for _, episode in chunks + ongoing])
+        batch.env_index = np.array([index for index, _ in chunks + ongoing], np.int64)
+        return batch
+
+
+def is_extra(column: str) -> bool:
+    """Return whether a column is an extra model output; actions are stored by themselves."""
+    return column not in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
+
+
+def fill_outputs(episode: SingleAgentEpisode, zeros: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Add model outputs that begin in mid-episode, after random actions, with the given items before."""
+    num_before = episode.rewards.len_incl_lookback()
+    for name in names if num_before else ():
+        episode.extra_model_outputs[name] = InfiniteLookbackBuffer(
+            [zeros[name]] * num_before, episode.rewards.lookback
+        )

@@ -1,0 +1,314 @@
+"""Sampler: the interface between an env runner and its sampling loops; EpisodicSampler: the loop over episodes."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from rlzmq.core.stage_timers import ENV_RESET_TIMER, ENV_STEP_TIMER
+from rlzmq.envs.observation_check import check_agents_observations
+from rlzmq.runners.episode_totals import EpisodeTotals, FinishedEpisodes
+
+if TYPE_CHECKING:
+    from rlzmq.runners.env_runner import EnvRunner
+    from rlzmq.runners.request import SampleRequest
+
+__all__ = ["WEIGHTS_SEQ_NO", "EpisodicSampler", "Sampler"]
+
+WEIGHTS_SEQ_NO = "weights_seq_no"
+"""Column with the version of the weights that each step was sampled with."""
+
+
+class Sampler(abc.ABC):
+    """Samples fragments of the runner's environments; episodes continue from one fragment to the next.
+
+    Args:
+        runner: Provides env, modules, pipelines, callbacks and counters.
+        lookback: Number of steps before each chunk that its columns include.
+
+    Attributes:
+        kind: Name of the sampler in its states.
+        has_episodes: Whether unfinished episodes can be continued; else `run` must come after a `reset`.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, runner: EnvRunner, lookback: int) -> None:
+        self.runner = runner
+        self.num_envs = runner.num_envs
+        self.lookback = lookback
+        self.has_episodes = False
+        self._env = runner.env
+
+    @property
+    def env(self) -> Any:
+        """The vector env that it steps."""
+        return self._env
+
+    def forget(self) -> None:
+        """Drop the unfinished episodes."""
+        self.has_episodes = False
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Reset all environments and begin an episode in each."""
+
+    @abc.abstractmethod
+    def run(self, request: SampleRequest) -> tuple[Any, FinishedEpisodes, int]:
+        """Sample what ``request`` asks for, continuing the ongoing episodes.
+
+        Returns:
+            The chunks: finished ones in order of finishing, then ongoing ones by env; statistics of the ended
+            episodes; the number of vector steps made.
+        """
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state that the next fragment needs, as plain values and arrays.
+
+        Raises:
+            NotPlainError: Something cannot be expressed as plain data.
+        """
+        return {"kind": self.kind, "lookback": self.lookback, **self._get_state()}
+
+    def set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
+        """Continue from a state that `get_state` returned, with the same number of environments.
+
+        Args:
+            state: State from `get_state`.
+            lost: Indices of the envs whose episodes end here: they are reset in the first vector step.
+
+        Raises:
+            ValueError: The state belongs to another kind of sampler, or has another lookback.
+        """
+        found, expected = (state["kind"], state["lookback"]), (self.kind, self.lookback)
+        if found != expected:
+            raise ValueError(f"expected a sampler of kind and lookback {expected}, got {found}")
+        self._set_state(state, lost)
+        self.has_episodes = True
+
+    @abc.abstractmethod
+    def _get_state(self) -> dict[str, Any]:
+        """Return the entries of `get_state` that this kind of sampler adds."""
+
+    @abc.abstractmethod
+    def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
+        """See `set_state`; kind and lookback were checked."""
+
+
+class _Ended(NamedTuple):
+    """An episode that ended in the current fragment; `episode` is its last chunk."""
+
+    last_step: int
+    env_index: int
+    totals: EpisodeTotals
+    num_env_steps: int
+    duration_s: float
+    episode: Any
+
+
+class EpisodicSampler(Sampler):
+    """The loop of the samplers that keep an object per ongoing episode.
+
+    Per vector step: act -> env step -> each episode grows -> observe -> ended episodes are replaced. An episode that
+    was not reset yet is reset by its environment's next step. By default the environments are multi-agent ones.
+    """
+
+    def __init__(self, runner: EnvRunner, lookback: int) -> None:
+        super().__init__(runner, lookback)
+        self._counts_agent_steps = getattr(runner.config, "count_steps_by", "env_steps") == "agent_steps"
+        self._has_step_hooks = any(runner.callbacks.has(f"on_episode_{when}") for when in ("step", "start"))
+
+    # -- defined by subclasses -----------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _new_episode(self, index: int) -> Any:
+        """Return an episode of env ``index``, not reset yet."""
+
+    @abc.abstractmethod
+    def _begin(self, episode: Any, observation: Any, info: Any) -> None:
+        """Add what an environment's reset returned."""
+
+    @abc.abstractmethod
+    def _act(self, t: int) -> tuple[Any, Sequence[Any]]:
+        """Return the vector env's actions, and for each env what `_grow` needs to know of them."""
+
+    @abc.abstractmethod
+    def _random_actions(self) -> tuple[Any, Sequence[Any]]:
+        """As `_act`, from the action space; the modules' states do not change."""
+
+    @abc.abstractmethod
+    def _grow(self, index: int, episode: Any, act: Any, row: tuple[Any, Any, Any, Any, Any]) -> int:
+        """Add an env step; return the agent steps completed (0 where they are not counted).
+
+        Args:
+            index: Index of the env.
+            episode: Its episode.
+            act: Result of `_act` or `_random_actions`.
+            row: Observation, reward, terminated, truncated and info (multi-agent: dicts by agent id).
+        """
+
+    @abc.abstractmethod
+    def _observe(self) -> None:
+        """Turn the episodes' last observations into the modules' next inputs."""
+
+    @abc.abstractmethod
+    def _returns(self, episode: Any) -> tuple[Mapping[Any, float], Mapping[Any, str]]:
+        """Return the chunk's return by agent id; and module ids by agent id where they are to be counted."""
+
+    @abc.abstractmethod
+    def _truncate(self, episode: Any) -> None:
+        """End an episode whose environment failed."""
+
+    @abc.abstractmethod
+    def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
+        """Return a batch of chunks and ongoing chunks, by (env index, episode); the latter continue in new ones."""
+
+    def _length(self, episode: Any) -> int:
+        """Return the env steps of the whole episode so far."""
+        return episode.env_t  # type: ignore[no-any-return]
+
+    def _begin_fragment(self) -> None:
+        """Prepare for the first vector step of a fragment."""
+
+    def _reset_envs(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Reset all environments; return observations and infos by env."""
+        start_s = time.perf_counter()
+        result = self.env.reset(seed=self.runner.take_reset_seed())
+        self.runner.timers.add(ENV_RESET_TIMER, time.perf_counter() - start_s)
+        return result  # type: ignore[no-any-return]
+
+    def _step_envs(self, actions: Any) -> tuple[Sequence[Any], ...]:
+        """Step all environments; return observations, rewards, terminated, truncated and infos by env."""
+        return self.env.step(actions)  # type: ignore[no-any-return]
+
+    def _failed(self) -> Sequence[int]:
+        """Return the environments that raised in the last step and were reset instead."""
+        return self.env.failed  # type: ignore[no-any-return]
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        self._episodes = [self._new_episode(index) for index in range(self.num_envs)]
+        self._totals = [EpisodeTotals() for _ in range(self.num_envs)]
+        self._starting = set(range(self.num_envs))
+        self._observations, infos = self._reset_envs()
+        for episode, observation, info in zip(self._episodes, self._observations, infos, strict=True):
+            self._begin(episode, observation, info)
+        self.has_episodes = True
+
+    def run(self, request: SampleRequest) -> tuple[Any, FinishedEpisodes, int]:
+        runner = self.runner
+        self._request = request
+        self._ended: list[_Ended] = []
+        self._num_done = self._num_steps = self._num_agent_steps = num_env_steps = 0
+        counts_agent_steps = self._counts_agent_steps and request.num_timesteps is not None
+        self._begin_fragment()
+        while request.num_more_vector_steps(
+            self._num_steps,
+            self._num_agent_steps if counts_agent_steps else num_env_steps,
+            self._num_done,
+            self.num_envs,
+            1,
+        ):
+            t = runner.global_env_steps + num_env_steps * max(runner.num_workers, 1)
+            actions, acts = self._random_actions() if request.random_actions else self._act(t)
+            start_s = time.perf_counter()
+            result = self._step_envs(actions)
+            runner.timers.add(ENV_STEP_TIMER, time.perf_counter() - start_s)
+            num_env_steps += self._add_step(result, acts)
+            self._observe()
+            self._replace_done()
+            self._num_steps += 1
+        return *self._collect(), self._num_steps
+
+    def _add_step(self, result: tuple[Sequence[Any], ...], acts: Sequence[Any]) -> int:
+        """Add the envs' results to the episodes; return the number of env steps."""
+        self._observations = result[0]
+        self._starting = set()
+        for index in self._failed():
+            self._restart_failed(index)
+        rows = zip(self._episodes, acts, zip(*result, strict=True), strict=True)
+        for index, (episode, act, row) in enumerate(rows):
+            if episode.is_reset:
+                self._num_agent_steps += self._grow(index, episode, act, row)
+            else:
+                self._begin(episode, row[0], row[4])
+                self._totals[index] = EpisodeTotals()
+                self._starting.add(index)
+        return self.num_envs - len(self._starting)
+
+    def _check_agents(self) -> None:
+        """Refuse the last observations of multi-agent environments that their agents' spaces forbid."""
+        observed = [
+            (episode.id_, episode.env_t, own)
+            for episode, own in zip(self._episodes, self._observations, strict=True)
+        ]
+        check_agents_observations(observed, self.env.single_observation_spaces.spaces)
+
+    def _restart_failed(self, index: int) -> None:
+        """Truncate the episode of env ``index``, which was recreated, before this step."""
+        episode = self._episodes[index]
+        if not episode.is_reset:
+            return  # it failed at its reset: the episode has not begun yet
+        if self._length(episode):
+            self._truncate(episode)
+            self._finish_episode(index, episode, self._num_steps - 1)
+        self._begin_episode(index)
+
+    def _replace_done(self) -> None:
+        """Call back, and begin the successors of ended episodes."""
+        for index, episode in enumerate(self._episodes):
+            if self._has_step_hooks:
+                self._call(
+                    "on_episode_start" if index in self._starting else "on_episode_step", episode, index
+                )
+            if episode.is_done:
+                self.runner.forget_env_failures()
+                self._finish_episode(index, episode, self._num_steps)
+                if self._request.num_episodes is not None and self._num_done >= self._request.num_episodes:
+                    return
+                self._begin_episode(index)
+
+    def _begin_episode(self, index: int) -> None:
+        """Continue env ``index`` with a new episode, which its reset will begin."""
+        self._episodes[index] = self._new_episode(index)
+        self._totals[index] = EpisodeTotals()
+
+    def _finish_episode(self, index: int, episode: Any, last_step: int) -> None:
+        totals = self._totals[index]
+        totals.add(*self._returns(episode))
+        duration_s = time.perf_counter() - totals.started_s
+        self._ended.append(_Ended(last_step, index, totals, self._length(episode), duration_s, episode))
+        self._num_done += len(episode) > 0
+
+    def _collect(self) -> tuple[Any, FinishedEpisodes]:
+        """Return finished episodes, then ongoing chunks; the episodes continue in new chunks."""
+        num_episodes, finished = self._request.num_episodes, FinishedEpisodes()
+        self._ended.sort(key=lambda entry: entry[:2])  # a failure shows one step late
+        for entry in self._ended[:num_episodes]:
+            finished.add(entry.totals, entry.num_env_steps, entry.duration_s)
+        chunks = [(entry.env_index, entry.episode) for entry in self._ended if len(entry.episode)]
+        if num_episodes is not None:
+            self.forget()
+            return self._batch(chunks[:num_episodes], []), finished
+        ongoing = [(index, episode) for index, episode in enumerate(self._episodes) if len(episode)]
+        for index, episode in ongoing:
+            self._totals[index].add(*self._returns(episode))
+        return self._batch(chunks, ongoing), finished
+
+    def _call(self, hook: str, episode: Any, index: int, **more: Any) -> None:
+        """Call back with an episode of env ``index``."""
+        runner = self.runner
+        if runner.callbacks.has(hook):
+            runner.callbacks.call(
+                hook,
+                episode=episode,
+                env_runner=runner,
+                metrics_logger=runner.metrics,
+                env=runner.env,
+                env_index=index,
+                rl_module=runner.module,
+                **more,
+            )
