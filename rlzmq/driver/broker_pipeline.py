@@ -192,6 +192,7 @@ class BrokerPipeline:
                 handle.name,
                 num_env_steps_before=self.accounting.num_consumed,
                 observation_space=self._connectors.stored_observation_space(),
+                stores_module_outputs=self._connectors.stores_module_outputs,
                 **self._keys_of("learner"),
             )
         )

@@ -42,6 +42,11 @@ class ConnectorSync:
         pieces = [piece for p in self._pipelines.values() for piece in flat_pieces(p.connectors)]
         self.is_needed = self._merges and any(_has_state(piece) for piece in pieces)
 
+    @property
+    def stores_module_outputs(self) -> bool:
+        """Whether episodes get the modules' outputs as they are; custom module-to-env pieces may change them."""
+        return self._pipelines["module_to_env_connector"].columnar_plan() is not None
+
     def stored_observation_space(self) -> Any:
         """Return the space of the observations in runners' episodes, as plain data; None if it cannot be determined
         or the config lets envs violate their spaces."""

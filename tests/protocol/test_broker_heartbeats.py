@@ -6,7 +6,8 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.wire.messages import Accepted, Committed, DriverState, Rejected, RunnerState, UpdateCommitted
-from rlzmq.wire.ranges import unpack_ranges
+from rlzmq.wire.ranges import FragmentRange, unpack_ranges
+from rlzmq.wire.schema import FragmentId
 
 
 def _holds_from(bench: Bench, first_unacked: int) -> list:
@@ -59,7 +60,7 @@ def test_learners_are_told_the_most_that_it_said():
         _holds_from(bench, first_unacked)
     bench.send("driver", DriverState(-1, 1))
     (payload,) = [item.payload for item in bench.out if isinstance(item.message, UpdateCommitted)]
-    assert [item.fragment.seq for item in unpack_ranges(payload)] == [3]
+    assert unpack_ranges(payload) == [FragmentRange(FragmentId("uuid-runner", 1, 3), 0, 0)]
 
 
 @pytest.mark.parametrize(("seq", "is_possible"), [(65_536, True), (65_537, False)])

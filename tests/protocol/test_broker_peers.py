@@ -228,3 +228,126 @@ def test_the_reason_of_an_expulsion_is_cut():
         bench.event(Malformed(b"runner", "dtype", "x" * 2000))
     (refused,) = bench.sent("runner", Refused)
     assert (refused.reason, len(refused.detail)) == ("expelled", 1000)
+
+
+# ------------------------------------------------------------------ who hangs
+
+
+def _state(
+    progress: int, *, generation: int = 1, next_update: int = 1, is_training: bool = True
+) -> LearnerState:
+    return LearnerState(generation, next_update, (next_update,), (0,), (1,), (1 + is_training,), progress)
+
+
+def _told(bench: Bench, until: float) -> list[tuple[float, str, str]]:
+    """Notices to the driver, with their times, while nothing but ticks happens."""
+    told = []
+    while bench.now < until:
+        bench.now += 0.5
+        bench.event(Tick())
+        told += [(bench.now, notice.event, notice.name) for notice in bench.sent("driver", Notice)]
+    return told
+
+
+@pytest.mark.parametrize(("progress", "is_listened_for"), [(0, False), (1, True)])
+def test_a_rank_is_listened_for_once_it_has_entered_a_collective(progress, is_listened_for):
+    bench = Bench(late_after_s=2.0)
+    bench.driver()
+    bench.learner()
+    bench.send("learner-0", _state(progress))
+    assert _told(bench, 3.0) == [(2.0, "silent", "learner-0")] * is_listened_for
+
+
+def test_a_peer_that_falls_silent_again_is_told_of_again():
+    bench = Bench(late_after_s=2.0, heartbeat_s=0.5, peer_timeout_s=1e4)
+    bench.driver()
+    bench.learner()
+    bench.send("learner-0", _state(1))
+    assert _told(bench, 2.5) == [(2.0, "silent", "learner-0")]
+    bench.send("learner-0", _state(1))
+    assert _told(bench, 20.0) == [(13.0, "silent", "learner-0")], "five times as late as before"
+
+
+def test_a_rank_of_a_new_generation_has_not_worked_yet():
+    bench = Bench(late_after_s=2.0)
+    bench.driver()
+    bench.learner()
+    bench.send("learner-0", _state(1))
+    bench.learner(generation=2)
+    bench.event(Tick())
+    assert _told(bench, 5.0) == []
+
+
+def test_ranks_of_a_new_generation_are_not_judged_by_what_they_did_in_the_last():
+    bench = Bench(late_after_s=2.0, rank_first_hung_after_s=2.0, peer_timeout_s=1e4)
+    bench.driver()
+    for rank in (0, 1):
+        bench.learner(rank, num_ranks=2)
+        bench.send(f"learner-{rank}", _state(9 - rank))
+    for rank in (0, 1):
+        bench.learner(rank, num_ranks=2, generation=2)
+    assert _told(bench, 5.0) == []
+    for rank in (0, 1):
+        bench.send(f"learner-{rank}", _state(1, generation=2))
+    assert [event for _, event, _ in _told(bench, 30.0)] == ["silent", "silent"], "none waits for another"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nobody_waits_for_a_rank_while_another_has_left(is_there):
+    bench = Bench(late_after_s=2.0, rank_first_hung_after_s=2.0, peer_timeout_s=1e4)
+    bench.driver()
+    for rank in (0, 1):
+        bench.learner(rank, num_ranks=2)
+        bench.send(f"learner-{rank}", _state(9 - rank))
+    if not is_there:
+        bench.event(PeerLost(b"learner-0"))
+    assert ((2.0, "hung", "learner-1") in _told(bench, 10.0)) is is_there
+
+
+def test_the_time_between_two_updates_is_not_the_only_ranks_pace():
+    bench = Bench(first_hung_after_s=100.0, peer_timeout_s=1e4, late_after_s=1e4)
+    bench.driver()
+    bench.learner()
+    for progress in (1, 2):
+        bench.now += 1.0
+        bench.send("learner-0", _state(progress))
+    for now in (100.0, 1000.0):
+        bench.now = now
+        bench.send("learner-0", _state(2, is_training=False))
+    bench.send("learner-0", _state(2))
+    assert _told(bench, 1029.5) == []
+    assert _told(bench, 1030.0) == [(1030.0, "hung", "learner-0")]
+
+
+def test_what_a_stopped_broker_missed_is_no_pause_of_the_only_rank():
+    bench = Bench(peer_timeout_s=20.0, late_after_s=1e4, driver_timeout_s=1e4)
+    bench.driver()
+    bench.learner()
+    for progress in (1, 2):
+        bench.now += 1.0
+        bench.send("learner-0", _state(progress))
+    bench.event(Tick())
+    bench.now = 1000.0
+    bench.event(Tick())
+    assert bench.sent("driver", Notice) == []
+    bench.send("learner-0", _state(2))
+    assert _told(bench, 1019.5) == []
+
+
+def test_a_peer_that_was_heard_after_the_brokers_pause_has_its_time_from_then():
+    for heard, lost_at in ((None, 6.0), (4.0, 8.0)):
+        bench = Bench(peer_timeout_s=4.0)
+        bench.runner()
+        bench.event(Tick())
+        bench.now = 0.5
+        bench.event(Tick())
+        bench.now = 2.0
+        bench.event(Tick())
+        bench.now = 4.0
+        if heard is not None:
+            bench.runner()
+        bench.event(Tick())
+        while bench.state.runners:
+            bench.now += 0.5
+            bench.event(Tick())
+        assert bench.now == lost_at

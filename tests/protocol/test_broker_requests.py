@@ -25,7 +25,7 @@ from rlzmq.wire.messages import (
     UpdateReport,
     Weights,
 )
-from rlzmq.wire.ranges import FragmentRange, pack_ranges
+from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
 from rlzmq.wire.schema import FragmentId
 
 
@@ -61,6 +61,51 @@ def test_a_new_broker_counts_on_from_the_drivers_account():
     bench.driver(next_update=2, trained=100, dropped={"stale": 5, "surplus": 3})
     bench.driver(next_update=1, trained=50)
     assert accounting.counts() == {"sampled": 115, "trained": 100, "pending": 7}, "once"
+    bench.driver(next_update=2, trained=120)
+    assert accounting.counts() == {"sampled": 115, "trained": 100, "pending": 7}, "by its updates"
+
+
+def test_a_driver_that_is_ahead_of_this_broker_adds_what_was_not_trained_here():
+    bench = Bench()
+    _trained(bench)
+    bench.driver(next_update=3, trained=50)
+    assert bench.state.ledger.accounting.counts() == {"sampled": 50, "trained": 50, "pending": 0}
+
+
+def test_a_driver_that_comes_again_is_not_sent_what_it_has():
+    bench = Bench()
+    _trained(bench)
+    bench.driver(next_update=1)
+    assert _reports(bench) == []
+    assert bench.sent("runner", Committed) == [Committed(1, 1, ())], "nobody needs it any more"
+
+
+def test_two_updates_that_were_done_without_a_driver_are_committed_when_it_is_back():
+    bench = Bench()
+    bench.ready_run(batch=20, staleness=1)
+    bench.open(1, batch=20, staleness=1, weights_version=0)
+    bench.runner()
+    for _ in range(2):
+        bench.fragment(steps=20)
+    runs = dict(bench.state.runs)
+    bench.event(PeerLost(b"driver"))
+    for update_id, run in runs.items():
+        bench.send("learner-0", ShardReady(update_id, run.attempt, 1, 0))
+        bench.done(Train(5, update_id, run.attempt, 1, 20))
+    bench.driver()
+    assert _reports(bench) == [0, 1]
+
+
+def test_two_updates_whose_data_waited_for_learners_are_planned_when_they_are_there():
+    bench = Bench()
+    bench.driver()
+    for update_id in range(2):
+        bench.open(update_id, batch=20, staleness=1, weights_version=0)
+    bench.runner()
+    for _ in range(2):
+        bench.fragment(steps=20)
+    bench.learner()
+    assert [plan.update_id for plan in bench.sent("learner-0", ShardPlan)] == [0, 1]
 
 
 def test_what_was_counted_here_already_is_not_counted_again():
@@ -317,7 +362,74 @@ def test_a_result_that_comes_again_is_confirmed_once_the_driver_has_its_report()
     assert [learner["next_update"] for learner in bench.core.status()["learners"]] == [1]
 
 
+@pytest.mark.parametrize(("trained", "num_trained_steps"), [(True, 20), (False, 0)])
+def test_a_report_counts_the_steps_that_were_trained(trained, num_trained_steps):
+    """Where no rank that trained it is there any more, they are taken for those of the batch."""
+    bench = Bench(recovery_grace_s=0.0)
+    bench.driver()
+    if trained:
+        payload = (*pack_ranges([]), *pack_ranges([_range(0)]))
+        place = {"rank": 0, "num_ranks": 1, "training_updates": (0,), "training_attempts": (7,)}
+        bench.hello("learner-0", "learner", payload, generation=1, **place)
+        bench.learner(generation=2, next_update=1, uuid="another")
+    else:
+        bench.learner()
+        message = UpdateDone(0, 7, 1, 0, 1, False, 9)
+        bench.send("learner-0", message, (b"results", *pack_ranges([_range(0)])))
+    bench.open(0, batch=20)
+    (report,) = bench.sent("driver", UpdateReport)
+    assert (report.num_env_steps, report.num_trained_steps) == (20, num_trained_steps)
+
+
+def test_the_ranges_that_a_report_tells_begin_at_the_first_step():
+    bench = Bench()
+    _trained(bench)
+    (payload,) = [item.payload for item in bench.out if isinstance(item.message, UpdateReport)]
+    assert unpack_ranges(payload[:2]) == [_range(0)]
+
+
 # ------------------------------------------------------------------ what is dropped when
+
+
+def test_what_was_sampled_with_the_next_weights_is_kept_for_the_next_update():
+    bench = Bench()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    plan = bench.make_ready()
+    bench.weights(1)
+    for version in (0, 1):
+        bench.fragment(steps=6 + version, version=version)
+    bench.done(plan)
+    assert bench.state.ledger.accounting.dropped == {"surplus": 6}
+    assert bench.state.ledger.accounting.pending == 7
+
+
+def test_of_data_at_the_bound_only_what_is_older_is_dropped():
+    bench = Bench()
+    bench.driver(next_update=3)
+    bench.learner(next_update=3)
+    bench.weights(3)
+    bench.runner()
+    for version in (1, 2, 3):
+        bench.fragment(steps=version, version=version)
+    bench.open(3, batch=20, staleness=1, max_policy_lag=1)
+    assert bench.state.ledger.accounting.dropped == {"stale": 1}
+
+
+def test_data_of_batches_smaller_than_a_vector_step_may_be_as_old_as_the_batches_that_one_fills():
+    bench = Bench()
+    terms = {"batch": 1, "staleness": 1, "max_policy_lag": 1}
+    bench.ready_run(**terms)
+    bench.runner()
+    bench.fragment(steps=4)
+    for update_id in range(4):
+        run = bench.state.runs[update_id]
+        bench.send("learner-0", ShardReady(update_id, run.attempt, 1, 0))
+        bench.done(Train(5, update_id, run.attempt, 1, 1))
+        bench.weights(update_id + 1)
+        bench.open(update_id + 1, **terms)
+    assert bench.state.ledger.accounting.counts() == {"sampled": 4, "trained": 4, "pending": 0}
 
 
 def test_on_policy_data_of_other_versions_is_surplus():

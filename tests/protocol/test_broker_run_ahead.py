@@ -6,7 +6,7 @@ import pytest
 from core_fakes import Bench
 
 from rlzmq.protocol.events import Tick
-from rlzmq.wire.messages import LeaseReturned, Pause, Resume, RunnerState
+from rlzmq.wire.messages import Goodbye, LeaseReturned, Pause, Resume, RunnerState, ShardReady, Train
 
 
 def _idle(lease_ids: tuple[int, ...] = ()) -> RunnerState:
@@ -167,3 +167,201 @@ def test_a_lease_of_unknown_pace_is_cut_after_half_its_time_out():
     bench.fragment(bench.state.leases.of_peer("uuid-b")[0].lease_id, steps=0, runner="b")
     assert bench.state.runners["uuid-b"].has_worked
     assert {lease.max_s for lease in bench.leases("b")} == {15.0}
+
+
+@pytest.mark.parametrize(
+    ("staleness", "max_policy_lag", "max_s"),
+    [(0, 3, 200.0), (1, -1, 200.0), (1, 0, 0.75), (1, 1, 0.75), (2, 2, 0.75), (3, 3, 1.5), (9, 4, 2.25)],
+)
+def test_a_lease_among_others_ends_after_three_quarters_of_the_time_in_which_its_data_grows_old(
+    staleness, max_policy_lag, max_s
+):
+    """Updates of 40 env steps are committed every second; the runner that is asked for takes ten seconds for one."""
+    bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
+    terms = {"batch": 40, "staleness": staleness, "max_policy_lag": max_policy_lag, "lease_timeout_s": 30.0}
+    bench.ready_run(**terms)
+    bench.send("driver", Pause())
+    bench.runner("fast")
+    bench.runner("slow")
+    for update_id in range(2):
+        bench.now += 1.0
+        bench.fragment(steps=40, runner="fast", version=update_id)
+        bench.done(bench.make_ready())
+        bench.weights(update_id + 1)
+        bench.open(update_id + 1, **terms)
+    bench.send("driver", Resume())
+    bench.now += 200.0
+    (trial,) = bench.state.leases.of_peer("uuid-slow")
+    bench.fragment(trial.lease_id, steps=2, runner="slow", version=2)
+    (lease,) = bench.leases("slow")
+    assert lease.num_vector_steps * 4 == 20
+    assert lease.max_s == pytest.approx(max_s if max_s < 100 else 2 * 20 / (2 / 200))
+
+
+def _seen(seconds: float, timeout_s: float = 30.0) -> dict[str, float]:
+    """`max_s` of the next lease of a runner that took so long for four steps, and of one that is new beside it."""
+    bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
+    bench.ready_run(batch=4000, lease_timeout_s=timeout_s)
+    for name in ("hung", "a"):
+        bench.runner(name)
+    bench.now = seconds
+    bench.fragment(bench.state.leases.of_peer("uuid-a")[0].lease_id, steps=4, runner="a")
+    bench.runner("new")
+    return {name: bench.state.leases.of_peer(f"uuid-{name}")[0].max_s for name in ("a", "new")}
+
+
+def test_a_lease_is_cut_after_twice_its_time_and_that_of_a_new_runner_after_half_its_time_out_at_most():
+    assert _seen(1.0) == {"a": 10.0, "new": 2.0}, "20 and 4 env steps at 4 env steps per second"
+    assert _seen(10.0) == {"a": 100.0, "new": 15.0}
+
+
+def test_the_pace_of_others_is_the_mean_of_those_that_have_one_and_are_at_work():
+    bench = Bench(max_leases_per_runner=1, peer_timeout_s=1e4)
+    bench.ready_run(batch=4000, lease_timeout_s=30.0)
+    names = ("suspect", "a", "without pace")
+    for name in names:
+        bench.runner(name)
+    for name, seconds in (("a", 1.0), ("suspect", 3.0)):
+        bench.now += seconds
+        bench.fragment(bench.state.leases.of_peer(f"uuid-{name}")[0].lease_id, steps=4, runner=name)
+    bench.now = 35.0
+    for name in names[1:]:
+        (lease,) = bench.state.leases.of_peer(f"uuid-{name}")
+        for progress in (1, 2):
+            state = RunnerState(0, 1, (), (lease.lease_id,), True, 1, 0, -1, progress, 0)
+            bench.send(name, state)
+    bench.send("driver", Pause())
+    bench.runner("new")
+    bench.event(Tick())
+    runners = bench.core.status()["runners"]
+    assert [runner["name"] for runner in runners if runner["is_suspect"]] == ["suspect"]
+    bench.send("driver", Resume())
+    (lease,) = bench.leases("new")
+    assert lease.max_s == 2 * lease.num_vector_steps * 4 / 4.0
+
+
+# ------------------------------------------------------------------ who is asked
+
+
+def test_a_slow_runner_whose_second_lease_would_be_small_does_not_hold_up_a_fast_one():
+    bench = Bench()
+    bench.ready_run(batch=160)
+    bench.send("driver", Pause())
+    for name, seconds in (("a slow", 100.0), ("fast", 1.0)):
+        bench.runner(name)
+        bench.send("driver", Resume())
+        bench.now += seconds
+        (lease, *_) = bench.state.leases.of_peer(f"uuid-{name}")
+        bench.fragment(lease.lease_id, steps=4, runner=name)
+        bench.send("driver", Pause())
+    for name in ("a slow", "fast"):
+        for lease in bench.state.leases.of_peer(f"uuid-{name}"):
+            bench.send(name, LeaseReturned(lease.lease_id, "later"))
+    bench.send("driver", Resume())
+    assert [len(bench.leases(name)) for name in ("a slow", "fast")] == [1, 2]
+
+
+def _with_group_away(bench: Bench) -> None:
+    """Nothing is planned: the data of a batch that is complete waits."""
+    bench.send("learner-0", Goodbye("restarted"))
+
+
+def test_a_runner_whose_second_lease_would_not_be_full_does_not_hold_up_one_of_few_envs():
+    bench = Bench(max_leases_per_runner=2)
+    bench.ready_run(batch=70, staleness=1, max_policy_lag=1)
+    bench.send("driver", Pause())
+    for name, num_envs in (("a", 16), ("b", 4)):
+        bench.runner(name, num_envs=num_envs)
+        bench.fragment(steps=0, runner=name)
+    bench.send("driver", Resume())
+    assert [lease.num_vector_steps for lease in bench.leases("a")] == [5], (
+        "of 140 env steps 80; 40 would be 2"
+    )
+    assert [lease.num_vector_steps for lease in bench.leases("b")] == [5, 5]
+
+
+def test_of_runners_that_were_served_earlier_one_with_a_full_window_does_not_hold_up_the_next():
+    bench = Bench(max_leases_per_runner=1, window_bytes=1)
+    bench.ready_run(batch=40, staleness=9, max_policy_lag=9)
+    _with_group_away(bench)
+    bench.runner("full")
+    bench.runner("other")
+    bench.fragment(bench.state.leases.of_peer("uuid-full")[0].lease_id, steps=20, runner="full")
+    bench.fragment(bench.state.leases.of_peer("uuid-full")[0].lease_id, steps=20, runner="full")
+    for _ in range(3):  # the turn of the other becomes the later one
+        assert bench.state.leases.of_peer("uuid-full") == []
+        (lease,) = bench.state.leases.of_peer("uuid-other")
+        bench.send("other", LeaseReturned(lease.lease_id, "outdated"))
+        assert bench.leases("other")
+
+
+@pytest.mark.parametrize(
+    ("came", "granted"), [(19, [3, 0]), (20, [0, 0]), (21, [0, 0]), (2, [16, 4]), (3, [16, 0])]
+)
+def test_less_than_a_small_lease_is_granted_only_where_a_batch_lacks_it_and_nothing_else_is_out(
+    came, granted
+):
+    """Of two slots of 20 steps, 18 are those of an update whose weights are not out; a small lease has 4 steps."""
+    bench = Bench(max_leases_per_runner=1)
+    terms = {"staleness": 1, "max_policy_lag": 1, "fragment_length": 16}
+    bench.ready_run(batch=18, **terms)
+    bench.open(1, batch=20, **terms)
+    bench.send("driver", Pause())
+    for name in "ab":
+        bench.runner(name, num_envs=1)
+        bench.fragment(steps=9, runner=name)
+    run = bench.state.runs[0]
+    bench.send("learner-0", ShardReady(0, run.attempt, 1, 0))
+    bench.done(bench.sent("learner-0", Train)[0])
+    _with_group_away(bench)
+    bench.fragment(steps=came, runner="a")
+    bench.send("driver", Resume())
+    assert [_env_steps(bench, name, num_envs=1) for name in "ab"] == granted
+
+
+# ------------------------------------------------------------------ windows
+
+
+def _size_of_one() -> int:
+    bench = Bench()
+    bench.runner()
+    bench.fragment(steps=4)
+    return bench.state.ledger.num_bytes
+
+
+def _held_and_leased(**options) -> tuple[int, int]:
+    """Uncommitted fragments, and leases, of a runner that runs ahead of a batch that is complete."""
+    bench = Bench(max_leases_per_runner=100, **options)
+    bench.ready_run(batch=4, staleness=100, max_policy_lag=100, fragment_length=1)
+    _with_group_away(bench)
+    bench.runner()
+    for _ in range(2):
+        bench.fragment(steps=4)
+    for lease in bench.state.leases.of_peer("uuid-runner"):
+        bench.send("runner", LeaseReturned(lease.lease_id, "all of them"))
+    (runner,) = bench.core.status()["runners"]
+    return runner["num_uncommitted"], runner["num_leases"]
+
+
+@pytest.mark.parametrize(("less", "num_leases"), [(0, 5), (1, 4)])
+def test_what_a_runner_holds_and_is_to_sample_fits_its_window_to_the_last_byte(less, num_leases):
+    assert _held_and_leased(window_bytes=7 * _size_of_one() - less) == (2, num_leases)
+
+
+@pytest.mark.parametrize(("less", "num_leases"), [(0, 6), (1, 5)])
+def test_running_ahead_ends_with_the_lease_after_which_the_memory_is_full(less, num_leases):
+    assert _held_and_leased(memory_bytes=7 * _size_of_one() - less) == (2, num_leases)
+
+
+def test_runners_share_the_window_in_messages():
+    bench = Bench(max_leases_per_runner=100, window_messages=0)
+    bench.ready_run(batch=20, staleness=9, max_policy_lag=9)
+    _with_group_away(bench)
+    bench.runner("a")
+    bench.runner("b")
+    for _ in range(9):
+        for name in "ab":
+            for lease in bench.state.leases.of_peer(f"uuid-{name}")[:1]:
+                bench.fragment(lease.lease_id, steps=1, runner=name)
+    runners = bench.core.status()["runners"]
+    assert [runner["num_uncommitted"] + runner["num_leases"] for runner in runners] == [10, 10]

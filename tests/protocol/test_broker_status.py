@@ -11,6 +11,7 @@ from rlzmq.wire.messages import (
     Goodbye,
     LearnerState,
     Lease,
+    LeaseReturned,
     Notice,
     OpenUpdate,
     Pause,
@@ -75,12 +76,15 @@ def test_a_working_broker_says_what_it_holds_and_since_when():
     bench.fragment(lease.lease_id, steps=20, runner="b")
     for _ in range(2):
         bench.fragment(steps=20, runner="b", seq=0)
+    bench.send("driver", Pause())
+    bench.runner("idle")
     bench.now = 7.0
     bench.send("top", StatusRequest())
     status = bench.core.status()
-    assert [runner["name"] for runner in status["runners"]] == ["a", "b"]
-    a, b = status["runners"]
+    assert [runner["name"] for runner in status["runners"]] == ["a", "b", "idle"]
+    a, b, idle = status["runners"]
     assert (a["num_leases"], a["env_steps_per_s"], a["num_env_steps"]) == (1, 0.0, 0)
+    assert (a["oldest_lease_s"], idle["num_leases"], idle["oldest_lease_s"]) == (6.0, 0, 0.0)
     assert (b["num_leases"], b["oldest_lease_s"]) == (2, 6.0)
     assert (b["num_uncommitted"], b["num_env_steps"], b["env_steps_per_s"]) == (1, 20, 10.0)
     assert (b["incarnation"], b["is_suspect"], b["num_bad"]) == (1, False, 0)
@@ -105,7 +109,8 @@ def test_an_observer_is_told_what_only_the_sockets_know_too():
 def test_the_driver_is_told_where_the_next_update_stands():
     bench = Bench()
     bench.driver()
-    assert _progress(bench).weights_version == -1
+    before = _progress(bench)
+    assert (before.update_id, before.next_open, before.weights_version) == (0, 0, -1)
     bench.learner()
     bench.weights(0)
     for update_id in (0, 1, 3):
@@ -127,6 +132,18 @@ def test_the_driver_is_told_where_the_next_update_stands():
     assert _progress(bench).update_id == 1, "0 is complete"
 
 
+def test_the_driver_is_told_the_first_update_that_is_not_open():
+    bench = Bench()
+    bench.driver(next_update=2)
+    bench.runner()
+    bench.fragment(steps=3, version=0)
+    progress = _progress(bench)
+    assert (progress.update_id, progress.next_open, progress.num_steps_ready) == (2, 2, 3)
+    for update_id in (2, 3, 5):
+        bench.open(update_id)
+    assert _progress(bench).next_open == 4
+
+
 def test_nothing_stands_still_before_an_update_is_asked_for_nor_in_a_pause():
     bench = Bench()
     bench.driver()
@@ -137,6 +154,12 @@ def test_nothing_stands_still_before_an_update_is_asked_for_nor_in_a_pause():
     bench.now = 8.0
     bench.event(Tick())
     assert bench.core.status()["still_s"] == 3.0
+    bench = Bench()
+    bench.driver()
+    bench.open(0)
+    bench.now = 0.5
+    bench.event(Tick())
+    assert bench.core.status()["still_s"] == 0.5
 
 
 def test_a_step_of_a_rank_moves_an_update_that_is_trained_and_not_one_that_is_collected():
@@ -163,6 +186,18 @@ def test_how_long_those_at_work_may_be_silent():
     bench.fragment(bench.leases()[0].lease_id if bench.leases() else 0, steps=20)
     bench.send("learner-0", LearnerState(1, 0, (0,), (0,), (1,), (2,), 0))
     assert _progress(bench).patience_s == 100.0, "the only rank, before its first minibatch"
+    bench = Bench()
+    bench.ready_run(batch=400)
+    for name, usual_s in (("idle", 9.0), ("slow", 5.0), ("fast", 1.0)):
+        bench.runner(name)
+        for progress in (1, 2):
+            bench.now += usual_s
+            lease_ids = tuple(lease.lease_id for lease in bench.state.leases.of_peer(f"uuid-{name}"))
+            bench.send(name, RunnerState(0, 0, (), lease_ids, True, 1, 0, -1, progress, 0))
+    bench.send("driver", Pause())
+    for lease in bench.state.leases.of_peer("uuid-idle"):
+        bench.send("idle", LeaseReturned(lease.lease_id, "done"))
+    assert _progress(bench).patience_s == 100.0, "the slowest of those at work: 20 times what it needs"
     bench = Bench(rank_first_hung_after_s=70.0)
     bench.ready_run(num_ranks=2, batch=20)
     bench.runner()

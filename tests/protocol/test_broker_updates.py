@@ -159,6 +159,36 @@ def test_a_refused_fragment_is_dropped_quarantined_and_the_batch_planned_anew():
     assert bench.sent("learner-0", Train) == [], "READY of the void attempt"
 
 
+@pytest.mark.parametrize("fragment", [FragmentId("uuid-runner", 1, 2), FragmentId("nobody", 1, 0)])
+def test_only_what_is_part_of_an_update_can_be_refused(fragment):
+    bench = Bench()
+    bench.ready_run(batch=20, staleness=1, max_policy_lag=1)
+    bench.runner()
+    for _ in range(2):
+        bench.fragment(steps=10)
+    (plan,) = bench.sent("learner-0", ShardPlan)
+    bench.fragment(steps=10)
+    bench.send("learner-0", ShardRefused(0, plan.attempt, 1, fragment, "not_finite", "obs has NaN"))
+    assert [item for item in bench.out if isinstance(item, Quarantine)] == []
+    assert bench.state.runs[0].attempt == plan.attempt
+
+
+def test_a_result_that_comes_again_releases_no_plan_that_begins_behind_its_steps():
+    bench = Bench()
+    bench.ready_run(batch=30, staleness=1, max_policy_lag=1)
+    bench.open(1, batch=30, staleness=1, max_policy_lag=1)
+    bench.runner()
+    for _ in range(3):
+        bench.fragment(steps=20)
+    first, second = bench.state.runs[0], bench.state.runs[1]
+    bench.send("learner-0", ShardReady(0, first.attempt, 1, 0))
+    done = Train(5, 0, first.attempt, 1, 30)
+    payload = (b"results", *pack_ranges(first.ranges))
+    for _ in range(2):
+        bench.send("learner-0", UpdateDone(0, done.attempt, 1, 0, 1, True, 30), payload)
+    assert bench.state.runs == {1: second}
+
+
 def test_a_skipped_step_drops_its_data_and_the_run_goes_on():
     bench = Bench()
     bench.ready_run(batch=20)

@@ -15,10 +15,11 @@ from rlzmq.protocol.events import (
     JournalRecalled,
     JournalRemove,
     JournalSynced,
+    Tick,
 )
 from rlzmq.protocol.journal import Journal, plan_recall
 from rlzmq.wire.fragment_message import encode_fragment
-from rlzmq.wire.messages import Accepted, Fragment, Lease, Notice, Reset
+from rlzmq.wire.messages import Accepted, Fragment, Lease, Notice, Reset, ShardPlan, ShardRefused
 from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
@@ -40,12 +41,15 @@ class Disk:
         self.last = -1
 
     def write(self) -> None:
-        for item in self.journal.take():
+        self.put(self.journal.take())
+
+    def put(self, instructions: list[Any]) -> None:
+        for item in instructions:
             if isinstance(item, JournalAppend):
                 payload = memoryview(b"".join(bytes(memoryview(part).cast("B")) for part in item.parts))
                 self.segments.setdefault(item.segment, []).append((item.kind, payload))
                 self.last = item.number
-            else:
+            elif isinstance(item, JournalRemove):
                 self.segments = {n: records for n, records in self.segments.items() if n >= item.before}
 
     def accept(self, *messages: Fragment) -> None:
@@ -254,3 +258,53 @@ def test_what_is_given_back_is_pending_and_what_does_not_fit_is_dropped_with_its
     entry = bench.state.ledger.entries[FragmentId("gone", 1, 0)]
     assert (entry.version, entry.generation, entry.runner_name) == (3, 7, "runner-0")
     assert [item.kind for item in bench.out if isinstance(item, JournalAppend)] == [1], "it is written anew"
+
+
+class Journalled(Bench):
+    """A broker whose journal is written."""
+
+    def __init__(self) -> None:
+        self.disk = Disk()
+        super().__init__(journal=True)
+
+    def event(self, event: Any) -> list[Any]:
+        self.disk.put(super().event(event))
+        return self.out
+
+
+def test_a_broker_writes_what_it_trained_and_dropped_with_the_update_whose_report_tells_of_it() -> None:
+    bench = Journalled()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)  # 0: trained by update 0
+    plan = bench.make_ready()
+    bench.fragment(steps=6)  # 1: surplus of update 0
+    bench.done(plan)
+    bench.open(1, batch=20)
+    bench.fragment(steps=20, version=1)  # 2: refused after the report of update 0
+    (plan,) = bench.sent("learner-0", ShardPlan)
+    bad = FragmentId("uuid-runner", 1, 2)
+    bench.send("learner-0", ShardRefused(1, plan.attempt, 1, bad, "not_finite", "NaN"))
+    assert bench.disk.recall(0, max_lag=-1) == {0: None, 1: None, 2: "rejected"}
+    assert bench.disk.recall(1, max_lag=-1) == {2: "rejected"}
+    assert bench.disk.recall(2, max_lag=-1) == {}
+
+
+def test_a_broker_removes_what_a_checkpoint_covers_and_what_an_ended_lineage_has_left() -> None:
+    bench = Journalled()
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=20)
+    bench.done(bench.make_ready())
+    bench.state.journal.covered(1)
+    bench.event(Tick())
+    assert list(bench.disk.segments) == []
+    bench.fragment(steps=20, version=1)
+    assert bench.disk.recall(1) == {1: None}
+    bench.send("driver", Reset(7, 1))
+    bench.event(Tick())
+    assert list(bench.disk.segments) == []
+    bench.learner(generation=7, lineage=7)
+    bench.weights(1, generation=7)
+    bench.fragment(steps=20, version=1, generation=7)
+    assert bench.disk.recall(1) == {2: None}

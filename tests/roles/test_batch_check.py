@@ -50,12 +50,49 @@ def test_another_shape_than_what_was_trained_is_refused() -> None:
     check.check(batch_of(3))
 
 
-def test_before_anything_was_trained_the_one_that_contradicts_its_space_is_wrong() -> None:
+LOGITS = {"logits": np.zeros((2, 2), np.float32)}
+
+
+@pytest.mark.parametrize("num_wrong", [1, 20])
+@pytest.mark.parametrize(
+    "wrong", [np.zeros(3, np.float32), np.zeros(2, np.int64), {"a": np.zeros(2, np.float32)}]
+)
+def test_no_number_of_fragments_redefines_what_the_module_puts_out(wrong: Any, num_wrong: int) -> None:
     check = BatchCheck()
-    check.check(batch_of(3))  # alone, nobody can tell
-    check.check(batch_of(4))
-    with pytest.raises(ValueError, match="'obs'"):
-        check.check(batch_of(3))
+    check.expect({}, None, {"default_policy": LOGITS})
+    for seq in range(num_wrong):
+        with pytest.raises(ValueError, match=r"logits.*; the module's own outputs define it$"):
+            check.check(batch_of(logits=wrong), f"a/1/{seq}")
+    check.check(batch_of(logits=np.zeros(2, np.float32)), "b/1/0")
+    check.trained()
+    with pytest.raises(ValueError, match="logits"):
+        check.check(batch_of(logits=wrong), "a/1/99")
+
+
+@pytest.mark.parametrize("num_wrong", [1, 20])
+def test_fragments_without_the_modules_outputs_give_way_to_one_with_them(num_wrong: int) -> None:
+    check = BatchCheck()
+    check.expect({}, None, {"default_policy": LOGITS})
+    for seq in range(num_wrong):
+        check.check(batch_of(), f"a/1/{seq}")  # a custom piece may have removed it
+    good = batch_of(logits=np.zeros(2, np.float32))
+    check.check(good, "b/1/0")
+    assert check.num_replaced == 1
+    for seq in range(20):
+        with pytest.raises(ValueError, match=r"expected the columns .*'logits'"):
+            check.check(batch_of(), f"a/1/{50 + seq}")
+    assert check.misfit(good) == ""
+
+
+def test_columns_of_connectors_and_callbacks_are_those_of_most_fragments() -> None:
+    check = BatchCheck()
+    check.expect({}, None, {"default_policy": LOGITS})
+    logits = np.zeros(2, np.float32)
+    check.check(batch_of(logits=logits, custom=np.zeros(3, np.float32)), "a/1/0")
+    with pytest.raises(ValueError, match="'custom'"):
+        check.check(batch_of(logits=logits, custom=np.zeros(2, np.float32)), "b/1/0")
+    check.check(batch_of(logits=logits, custom=np.zeros(2, np.float32)), "b/1/1")
+    check.check(batch_of(logits=logits, custom=np.zeros(2, np.float32)), "b/1/2")
 
 
 def test_other_columns_are_refused() -> None:
@@ -189,6 +226,23 @@ def test_agents_have_spaces_of_their_own() -> None:
     for column, wrong in (("obs", batch(10, 9)), ("actions", batch(9, 10))):
         with pytest.raises(ValueError, match=rf"'{column}': expected values of Discrete\(10\), got 10"):
             check.check(wrong)
+
+
+def test_agents_columns_are_their_modules_outputs() -> None:
+    def batch(width: int) -> MultiAgentEpisodeBatch:
+        episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, _: f"of_{agent_id}")
+        episode.add_env_reset(observations={"a": 0, "b": 0})
+        agents = {"a": 0, "b": 0}
+        outputs = {"a": {"logits": np.zeros(2, np.float32)}, "b": {"logits": np.zeros(width, np.float32)}}
+        rewards = dict.fromkeys(agents, 0.0)
+        episode.add_env_step(agents, agents, rewards, extra_model_outputs=outputs)
+        return MultiAgentEpisodeBatch.from_episodes([episode])
+
+    check = BatchCheck()
+    check.expect({}, None, {"of_a": LOGITS, "of_b": {"logits": np.zeros((2, 5), np.float32)}})
+    with pytest.raises(ValueError, match=r"'logits': expected shape \(5,\) per step .* got \(2,\)"):
+        check.check(batch(2))
+    check.check(batch(5))
 
 
 def link_of_learner(events: list[Any]) -> LearnerLink:

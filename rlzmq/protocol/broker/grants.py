@@ -140,21 +140,20 @@ class Grants:
             return
         batch = state.batch_of(terms)
         oldest, _ = state.version_bounds(terms)
-        accounting = state.ledger.accounting
+        held_slots = state.ledger.accounting.pending + sum(state.unpublished.values())
+        free = state.ledger.free_steps(oldest)
         small = small_lease(terms.fragment_length)
         progress = True
         while progress and state.leases.available:
             progress = False
-            leased = state.leases.leased_env_steps()
-            in_flight = leased + accounting.pending + sum(state.unpublished.values())
-            lacking = batch - state.ledger.free_steps(oldest) - leased
             for peer in self._candidates():
-                num_envs = self._counted_envs(peer)
+                num_envs, leased = self._counted_envs(peer), state.leases.leased_env_steps()
+                lacking = batch - free - leased
                 allowance = step_allowance(
                     batch=batch,
                     staleness=terms.staleness,
                     num_envs=num_envs,
-                    in_flight=in_flight,
+                    in_flight=held_slots + leased,
                 )
                 num_steps = min(self._full_length(peer, terms), allowance // num_envs)
                 held = state.leases.num_of_peer(peer.uuid)
@@ -165,9 +164,6 @@ class Grants:
                 if lacking <= 0 and not self._has_window(peer, terms, batch):
                     continue
                 self._grant(peer, terms, -1, num_steps, now)
-                leased += num_steps * num_envs
-                in_flight += num_steps * num_envs
-                lacking -= num_steps * num_envs
                 progress = True
 
     def _has_window(self, peer: Peer, terms: OpenUpdate, batch: int) -> bool:
@@ -177,10 +173,11 @@ class Grants:
         held = state.leases.num_of_peer(peer.uuid)
         per_fragment = max(1, terms.fragment_length * peer.hello.num_envs * len(state.runners))
         window = max(options.window_messages, 2 * (terms.staleness + 1) * batch // per_fragment)
-        bytes_per_fragment = record.uncommitted_bytes // max(1, record.num_uncommitted)
+        num_after = record.num_uncommitted + held + 1
         return (
-            record.num_uncommitted + held < window
-            and record.uncommitted_bytes + (held + 1) * bytes_per_fragment <= options.window_bytes
+            num_after <= window
+            # Fragments to come are counted with the mean size of those that came.
+            and record.uncommitted_bytes * num_after <= options.window_bytes * record.num_uncommitted
             and state.ledger.num_bytes + len(state.leases.leases) * state.ledger.mean_bytes
             <= options.memory_bytes
         )

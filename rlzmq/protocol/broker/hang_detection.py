@@ -24,7 +24,7 @@ class HangDetection:
     def __init__(self, state: BrokerState, registration: Registration) -> None:
         self._state = state
         self._registration = registration
-        self._generation = -1
+        self._generation: int | None = None
         self._absences = ExpectedPeers()
         self._expected: list[tuple[str, str]] = []
         self._expected_by = ""
@@ -39,7 +39,7 @@ class HangDetection:
         if message.generation != self._generation:
             self._generation = message.generation
             self._ranks.begin()
-        peer.has_worked |= message.progress > 0
+        peer.has_worked = message.progress > 0
         is_training = 2 in message.phases
         self._ranks.heard(peer.uuid, message.progress, message.next_update, now, is_training=is_training)
         # A single rank has no others waiting for it: it is judged by its own pace.
@@ -60,12 +60,15 @@ class HangDetection:
     def patience_s(self) -> float:
         """Return how long a peer working on the next update may be silent before it counts as hung."""
         state = self._state
-        if state.next_commit not in state.runs:
-            at_work = (peer for peer in state.runners.values() if state.leases.of_peer(peer.uuid))
-            return max((peer.watch.hung_after_s() for peer in at_work), default=0.0)
-        if state.num_ranks > 1:
+        is_training = state.next_commit in state.runs
+        if is_training and state.num_ranks > 1:
             return self._ranks.limit_s()
-        return max((peer.watch.hung_after_s() for peer in state.ranks.values()), default=0.0)
+        at_work = (
+            state.ranks.values()
+            if is_training
+            else [peer for peer in state.runners.values() if state.leases.of_peer(peer.uuid)]
+        )
+        return max((peer.watch.hung_after_s() for peer in at_work), default=0.0)
 
     def forgive(self, away_s: float, now: float) -> None:
         """Discount a time in which this broker was stopped."""

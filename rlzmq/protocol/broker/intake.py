@@ -148,10 +148,12 @@ class Intake:
     def _overruns(self, peer: Peer, num_bytes: int) -> bool:
         """Return whether a fragment without a lease exceeds what a runner may send again to a new broker."""
         state, options = self._state, self._state.options
-        if state.ledger.num_bytes + num_bytes <= options.resent_bytes:
-            return False
-        share = max(options.window_bytes, options.memory_bytes // max(1, len(state.runners)))
-        return state.ledger.runner(peer.uuid, peer.incarnation).uncommitted_bytes + num_bytes > share
+        share = max(options.window_bytes, options.memory_bytes // len(state.runners))
+        uncommitted_bytes = state.ledger.runner(peer.uuid, peer.incarnation).uncommitted_bytes
+        return (
+            state.ledger.num_bytes + num_bytes > options.resent_bytes
+            and uncommitted_bytes + num_bytes > share
+        )
 
     def on_fenced_fragment(self, event: Received, message: Fragment) -> None:
         """Refuse a fragment from a fenced process."""

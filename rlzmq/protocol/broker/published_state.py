@@ -68,8 +68,7 @@ class PublishedState:
         if state.weights is not None and state.weights.order > (message.generation, message.version):
             state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))
         if message.connector_version < state.connector_version:
-            peer.connector_version = -1
-            self.send_connector_state(peer)
+            self._send_connector_state(peer)
 
     def _publication(self) -> Buffer:
         """Return the frame for PUB: the weights themselves, or a notice if they are large."""
@@ -91,10 +90,14 @@ class PublishedState:
 
     def send_connector_state(self, peer: Peer) -> None:
         """Send the newest connector state if this runner has not received it."""
+        if peer.connector_version < self._state.connector_version:
+            self._send_connector_state(peer)
+
+    def _send_connector_state(self, peer: Peer) -> None:
         state = self._state
-        if state.connector_message is not None and peer.connector_version < state.connector_version:
-            peer.connector_version = state.connector_version
+        if state.connector_message is not None:
             message, blob = state.connector_message
+            peer.connector_version = state.connector_version
             state.send(peer, message, (blob,))
 
     # ------------------------------------------------------------------ both
@@ -102,9 +105,6 @@ class PublishedState:
     def greet(self, peer: Peer) -> None:
         """Send the newest connector state and weights to a runner that joins."""
         state = self._state
-        if state.connector_message is not None:
-            message, blob = state.connector_message
-            peer.connector_version = state.connector_version
-            state.send(peer, message, (blob,))
+        self._send_connector_state(peer)
         if state.weights is not None and not peer.hello.next_seq:
             state.send(peer, Snapshot(*state.weights.order), (state.weights_frame,))

@@ -94,7 +94,6 @@ class Recovery:
         for run in sorted(state.runs.values(), key=lambda run: -run.update_id):
             is_same = run.generation == state.generation
             if run.is_training and run.update_id < max(updates):
-                run.is_settled = run.is_settled or run.update_id < min(updates)
                 run.generation = state.generation
             elif not is_same or run.update_id < max(updates) or (run.is_training and run.update_id > begun):
                 if not is_same:

@@ -44,7 +44,7 @@ class Reports:
             dropped=dict(accounting.dropped),
             oldest_version=min(versions),
             newest_version=max(versions),
-            sampling_s=max(0.0, planned_at - opened.at),
+            sampling_s=planned_at - opened.at,
             training_s=now - planned_at,
         )
         reported, state.to_report = state.to_report, []

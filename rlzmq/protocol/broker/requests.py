@@ -75,8 +75,7 @@ class Requests:
         if state.next_commit is None or update.update_id < state.next_commit:
             return
         state.open.setdefault(update.update_id, OpenedUpdate(update, now))
-        if state.terms is None or update.update_id >= state.terms.update_id:
-            state.terms = update
+        state.terms = state.open[max(state.open)].terms
 
     def on_reset(self, peer: Peer, event: Received, now: float) -> None:
         """Begin a new lineage; fragments of the old one are dropped."""
@@ -87,9 +86,7 @@ class Requests:
         state.min_generation = message.generation
         if state.generation < message.generation:
             state.ranks.clear()
-            state.num_ranks = 0
             state.generation = -1
-        state.group_next_update = None
         self._recovery.release()
         for entry in list(state.ledger.entries.values()):
             if entry.generation < message.generation:

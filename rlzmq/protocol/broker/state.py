@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rlzmq.protocol.accounting import DropReason
 from rlzmq.protocol.broker.newcomers import Newcomer, Newcomers
@@ -20,6 +21,9 @@ from rlzmq.wire.codec import Buffer
 from rlzmq.wire.messages import Config, Hello, Notice, OpenUpdate, UpdateReport, WireMessage, first_number
 from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 __all__ = ["BrokerState", "KeptReport", "OpenedUpdate", "Peer", "Run"]
 
@@ -124,7 +128,6 @@ class Run:
     sent_at: dict[int, float] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
     is_training: bool = False
-    is_settled: bool = False
     trained: bool = True
     trained_steps: dict[int, int] = field(default_factory=dict)
     results: dict[int, Buffer] = field(default_factory=dict)
@@ -139,8 +142,10 @@ class Run:
     @property
     def num_trained_steps(self) -> int:
         """Env steps trained by all ranks, repetitions counted; estimated for ranks that died before UPDATE_DONE."""
-        if not self.trained or not self.trained_steps:
-            return self.num_steps if self.trained else 0
+        if not self.trained:
+            return 0
+        if not self.trained_steps:
+            return self.num_steps
         return round(sum(self.trained_steps.values()) * self.num_ranks / len(self.trained_steps))
 
 
@@ -194,7 +199,7 @@ class BrokerState:
         self.reports: dict[int, KeptReport] = {}
         self.commit_pace = Pace()  # committed env steps per second
         self.committed_at: float | None = None
-        self.next_attempt = first_number(options.incarnation)
+        self.attempts = itertools.count(first_number(options.incarnation))
         self.unpublished: dict[int, int] = {}
         self.to_report: list[tuple[FragmentId, int, Buffer]] = []
         self.settled: list[FragmentId] = []  # committed fragments for the next report
@@ -213,7 +218,7 @@ class BrokerState:
         # counters and notices
         self.refused: dict[str, int] = {}
         self.num_moves = 0
-        self.moved_at = 0.0
+        self.moved_at = float("-inf")
         self.notices: deque[Notice] = deque(maxlen=256)
         self.num_notices_left_out = 0
         self._notices_left: float = _NOTICE_BURST
@@ -241,10 +246,9 @@ class BrokerState:
         earned = _NOTICES_PER_S * (self.now - self._notices_at)
         self._notices_left = min(float(_NOTICE_BURST), self._notices_left + earned)
         self._notices_at = self.now
-        if self._notices_left < 1.0:
-            return False
-        self._notices_left -= 1.0
-        return True
+        may_notify = self._notices_left >= 1.0
+        self._notices_left -= may_notify
+        return may_notify
 
     def moved(self, phase: Literal["collecting", "training"], now: float) -> None:
         """Record progress, if the next update is in this phase."""
@@ -297,7 +301,7 @@ class BrokerState:
         if update.staleness == 0:
             return update.weights_version, update.weights_version
         if update.max_policy_lag < 0:
-            return -1, None
+            return 0, None
         # Batches smaller than one vector step fill their slots with older data by construction.
         lag = max(update.max_policy_lag, -(-self.most_envs // max(1, self.batch_of(update))))
         return update.weights_version - lag, None
@@ -308,27 +312,18 @@ class BrokerState:
 
     def fence(self, uuid: str) -> None:
         """Refuse this process from now on."""
-        self.fenced[uuid] = None
-        while len(self.fenced) > _MAX_FENCED:
-            self.fenced.popitem(last=False)
+        _remember(self.fenced, uuid, None, _MAX_FENCED)
 
     def know(self, hello: Hello, incarnation: int) -> None:
         """Record a process as the owner of its name, with its newest HELLO."""
-        self.hello_ids[hello.uuid] = hello.hello_id
-        self.hello_ids.move_to_end(hello.uuid)
-        name = hello.role, hello.name
-        self.names[name] = hello.uuid, incarnation
-        self.names.move_to_end(name)
-        while len(self.hello_ids) > _MAX_KNOWN:
-            self.hello_ids.popitem(last=False)
-        while len(self.names) > _MAX_KNOWN:
-            self.names.popitem(last=False)
+        _remember(self.hello_ids, hello.uuid, hello.hello_id, _MAX_KNOWN)
+        _remember(self.names, (hello.role, hello.name), (hello.uuid, incarnation), _MAX_KNOWN)
 
     def forget_newcomer(self, newcomer: Newcomer) -> None:
         """Remove all records of a newcomer."""
         self.hello_ids.pop(newcomer.uuid, None)
         name = newcomer.role, newcomer.name
-        if self.names.get(name, ("", 0))[0] == newcomer.uuid:
+        if self.names.get(name, ("",))[0] == newcomer.uuid:
             del self.names[name]
         if (newcomer.uuid, newcomer.incarnation) in self.ledger.runners:
             self._forget_runner(newcomer.uuid, newcomer.incarnation)
@@ -376,3 +371,11 @@ class BrokerState:
         if not entry.is_reported:
             entry.is_reported = True
             self.to_report.append((entry.id, entry.size, entry.frames[-1] if len(entry.frames) > 1 else b""))
+
+
+def _remember(known: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
+    """Set an item as the newest; beyond `limit` items the oldest is removed."""
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > limit:
+        known.popitem(last=False)

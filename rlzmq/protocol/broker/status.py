@@ -59,7 +59,7 @@ def progress_of(state: BrokerState, patience_s: float) -> Progress:
     """Return the progress of the update being collected, for the driver."""
     update_id = state.next_plan if state.next_plan is not None else 0
     update = state.terms_of(update_id)
-    oldest, newest = state.version_bounds(update) if update is not None else (-1, None)
+    oldest, newest = state.version_bounds(update) if update is not None else (0, None)
     next_open = state.next_commit or 0
     while next_open in state.open:
         next_open += 1

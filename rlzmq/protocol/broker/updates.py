@@ -63,10 +63,10 @@ class Updates:
         if message.rank != peer.hello.rank:
             return
         ranges = unpack_ranges(event.payload[1:3])
-        left_out = unpack_ranges(event.payload[3:]) if len(event.payload) > 3 else []
+        frames_left_out = event.payload[3:]
+        left_out = unpack_ranges(frames_left_out) if frames_left_out else []
         if state.next_commit is not None and message.update_id < state.next_commit:
             self._recovery.note_trained(ranges)
-            peer.next_update = max(peer.next_update, message.update_id + 1)
             if message.update_id not in state.reports:
                 self._reports.confirm(peer, message.update_id)
             return
@@ -81,8 +81,6 @@ class Updates:
         run.trained_steps[message.rank] = message.num_trained_steps
         run.left_out.update(left_out)
         peer.next_update = max(peer.next_update, message.update_id + 1)
-        if len(run.results) >= run.num_ranks:
-            run.is_settled = True
 
     # ------------------------------------------------------------------ progress
 
@@ -103,7 +101,7 @@ class Updates:
         run, opened = state.runs.get(update_id), state.open.get(update_id)
         if run is None or opened is None:
             return False
-        if not run.is_settled and not (
+        if not (
             run.is_training
             and state.group_is_complete
             and all(peer.next_update > update_id for peer in state.ranks.values())
@@ -164,9 +162,7 @@ class Updates:
         if state.ledger.free_steps(oldest, newest) < batch:
             return False
         entries = [
-            entry
-            for entry in state.ledger.free_entries()
-            if entry.version >= oldest and (newest is None or entry.version <= newest)
+            entry for entry in state.ledger.free_entries() if newest is None or entry.version <= newest
         ]
         if update.staleness == 0:
             # The assignment to ranks must not depend on the order of arrival.
@@ -179,7 +175,7 @@ class Updates:
             ranges = [item for shard in shards for item in shard]
         run = Run(
             update_id=update_id,
-            attempt=state.next_attempt,
+            attempt=next(state.attempts),
             generation=state.generation,
             num_ranks=state.num_ranks,
             shards=shards,
@@ -187,7 +183,6 @@ class Updates:
             rank_uuids=[state.ranks[rank].uuid for rank in range(state.num_ranks)],
             planned_at=now,
         )
-        state.next_attempt += 1
         state.runs[update_id] = run
         self._delivery.begin(run, now)
         return True

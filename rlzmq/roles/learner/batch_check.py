@@ -30,11 +30,12 @@ _NUM_PROVEN = 3
 class BatchCheck:
     """Check that refuses batches which would spoil an update.
 
-    Observations and actions must match the run's spaces. The *form* of a batch is the name, shape per step and
-    dtype kind of every column, including those that modules and connectors add. The expected form is that of the
-    majority of batches, or of the first batch in a tie; once trained, it is replaced only after several batches of
-    another form. A form that contradicts the batch's own observation space is not adopted. In multi-agent batches
-    each agent has a form, and columns may be missing.
+    Observations and actions must match the run's spaces, and the columns that a module adds its own outputs
+    (`module_outputs`), whatever batches hold. The *form* of a batch is the name, shape per step and dtype kind of
+    every column. Only batches can tell the form of columns that custom connector pieces or callbacks add: the
+    expected form is that of the majority, or of the first batch in a tie; once trained, it is replaced only after
+    several batches of another form. A form without a module's columns is given up for one with them, never the
+    reverse. In multi-agent batches each agent has a form, and columns may be missing.
 
     Discrete values, also within Dict and Tuple spaces, index tables: a value outside of its Discrete, MultiDiscrete
     or MultiBinary space is refused. The spaces are the run's, not the batch's.
@@ -49,14 +50,26 @@ class BatchCheck:
         self.num_replaced = 0
         self._actions: dict[Any, list[_Leaf]] = {}
         self._observations: dict[Any, list[_Leaf]] = {}
+        self._outputs: dict[str, dict[str, _Form]] = {}
 
-    def expect(self, action_spaces: Mapping[str, Any], observation_space: Any = None) -> None:
-        """Set the spaces against which columns are checked.
+    def expect(
+        self,
+        action_spaces: Mapping[str, Any],
+        observation_space: Any = None,
+        outputs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Set what columns are checked against.
 
         Args:
             action_spaces: Action space by module id.
             observation_space: Space of the stored observations (multi-agent: a Dict by agent id); None: unknown.
+            outputs: By module id, the columns that the module adds, as trees of arrays ``[rows, ...]``; None:
+                unknown.
         """
+        self._outputs = {
+            module_id: {name: _form_of({name: column}) for name, column in columns.items()}
+            for module_id, columns in (outputs or {}).items()
+        }
         self._actions = _leaves_by_id(action_spaces)
         by_agent = observation_space.spaces if isinstance(observation_space, gym.spaces.Dict) else {}
         self._observations = _leaves_by_id({**by_agent, None: observation_space})
@@ -79,17 +92,22 @@ class BatchCheck:
             agent_ids = None if is_alone else part.agent_ids
             _check_column(part, Columns.ACTIONS, self._actions, module_ids or [DEFAULT_MODULE_ID])
             _check_column(part, Columns.OBS, self._observations, agent_ids or [None])
+            for module_id in sorted(set(module_ids or [DEFAULT_MODULE_ID])):
+                _check_outputs(part, self._outputs.get(module_id, {}))
         for key, part in _parts(batch):
-            form, fits_space = _form_of(part), _fits_its_space(part)
+            form = _form_of(part.columns)
+            is_whole = self._outputs.get(DEFAULT_MODULE_ID if key is None else key[0], {}).keys() <= {
+                *part.columns
+            }
             known = self._forms.get(key)
             if known is None:
-                self._forms[key] = _Known(form, fits_space, first=source)
+                self._forms[key] = _Known(form, is_whole, first=source)
                 if len(self._forms) > _MAX_AGENTS:
                     self._forms.popitem(last=False)
             elif not (misfit := _misfit(known.form, form, may_lack=key is not None)):
                 known.count(source)
-            elif known.gives_way_to(form, fits_space):
-                self._forms[key] = _Known(form, fits_space, known.num_others[_key_of(form)], source)
+            elif known.gives_way_to(form, is_whole):
+                self._forms[key] = _Known(form, is_whole, max(1, known.num_others[_key_of(form)]), source)
                 self.num_replaced += 1
             else:
                 raise ValueError(misfit)
@@ -99,7 +117,7 @@ class BatchCheck:
         for key, part in _parts(batch):
             known = self._forms.get(key)
             if known is not None and (
-                misfit := _misfit(known.form, _form_of(part), may_lack=key is not None)
+                misfit := _misfit(known.form, _form_of(part.columns), may_lack=key is not None)
             ):
                 return misfit
         return ""
@@ -121,14 +139,14 @@ class _Known:
     """The expected form of batches.
 
     Attributes:
-        fits_space: Whether it matches the batch's own observation space.
+        is_whole: Whether it has all columns that the module adds.
         num: Number of batches of this form.
         first: The first fragment of this form.
         num_others: Number of batches of each other form since the last training.
     """
 
     form: _Form
-    fits_space: bool
+    is_whole: bool
     num: int = 1
     first: Any = None
     num_others: Counter[Any] = field(default_factory=Counter)
@@ -141,11 +159,10 @@ class _Known:
             if len(self._seen) < _MAX_OTHERS:
                 self._seen.add(source)
 
-    def gives_way_to(self, form: _Form, fits_space: bool) -> bool:
+    def gives_way_to(self, form: _Form, is_whole: bool) -> bool:
         """Count a batch of another form; return whether it becomes the expected form."""
-        if fits_space != self.fits_space:
-            self.num_others[_key_of(form)] += 1
-            return fits_space and self.num < _NUM_PROVEN
+        if is_whole != self.is_whole:
+            return is_whole
         if len(self.num_others) < _MAX_OTHERS or _key_of(form) in self.num_others:
             self.num_others[_key_of(form)] += 1
         return self.num_others[_key_of(form)] > min(self.num, _NUM_PROVEN)
@@ -249,8 +266,17 @@ def _parts(batch: Any) -> Iterator[tuple[Any, Any]]:
             yield key, part
 
 
-def _form_of(part: Any) -> _Form:
-    paths, leaves, _ = optree.tree_flatten_with_path(part.columns)
+def _check_outputs(part: Any, outputs: Mapping[str, _Form]) -> None:
+    """Raise ValueError if a column that the module adds is there in another form; it may be missing."""
+    for name, form in outputs.items():
+        if name in part.columns and (
+            misfit := _misfit(form, _form_of({name: part.columns[name]}), may_lack=False)
+        ):
+            raise ValueError(f"{misfit}; the module's own outputs define it")
+
+
+def _form_of(columns: Mapping[str, Any]) -> _Form:
+    paths, leaves, _ = optree.tree_flatten_with_path(dict(columns))
     return {
         "/".join(map(str, path)): (leaf.shape[1:], leaf.dtype.kind)
         for path, leaf in zip(paths, leaves, strict=True)
@@ -273,10 +299,3 @@ def _misfit(expected: _Form, actual: _Form, *, may_lack: bool) -> str:
                 f"got {got_shape} and {got_kind!r}"
             )
     return ""
-
-
-def _fits_its_space(part: Any) -> bool:
-    """Return whether the observations have the shape that the batch declares; True if it declares none."""
-    shape = getattr(part.observation_space, "shape", None)
-    observations = part.columns.get("obs")
-    return shape is None or not isinstance(observations, np.ndarray) or observations.shape[1:] == shape

@@ -36,6 +36,7 @@ from rlzmq.protocol.weights import PUBLICATION_PREFIX_BYTES, new_publication_buf
 from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.roles.learner.module_outputs import module_outputs
 from rlzmq.roles.peer_link import Curve, PeerLink, new_peer_id
 from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
@@ -57,6 +58,7 @@ class LearnerLink(PeerLink):
         num_env_steps_before: Env steps trained in the run before the learner's current version.
         is_multi_agent: Whether fragments hold multi-agent episodes.
         observation_space: Space of the stored observations, as plain data; None: not checked.
+        stores_module_outputs: Whether no custom connector piece changes the modules' outputs before they are stored.
         curve: Keys for a broker reached by TCP.
         arrivals: Log of the trained fragments; None: no log.
     """
@@ -72,6 +74,7 @@ class LearnerLink(PeerLink):
         num_env_steps_before: int = 0,
         is_multi_agent: bool = False,
         observation_space: Any = None,
+        stores_module_outputs: bool = False,
         curve: Curve = None,
         arrivals: ArrivalLog | None = None,
     ) -> None:
@@ -89,6 +92,7 @@ class LearnerLink(PeerLink):
         self._generation = -1
         self._check = BatchCheck()
         self._observation_space = space_from_plain(observation_space)
+        self._stores_module_outputs = stores_module_outputs
         self.group_lost: asyncio.Future[str] = self._loop.create_future()
 
     def register(self) -> None:
@@ -243,8 +247,15 @@ class LearnerLink(PeerLink):
         self._synced_module_ids = synced_module_ids
         self._layout = None
         self._check.forget()
-        spaces = {module_id: module.action_space for module_id, module in self._learner.module.items()}
-        self._check.expect(spaces, self._observation_space)
+        modules = dict(self._learner.module.items())
+        spaces = {module_id: module.action_space for module_id, module in modules.items()}
+        outputs = None
+        if self._stores_module_outputs:
+            explore = self._learner.config.explore
+            outputs = {
+                module_id: module_outputs(module, explore=explore) for module_id, module in modules.items()
+            }
+        self._check.expect(spaces, self._observation_space, outputs)
 
     def _snapshot(self) -> NewWeights:
         if self._layout is None:
