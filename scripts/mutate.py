@@ -26,6 +26,7 @@ import math
 import mmap
 import os
 import random
+import re
 import resource
 import select
 import signal
@@ -531,6 +532,12 @@ def reasons() -> dict[tuple[str, str, str, str], str]:
     return {(e["path"], e["function"], e["text"], e["what"]): e["why"] for e in entries}
 
 
+def keys_in(output: str) -> set[tuple[str, ...]]:
+    """The keys of the mutants that survive by a run's output, whose lines may have moved since."""
+    found = re.findall(r"^survives: (\S+)\.py:\d+ (\S+): (.*)\n {6}(.*)$", output, re.MULTILINE)
+    return {(path, function, text, what) for path, function, what, text in found}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -556,8 +563,8 @@ def main() -> int:
     if stale := [key for key in explained if key[0] in files and key not in keys]:
         raise SystemExit(f"{LEFT.name} has reasons for what is not there any more: {stale}")
     if options.again:
-        lines = set(options.again.read_text(encoding="utf-8").splitlines())
-        mutants = [mutant for mutant in mutants if f"survives: {mutant}".splitlines()[0] in lines]
+        survived = keys_in(options.again.read_text(encoding="utf-8"))
+        mutants = [mutant for mutant in mutants if mutant.key in survived]
     if options.sample:
         mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
     listed = [mutant for mutant in mutants if mutant.key in explained]

@@ -275,8 +275,8 @@ def _check_outputs(part: Any, outputs: Mapping[str, _Form]) -> None:
             raise ValueError(f"{misfit}; the module's own outputs define it")
 
 
-def _form_of(columns: Mapping[str, Any]) -> _Form:
-    paths, leaves, _ = optree.tree_flatten_with_path(dict(columns))
+def _form_of(columns: Any) -> _Form:
+    paths, leaves, _ = optree.tree_flatten_with_path(columns)
     return {
         "/".join(map(str, path)): (leaf.shape[1:], leaf.dtype.kind)
         for path, leaf in zip(paths, leaves, strict=True)
