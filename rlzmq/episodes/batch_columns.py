@@ -11,7 +11,6 @@ import numpy as np
 from rlzmq.core.tree import tree_leaves
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.dirty_tracking import TrackedEpisode
 from rlzmq.episodes.episode_list import EpisodeList
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -98,7 +97,7 @@ class BatchColumns(EpisodeList[SingleAgentEpisode]):
         self.action_space = action_space
         self.meta = {} if meta is None else meta
         self._is_ordinary = False
-        self._tracked: dict[int, TrackedEpisode] = {}
+        self._tracked: dict[int, SingleAgentEpisode] = {}
         for name in (*TABLE, "duration_s", *ID_LISTS):
             values = getattr(self, name)
             if values is not None and len(values) != num_chunks:

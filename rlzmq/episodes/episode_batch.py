@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex, overload
 
@@ -14,9 +13,7 @@ from rlzmq.episodes import episode_gather, episode_wire
 from rlzmq.episodes.batch_columns import BatchColumns
 from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, chosen_positions, steps_window
 from rlzmq.episodes.columns import Columns
-from rlzmq.episodes.dirty_tracking import TrackedEpisode
-from rlzmq.episodes.episode_columns import REWARD_SPACE
-from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
+from rlzmq.episodes.shared_columns import SharedColumns, is_changed
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
 __all__ = ["EpisodeBatch"]
@@ -87,27 +84,24 @@ class EpisodeBatch(BatchColumns):
         return self._item(range(len(self))[index])
 
     def _item(self, position: int) -> SingleAgentEpisode:
-        known = self._tracked.get(position)
-        return self._track(position, self.new_item(position)) if known is None else known.episode
+        episode = self._tracked.get(position)
+        if episode is None:
+            episode = self._tracked[position] = self.new_item(position)
+        return episode
 
     def _items(self) -> Iterator[SingleAgentEpisode]:
-        extra_names = self.extra_names
+        tracked, create = self._tracked, SharedColumns(self).episode
         rows = zip(*(getattr(self, name).tolist() for name in TABLE), strict=True)
         for position, row in enumerate(rows):
-            known = self._tracked.get(position)
-            if known is None:
-                yield self._track(position, self._episode(position, extra_names, *row))
-            else:
-                yield known.episode
+            episode = tracked.get(position)
+            if episode is None:
+                episode = tracked[position] = create(position, row)
+            yield episode
 
     def new_item(self, position: int) -> SingleAgentEpisode:
         """Return one chunk as a new episode whose changes this batch ignores."""
-        row = (getattr(self, name).item(position) for name in TABLE)
-        return self._episode(position, self.extra_names, *row)
-
-    def _track(self, position: int, episode: SingleAgentEpisode) -> SingleAgentEpisode:
-        self._tracked[position] = TrackedEpisode(episode)
-        return episode
+        row: Any = tuple(getattr(self, name).item(position) for name in TABLE)
+        return SharedColumns(self).episode(position, row)
 
     def updated(self) -> EpisodeBatch:
         """Return this batch, or, where the list or an item of it was changed, a new one with the changes.
@@ -119,64 +113,14 @@ class EpisodeBatch(BatchColumns):
             batch = EpisodeBatch.from_episodes(self)
             batch.meta = self.meta
             return batch
-        if not any(item.is_changed() for item in self._tracked.values()):
+        if not any(map(is_changed, self._tracked.values())):
             return self
         tracked = self._tracked
         batch = EpisodeBatch.from_episodes(
-            tracked[i].episode if i in tracked else self.new_item(i) for i in range(len(self))
+            tracked[i] if i in tracked else self.new_item(i) for i in range(len(self))
         )
         batch.env_index, batch.meta = self.env_index, self.meta
         return batch
-
-    def _episode(
-        self,
-        position: int,
-        extra_names: list[str],
-        start: int,
-        length: int,
-        lookback: int,
-        t_started: int,
-        terminated: bool,
-        truncated: bool,
-        env_index: int,
-    ) -> SingleAgentEpisode:
-        """Return one chunk as an episode whose buffers are views on the columns."""
-        episode = SingleAgentEpisode.__new__(SingleAgentEpisode)
-        episode.id_ = self.episode_ids[position]
-        episode.agent_id = None if self.agent_ids is None else self.agent_ids[position]
-        episode.module_id = None if self.module_ids is None else self.module_ids[position]
-        multi_ids = self.multi_agent_episode_ids
-        episode.multi_agent_episode_id = None if multi_ids is None else multi_ids[position]
-        episode.is_terminated = terminated
-        episode.is_truncated = truncated
-        episode.t_started = t_started
-        episode.t = t_started + length
-        episode.custom_data = dict(self.custom_data.get(position, ()))
-        episode._duration_s = 0.0 if self.duration_s is None else float(self.duration_s[position])
-        episode._last_step_time = None
-        episode._observation_space = self.observation_space
-        episode._action_space = self.action_space
-        state = self.initial_state
-        episode.initial_state = None if state is None else tree_map(lambda leaf: leaf[position], state)
-        first, num, columns = start - lookback, lookback + length, self.columns
-
-        def view(name: str, count: int, space: gym.Space[Any] | None) -> InfiniteLookbackBuffer:
-            column, end = columns[name], first + count
-            if isinstance(column, np.ndarray):
-                arrays = column[first:end]
-            else:
-                arrays = tree_map(lambda leaf: leaf[first:end], column)
-            return InfiniteLookbackBuffer._of_view(arrays, count, lookback, space)
-
-        episode.observations = view(Columns.OBS, num + 1, self.observation_space)
-        episode.actions = view(Columns.ACTIONS, num, self.action_space)
-        episode.rewards = view(Columns.REWARDS, num, REWARD_SPACE)
-        episode.extra_model_outputs = {name: view(name, num, None) for name in extra_names}
-        episode._infos = None
-        episode._infos_source = functools.partial(
-            episode_gather.dense_infos, self.infos, first, first + num + 1
-        )
-        return episode
 
     def select(self, chunks: Any) -> EpisodeBatch:
         """Return some of the chunks, in the given order, on the same columns.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -45,6 +45,19 @@ def located(error: Exception, where: str, column: str) -> Exception:
     return kind(f"{where}, column {column!r}: {error}")
 
 
+class EpisodeSource(Protocol):
+    """Where an episode gets attributes from that are created when they are read for the first time."""
+
+    def create(self, episode: Any, name: str) -> Any:
+        """Create an attribute of the episode, set it and return it."""
+
+    def differs(self, episode: Any, position: int, row: Any) -> bool:
+        """Return whether the episode was changed."""
+
+    def sparse_infos(self, row: Any) -> dict[int, dict[str, Any]]:
+        """Return the non-empty infos by position."""
+
+
 class EpisodeColumns:
     """Base of `SingleAgentEpisode`: data per time step, getters and setters.
 
@@ -53,16 +66,18 @@ class EpisodeColumns:
         observations: One more item than the step columns: index t is what action t was computed from.
         actions, rewards: Index t belongs to the step from observation t to t + 1.
         extra_model_outputs: Further step columns by name, e.g. ``"action_logp"``.
+        infos: The info dicts, as many as observations.
     """
 
     __slots__ = (
         "_action_space",
-        "_infos",
-        "_infos_source",
+        "_created",
         "_observation_space",
+        "_source",
         "actions",
         "extra_model_outputs",
         "id_",
+        "infos",
         "observations",
         "rewards",
     )
@@ -72,26 +87,23 @@ class EpisodeColumns:
     actions: InfiniteLookbackBuffer
     rewards: InfiniteLookbackBuffer
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]
-    _infos: InfiniteLookbackBuffer | None
-    # Creates the infos on first access (episodes on shared columns keep them sparse).
-    _infos_source: Callable[[], list[Any]] | None
+    infos: InfiniteLookbackBuffer
+    # Only episodes on shared columns (`SharedColumns`) have these: where their other attributes come from, with the
+    # place there, and which of them were created.
+    _source: tuple[EpisodeSource, int, Any]
+    _created: dict[str, Any]
     _observation_space: gym.Space[Any] | None
     _action_space: gym.Space[Any] | None
 
-    @property
-    def infos(self) -> InfiniteLookbackBuffer:
-        """The info dicts, as many as observations."""
-        infos = self._infos
-        if infos is None:
-            items = self._infos_source() if self._infos_source is not None else []
-            self._infos = infos = InfosBuffer._of_list(items, self.observations.lookback, None)
-            self._infos_source = None
-        return infos
-
-    @infos.setter
-    def infos(self, buffer: InfiniteLookbackBuffer) -> None:
-        self._infos = buffer
-        self._infos_source = None
+    def __getattr__(self, name: str) -> Any:
+        """Create what an episode on shared columns has not been asked for before."""
+        if name in ("_source", "_created") or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            source = self._source[0]
+        except AttributeError:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
+        return source.create(self, name)
 
     @property
     def observation_space(self) -> gym.Space[Any] | None:
@@ -294,11 +306,10 @@ class EpisodeColumns:
                 f"{where}, column 'observations': expected a lookback of {lookback}, like the rewards, got "
                 f"{self.observations.lookback}."
             )
-        # Infos not created yet are as many as observations by construction.
-        if self._infos is not None and self._infos.len_incl_lookback() != num_observations:
+        if self.infos.len_incl_lookback() != num_observations:
             raise ValueError(
                 f"{where}: expected as many infos as observations, {num_observations} {counted}, got "
-                f"{self._infos.len_incl_lookback()}."
+                f"{self.infos.len_incl_lookback()}."
             )
         for name, buffer in self._step_columns():
             if buffer.len_incl_lookback() != num_steps or buffer.lookback != lookback:

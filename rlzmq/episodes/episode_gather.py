@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -22,18 +21,12 @@ from rlzmq.episodes.chunk_table import ID_LISTS, TABLE, ragged_arange
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer
 from rlzmq.episodes.rewards import as_rewards
+from rlzmq.episodes.shared_columns import unread_infos
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["compact", "concat", "dense_infos", "from_episodes"]
+__all__ = ["compact", "concat", "from_episodes"]
 
 B = TypeVar("B", bound=BatchColumns)
-
-
-def dense_infos(sparse: dict[int, dict[str, Any]], begin: int, end: int) -> list[dict[str, Any]]:
-    """Return the info dicts of slots ``begin…end-1`` as a list, ``{}`` where there is none."""
-    if not sparse:
-        return [{} for _ in range(begin, end)]
-    return [sparse.get(slot, {}) for slot in range(begin, end)]
 
 
 # -- from episodes ------------------------------------------------------------------------------------
@@ -202,15 +195,11 @@ def _initial_states(episodes: list[SingleAgentEpisode]) -> Any:
 def _sparse_infos(episodes: list[SingleAgentEpisode], offsets: list[int]) -> dict[int, dict[str, Any]]:
     sparse: dict[int, dict[str, Any]] = {}
     for episode, offset in zip(episodes, offsets, strict=True):
-        source = episode._infos_source
-        if episode._infos is None and isinstance(source, functools.partial):
-            # Infos of a batch's item that were never accessed: still sparse.
-            infos, begin, end = source.args
-            if infos:
-                sparse.update((slot - begin + offset, infos[slot]) for slot in infos if begin <= slot < end)
-        else:
-            infos = enumerate(episode.infos.data, offset)
-            sparse.update((slot, info) for slot, info in infos if info or not isinstance(info, dict))
+        if (unread := unread_infos(episode)) is not None:
+            sparse.update((offset + position, info) for position, info in unread.items())
+            continue
+        infos = enumerate(episode.infos.data, offset)
+        sparse.update((slot, info) for slot, info in infos if info or not isinstance(info, dict))
     return sparse
 
 

@@ -12,9 +12,9 @@ from rlzmq.episodes import multi_agent_gather, multi_agent_wire
 from rlzmq.episodes.agent_rows import AgentRows
 from rlzmq.episodes.agent_timelines import AgentTrack, Pending, Timeline
 from rlzmq.episodes.chunk_table import chosen_positions
-from rlzmq.episodes.dirty_tracking import TrackedMultiAgentEpisode
 from rlzmq.episodes.multi_agent_columns import EPISODE_TABLE, IntArray, MultiAgentBatchColumns
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.shared_columns import TrackedMultiAgentEpisode
 
 __all__ = ["EPISODE_TABLE", "MultiAgentEpisodeBatch"]
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.episodes.agent_rows import AgentRows
-from rlzmq.episodes.dirty_tracking import TrackedMultiAgentEpisode
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_list import EpisodeList
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.shared_columns import TrackedMultiAgentEpisode
 
 __all__ = ["EPISODE_TABLE", "IntArray", "MultiAgentBatchColumns"]
 

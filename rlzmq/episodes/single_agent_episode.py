@@ -114,13 +114,12 @@ class SingleAgentEpisode(EpisodeChunks):
         except ValueError as error:
             raise ValueError(f"Episode {self.id_!r}: {error}") from None
         self._unpack_rewards()
-        self._infos_source = None
         if isinstance(infos, InfiniteLookbackBuffer):
-            self._infos = infos
+            self.infos = infos
         else:
             # An empty list counts as not given.
             given = list(infos) if infos else [{} for _ in range(self.observations.len_incl_lookback())]
-            self._infos = InfosBuffer(given, lookback)
+            self.infos = InfosBuffer(given, lookback)
         self.t_started = operator.index(t_started) if t_started is not None else 0
         self.t = self.t_started + len(self.rewards)
         self._check_lengths()
@@ -384,11 +383,9 @@ class SingleAgentEpisode(EpisodeChunks):
         return episode
 
     def __getstate__(self) -> dict[str, Any]:
-        infos = self.infos
-        names = [*EpisodeColumns.__slots__, *EpisodeChunks.__slots__]
-        state = {name: getattr(self, name) for name in names}
+        names = {*EpisodeColumns.__slots__, *EpisodeChunks.__slots__} - {"_source", "_created"}
         # The clock's zero point differs between processes.
-        return {**state, "_infos": infos, "_infos_source": None, "_last_step_time": None}
+        return {**{name: getattr(self, name) for name in names}, "_last_step_time": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
