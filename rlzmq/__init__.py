@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.checkpoints import latest_checkpoint as latest_checkpoint
     from rlzmq.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
     from rlzmq.algorithms.appo.appo_learner import APPOLearner as APPOLearner
+    from rlzmq.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
+    from rlzmq.algorithms.dqn.dqn_learner import DQNLearner as DQNLearner
     from rlzmq.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
     from rlzmq.algorithms.impala.impala_learner import IMPALALearner as IMPALALearner
     from rlzmq.algorithms.policy import Policy as Policy
@@ -277,6 +279,8 @@ _EXPORTS: dict[str, str] = {
         "algorithms.checkpoints": "latest_checkpoint",
         "algorithms.appo": "APPO APPOConfig",
         "algorithms.appo.appo_learner": "APPOLearner",
+        "algorithms.dqn": "DQN DQNConfig",
+        "algorithms.dqn.dqn_learner": "DQNLearner",
         "algorithms.impala": "IMPALA IMPALAConfig",
         "algorithms.impala.impala_learner": "IMPALALearner",
         "algorithms.ppo": "PPO PPOConfig",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlzmq import APPOConfig, IMPALAConfig, PPOConfig
+from rlzmq import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
 
@@ -168,6 +168,23 @@ def multi_agent_cartpole_appo() -> Any:
     )
 
 
+def cartpole_dqn() -> Any:
+    """RLlib's settings for its own learning test."""
+    return (
+        DQNConfig()
+        .environment("CartPole-v1")
+        .training(n_step=(2, 5), epsilon=[(0, 1.0), (25_000, 0.02)])
+        .rl_module(
+            model_config={
+                "fcnet_hiddens": [256],
+                "head_fcnet_hiddens": [256],
+                "fcnet_bias_initializer": "zeros_",
+                "head_fcnet_bias_initializer": "zeros_",
+            }
+        )
+    )
+
+
 def mean_std_filter(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
     return MeanStdFilter()
 
@@ -182,6 +199,7 @@ TASKS = {
     "multi-agent-cartpole": Task(multi_agent_cartpole, 450.0, 400_000, 8, 1024),
     "cartpole-impala": Task(cartpole_impala, 450.0, 2_000_000, 16, 500),
     "cartpole-appo": Task(cartpole_appo, 450.0, 1_000_000, 16, 500),
+    "cartpole-dqn": Task(cartpole_dqn, 450.0, 200_000, 1, 32),
     "multi-agent-cartpole-appo": Task(multi_agent_cartpole_appo, 350.0, 2_000_000, 16, 500),
 }
 
@@ -195,7 +213,7 @@ def configure(task: Task, mode: str, seed: int) -> Any:
     config, (num_runners, num_learners) = task.make().debugging(seed=seed), MODES[mode]
     ranks = max(num_learners, 1)
     config.env_runners(
-        num_env_runners=num_runners, num_envs_per_env_runner=task.num_envs // max(num_runners, 1)
+        num_env_runners=num_runners, num_envs_per_env_runner=max(task.num_envs // max(num_runners, 1), 1)
     )
     config.learners(num_learners=num_learners)
     if config.minibatch_size is not None:

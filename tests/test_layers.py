@@ -56,6 +56,7 @@ LAZY_IMPORTS = {
     "a command starts quickly and imports what its options need": ("cli/",),
     "a config is made and checked without torch": (
         "algorithms/appo/__init__.py",
+        "algorithms/dqn/__init__.py",
         "algorithms/impala/__init__.py",
         "algorithms/ppo/__init__.py",
         "driver/join_files.py",

@@ -120,7 +120,7 @@ class Evaluation:
         await self._dispatch.call("on_evaluate_start", metrics_logger=self._metrics_logger)
         group = self.env_runner_group or await self._make_group()
         snapshot, version = await self._session.get_inference_weights(group.synced_module_ids)
-        await group.set_weights(snapshot, version)
+        await group.set_weights(snapshot, version, num_env_steps=self._session.accounting.sampled)
         await group.set_connector_state(self._session.get_connector_state())
         return group
 

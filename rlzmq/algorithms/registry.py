@@ -21,6 +21,7 @@ __all__ = [
 
 ALGORITHMS: dict[str, str] = {
     "appo": "rlzmq.algorithms.appo:APPOConfig",
+    "dqn": "rlzmq.algorithms.dqn:DQNConfig",
     "impala": "rlzmq.algorithms.impala:IMPALAConfig",
     "ppo": "rlzmq.algorithms.ppo:PPOConfig",
 }

@@ -249,6 +249,8 @@ def merge_learner_results(results: list[dict[str, Any]], metrics: MetricsLogger)
         merged[ALL_MODULES][BATCH_SOURCE] = {
             name: sum(source[name] for source in sources) for name in ("num_env_steps", "num_bytes")
         }
+        if "train_ratio" in sources[0]:  # the same on all ranks
+            merged[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = sources[0]["train_ratio"]
     for module_id, values in metrics.reduce().items():
         own = values if isinstance(values, dict) else {"value": values}
         merged.setdefault(module_id, {}).update(own)

@@ -41,15 +41,14 @@ def check(config: DerivedValues) -> None:
         )
     fragment = config.rollout_fragment_length
     if fragment != "auto" and not config.staleness:
+        batch = config.update_plan().num_env_steps
         whole = fragment * config.num_envs_per_env_runner * max(config.num_env_runners, 1)
-        if whole > config.total_train_batch_size * 1.1:
-            fitting = config.total_train_batch_size // (
-                config.num_envs_per_env_runner * max(config.num_env_runners, 1)
-            )
+        if whole > batch * 1.1:
+            fitting = batch // (config.num_envs_per_env_runner * max(config.num_env_runners, 1))
             raise ConfigurationError(
                 f"config.rollout_fragment_length={fragment} × {config.num_envs_per_env_runner} envs × "
                 f"{max(config.num_env_runners, 1)} runners = {whole} env steps, more than the batch of "
-                f"{config.total_train_batch_size}. Largest that fits: {max(fitting, 1)}, or 'auto'."
+                f"{batch}. Largest that fits: {max(fitting, 1)}, or 'auto'."
             )
     _check_networking(config)
     _check_journal(config)
@@ -74,7 +73,7 @@ def check(config: DerivedValues) -> None:
         check_stats_cls_lookup(config.custom_stats_cls_lookup)
     except TypeError as error:
         raise ConfigurationError(f"config.{error}") from None
-    for name in ("lr", "entropy_coeff"):
+    for name in ("lr", "entropy_coeff", "epsilon"):
         _check_schedule(name, config.get(name))
     _check_evaluation(config)
     if config.torch_compile_learner_what_to_compile == "complete_update" and config.num_learners > 1:

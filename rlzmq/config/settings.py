@@ -28,6 +28,7 @@ __all__ = [
     "NonNegative",
     "NonNegativeInt",
     "NotProvided",
+    "Positive",
     "PositiveInt",
     "Schedule",
     "Setting",
@@ -57,6 +58,7 @@ NotProvided: Any = _NotProvided()
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Gt(0)]
 NonNegative = Annotated[float, Ge(0.0)]
+Positive = Annotated[float, Gt(0.0)]
 Fraction = Annotated[float, Ge(0.0), Le(1.0)]
 Schedule = float | list[tuple[float, float]]
 """A number, or ``[(0, v0), (t1, v1), …]``: piecewise linear over lifetime env steps."""

@@ -35,10 +35,15 @@ class ReplayRatio:
 
     def take(self, batch: int) -> int:
         """Return how many batches of a number of env steps (over all ranks) are due, and count them as trained."""
-        due = self.ratio * max(0, self.num_sampled - self.warm_up) - self.num_trained
+        due = self.ratio * self.num_counted - self.num_trained
         num_batches = max(0, int((due + _ROUNDING) // batch))
         self.num_trained += num_batches * batch
         return num_batches
+
+    @property
+    def num_counted(self) -> int:
+        """Env steps sampled since the warm-up."""
+        return max(0, self.num_sampled - self.warm_up)
 
     def get_state(self) -> dict[str, int]:
         """Return the counts."""

@@ -53,7 +53,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         self.handles: list[Any] = []
         self.local_env_runner: Any = None
         self.supervisor: RunnerSupervisor | None = None
-        self._weights: tuple[Any, int, int] | None = None
+        self._weights: tuple[Any, int, int, int | None] | None = None
         self._connector_state: Mapping[str, Any] | None = None
         self.synced_module_ids: list[str] | None = None
         self.reports_samples = not is_evaluation
@@ -209,17 +209,20 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
 
     # -- weights and state ----------------------------------------------------------------------
 
-    async def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> None:
+    async def set_weights(
+        self, snapshot: Any, version: int, generation: int = 0, num_env_steps: int | None = None
+    ) -> None:
         """Load one snapshot (``WeightsLayout.snapshot``) into every runner.
 
         Args:
             snapshot, version: As returned by `AsyncLearnerGroup.get_inference_weights`.
             generation: Weights of lower generations, which may still be in transit, are refused from now on.
+            num_env_steps: See `EnvRunner.set_weights`.
         """
         if self.local_env_runner is not None:
-            self.local_env_runner.set_weights(snapshot, version=version, generation=generation)
-        self._weights = (snapshot, version, generation)
-        await self._on_all(lambda handle: handle.set_weights(snapshot, version, generation))
+            self.local_env_runner.set_weights(snapshot, version, generation, num_env_steps)
+        self._weights = (snapshot, version, generation, num_env_steps)
+        await self._on_all(lambda handle: handle.set_weights(snapshot, version, generation, num_env_steps))
 
     async def set_connector_state(self, state: Mapping[str, Any]) -> None:
         """Put merged connector states into every runner's pipelines."""

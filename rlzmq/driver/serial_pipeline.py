@@ -111,7 +111,9 @@ class SerialPipeline:
     def push_weights(self) -> None:
         """Give the runner the learner's current weights and version."""
         snapshot = self._runner.get_weights_layout().snapshot(self._learner.module)
-        self._runner.set_weights(snapshot, version=self._learner.weights_seq_no)
+        self._runner.set_weights(
+            snapshot, self._learner.weights_seq_no, num_env_steps=self.accounting.num_consumed
+        )
 
     async def read_journal(self, next_update: int) -> list[str]:
         """Return []: nothing is sampled ahead of its training."""

@@ -147,7 +147,9 @@ class Session:
         snapshot, version = await self.get_inference_weights()
         if self.learner_group.handles:  # the broker's data in transit is older
             self.learner_group.generation += 1
-        await self.env_runner_group.set_weights(snapshot, version, self.learner_group.generation)
+        await self.env_runner_group.set_weights(
+            snapshot, version, self.learner_group.generation, self.accounting.sampled
+        )
         await self.env_runner_group.sync_env_runner_states()
 
     async def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:

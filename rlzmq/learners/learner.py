@@ -539,6 +539,9 @@ class Learner(LearnerHooks):
                 "num_added": self.source.num_added,
                 "num_bytes": self.source.num_bytes,
             }
+            if (ratio := self.source.ratio) is not None and ratio.num_counted:
+                reached = self.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
+                results[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = reached
         if own:
             results[ALL_MODULES][METRICS_STATES] = own.states
         return results

@@ -320,8 +320,11 @@ class LearnerBase(Checkpointable):
             ValueError: A component is unknown.
         """
         self._check_built()
-        stores_buffer = self._setting("store_buffer_in_checkpoints", False)
-        paths = _paths(components, [name for name in _COMPONENTS if name != "source" or stores_buffer])
+        default: list[str] = []
+        if components is None:
+            stores_buffer = self._setting("store_buffer_in_checkpoints", False)
+            default = [name for name in _COMPONENTS if name != "source" or stores_buffer]
+        paths = _paths(components, default)
         skipped = set(_paths(not_components, []))
         state: dict[str, Any] = {}
         for path in paths:

@@ -13,7 +13,10 @@ from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.learners.sources import BatchSource, batches_of
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
 
-__all__ = ["EpisodeReplay"]
+__all__ = ["REPLAY_KEY", "EpisodeReplay"]
+
+REPLAY_KEY = "replay_key"
+"""Column of sampled batches, int64: identifies the step that a row begins with."""
 
 
 class EpisodeReplay(BatchSource):
@@ -97,7 +100,7 @@ class EpisodeReplay(BatchSource):
             update(td_errors, keys)
 
     def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]]:
-        return self.buffer.remove(batch.columns["replay_key"][batch.step_slots()[steps]])
+        return self.buffer.remove(batch.columns[REPLAY_KEY][batch.step_slots()[steps]])
 
     def checkpoint(self) -> Any:
         self.buffer.mark()

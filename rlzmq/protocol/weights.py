@@ -63,6 +63,7 @@ class Publication:
         num_bytes: Size of the body.
         has_body: False for a notice: fetch the body by a snapshot request, or from ``location``.
         location: Another place of the body, e.g. a shared-memory name; "" for none.
+        num_env_steps: Lifetime env steps of the run that updates took in before these weights.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class Publication:
     num_bytes: int
     has_body: bool = True
     location: str = ""
+    num_env_steps: int = 0
 
     @property
     def order(self) -> tuple[int, int]:
@@ -91,7 +93,13 @@ def weights_digest(body: Buffer) -> str:
 
 
 def seal_publication(
-    buffer: npt.NDArray[np.uint8], *, run_id: str, generation: int, version: int, layout_digest: str
+    buffer: npt.NDArray[np.uint8],
+    *,
+    run_id: str,
+    generation: int,
+    version: int,
+    layout_digest: str,
+    num_env_steps: int = 0,
 ) -> Publication:
     """Write the header in front of the body at ``buffer[512:]``; the buffer is then the frame.
 
@@ -99,7 +107,15 @@ def seal_publication(
         BoundExceededError: The ids are so long that the header does not fit into the prefix.
     """
     body = buffer[PUBLICATION_PREFIX_BYTES:]
-    header = Publication(run_id, generation, version, weights_digest(body.data), layout_digest, len(body))
+    header = Publication(
+        run_id,
+        generation,
+        version,
+        weights_digest(body.data),
+        layout_digest,
+        len(body),
+        num_env_steps=num_env_steps,
+    )
     prefix = _prefix(header)
     buffer[:PUBLICATION_PREFIX_BYTES] = np.frombuffer(prefix, np.uint8)
     return header

@@ -12,13 +12,12 @@ from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
-from rlzmq.replay.step_store import NONE, StepStore
+from rlzmq.replay.step_store import NONE, STEP_COLUMNS, StepStore
 
 __all__ = ["EpisodeReplayBuffer"]
 
 IntArray = NDArray[np.int64]
 
-_BASE_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _MOST_REDRAWS = 64
@@ -40,6 +39,7 @@ class EpisodeReplayBuffer:
     Args:
         capacity: Env steps, >= 1; one episode alone may exceed it.
         batch_size_B, batch_length_T: Default number of items in a sample, and of steps in an item.
+        keeps_extra_model_outputs: Whether extra model outputs are stored; without them steps take less memory.
         seed: Seed of the generator that `sample` uses if none is passed; None: from the operating system.
     """
 
@@ -49,6 +49,7 @@ class EpisodeReplayBuffer:
         *,
         batch_size_B: int = 16,
         batch_length_T: int = 1,
+        keeps_extra_model_outputs: bool = True,
         seed: int | None = None,
     ) -> None:
         for name, value in (
@@ -61,13 +62,14 @@ class EpisodeReplayBuffer:
         self.capacity = capacity
         self.batch_size_B = batch_size_B
         self.batch_length_T = batch_length_T
+        self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self._rng = np.random.default_rng(seed)
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
         self._leaving: set[int] = set()  # keys of steps that leave at the next mark
 
     def _new_store(self) -> StepStore:
-        return StepStore(self.capacity)
+        return StepStore(self.capacity, keeps_extra_model_outputs=self._keeps_extra_model_outputs)
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -375,7 +377,7 @@ class EpisodeReplayBuffer:
     def _fill(self, batch: EpisodeBatch, slots: IntArray, infos: bool, extra_model_outputs: bool) -> None:
         columns = self._store.columns
         for name, column in columns.items():
-            if name not in batch.columns and (name in _BASE_COLUMNS or extra_model_outputs):
+            if name not in batch.columns and (name in STEP_COLUMNS or extra_model_outputs):
                 batch.columns[name] = tree_map(lambda leaf: leaf[slots], column)
         if infos and self._store.infos:
             stored = self._store.infos

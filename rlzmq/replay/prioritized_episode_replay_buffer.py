@@ -25,7 +25,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     (N P_i)^-β divided by the largest such weight in the buffer.
 
     Args:
-        capacity, batch_size_B, batch_length_T, seed: See `EpisodeReplayBuffer`.
+        capacity, batch_size_B, batch_length_T, keeps_extra_model_outputs, seed: See `EpisodeReplayBuffer`.
         alpha: α, >= 0; 0 draws uniformly.
     """
 
@@ -36,6 +36,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         batch_size_B: int = 16,
         batch_length_T: int = 1,
         alpha: float = 1.0,
+        keeps_extra_model_outputs: bool = True,
         seed: int | None = None,
     ) -> None:
         if alpha < 0.0:
@@ -44,11 +45,21 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         self._tree = PriorityTree(1)
         self._greatest = 1.0
         self._drawn: IntArray = np.empty(0, np.int64)
-        super().__init__(capacity, batch_size_B=batch_size_B, batch_length_T=batch_length_T, seed=seed)
+        # Keys with their priorities before a change, and the highest so far; None: nothing was marked.
+        self._changed: list[tuple[IntArray, NDArray[np.float64], float]] | None = None
+        super().__init__(
+            capacity,
+            batch_size_B=batch_size_B,
+            batch_length_T=batch_length_T,
+            keeps_extra_model_outputs=keeps_extra_model_outputs,
+            seed=seed,
+        )
 
     def _new_store(self) -> StepStore:
         self._tree = PriorityTree(1)
-        return StepStore(self.capacity, self._forget)
+        return StepStore(
+            self.capacity, self._forget, keeps_extra_model_outputs=self._keeps_extra_model_outputs
+        )
 
     def _forget(self, slots: IntArray) -> None:
         self._tree.set(slots[slots < self._tree.size], 0.0)
@@ -105,8 +116,21 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         if not known.any():
             return
         priorities = np.maximum(errors[known], _LEAST_PRIORITY)
+        if self._changed is not None:
+            self._changed.append((keys[known], self._tree.get(slots[known]), self._greatest))
         self._greatest = max(self._greatest, float(priorities.max()))
         self._tree.set(slots[known], priorities**self.alpha)
+
+    def mark(self) -> None:
+        super().mark()
+        self._changed = []
+
+    def undo(self) -> None:
+        super().undo()
+        while self._changed:
+            keys, priorities, self._greatest = self._changed.pop()
+            known = self._is_stored(keys)
+            self._tree.set(keys[known] & _SLOT_MASK, priorities[known])
 
     def get_state(self) -> dict[str, Any]:
         _, slots = self._store.ordered_slots()
@@ -121,6 +145,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         super().set_state(state)
         self._greatest = float(state["greatest_priority"])
         self._drawn = np.empty(0, np.int64)
+        self._changed = None
 
     def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
         slots = super()._add_stored(batch, state)

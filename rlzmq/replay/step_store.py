@@ -22,11 +22,12 @@ from rlzmq.episodes.chunk_table import ragged_arange
 from rlzmq.episodes.columns import ORIGIN, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 
-__all__ = ["StepStore", "Stretch"]
+__all__ = ["STEP_COLUMNS", "StepStore", "Stretch"]
 
 IntArray = NDArray[np.int64]
 
 NONE = -1
+STEP_COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +79,7 @@ class StepStore:
     Args:
         capacity: Maximum number of steps; a single stretch may exceed it.
         on_removed: Called with the slots of removed steps.
+        keeps_extra_model_outputs: Whether columns besides observations, actions and rewards are stored.
 
     Attributes:
         columns: Trees of arrays by name, every leaf ``[num_slots, ...]`` with its original dtype.
@@ -89,9 +91,16 @@ class StepStore:
         num_steps, num_evicted, num_episodes_evicted, num_added, num_episodes_added: Counts.
     """
 
-    def __init__(self, capacity: int, on_removed: Callable[[IntArray], None] = lambda slots: None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        on_removed: Callable[[IntArray], None] = lambda slots: None,
+        *,
+        keeps_extra_model_outputs: bool = True,
+    ) -> None:
         self.capacity = capacity
         self._on_removed = on_removed
+        self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self.columns: dict[str, Any] = {}
         self.num_slots = 0
         self.next = self.previous = self.t = self.serial = np.empty(0, np.int64)
@@ -108,7 +117,7 @@ class StepStore:
         self._stretches: dict[Stretch, None] = {}  # the oldest first
         self._newest: dict[str, Stretch] = {}
         self._num_stretches: Counter[str] = Counter()
-        self._undo: list[_Added] = []
+        self._undo: list[_Added] | None = None  # since the mark; None: nothing was marked
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -176,17 +185,18 @@ class StepStore:
         return steps[self.next[steps] >= 0]
 
     def _check(self, batch: EpisodeBatch) -> None:
+        names = [name for name in batch.columns if self._keeps_extra_model_outputs or name in STEP_COLUMNS]
         if not self.columns:
             self.columns = {
-                name: tree_map(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), column)
-                for name, column in batch.columns.items()
+                name: tree_map(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), batch.columns[name])
+                for name in names
             }
             self.observation_space, self.action_space = batch.observation_space, batch.action_space
             return
-        if batch.columns.keys() != self.columns.keys():
+        if set(names) != self.columns.keys():
             raise ValueError(
                 f"replay buffer: expected the columns {sorted(self.columns)} of the steps it holds, got "
-                f"{sorted(batch.columns)}."
+                f"{sorted(names)}."
             )
         for name, column in self.columns.items():
 
@@ -234,7 +244,8 @@ class StepStore:
             stretch.origins.append((origin, first_steps[c]))
             stretch.num_steps += length
             stretch.is_done = done[c]
-            self._undo.append(_Added(stretch, is_new, slots, path[:-1]))
+            if self._undo is not None:
+                self._undo.append(_Added(stretch, is_new, slots, path[:-1]))
             paths.append(path)
             fresh.append(slots)
             sources.append(starts[c] + (not is_new))
@@ -298,7 +309,8 @@ class StepStore:
         Args:
             steps: Slots with a step.
         """
-        self._undo.clear()
+        if self._undo is not None:
+            self._undo.clear()
         is_leaving = np.zeros(self.num_slots, np.bool_)
         is_leaving[steps] = True
         stretches: dict[Stretch, None] = {}
@@ -386,7 +398,7 @@ class StepStore:
 
     def mark(self) -> None:
         """Make later additions undoable."""
-        self._undo.clear()
+        self._undo = []
 
     def undo(self) -> None:
         """Remove the steps added since `mark`; steps that were evicted for them are not restored."""

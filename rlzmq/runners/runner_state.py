@@ -141,13 +141,17 @@ class EnvRunnerState(Checkpointable, abc.ABC):
             )
         return self._weights_layout
 
-    def set_weights(self, buffer: Any, version: int, generation: int = 0) -> bool:
+    def set_weights(
+        self, buffer: Any, version: int, generation: int = 0, num_env_steps: int | None = None
+    ) -> bool:
         """Load a snapshot of the weights.
 
         Args:
             buffer: ``get_weights_layout().num_bytes`` bytes.
             version: Version of the snapshot, stored with each step; 0 loads it unconditionally.
             generation: Generation of the learner group.
+            num_env_steps: Lifetime env steps of the run so far, from which exploration schedules continue; None:
+                they continue from this runner's own estimate.
 
         Returns:
             False if a newer version (or generation) is already in use and nothing was loaded.
@@ -160,6 +164,8 @@ class EnvRunnerState(Checkpointable, abc.ABC):
         self.get_weights_layout().load(self.multi_rl_module, buffer)
         self.weights_seq_no = version
         self.weights_generation = generation
+        if num_env_steps is not None:
+            self._num_env_steps_lifetime_base, self._num_env_steps_since_base = num_env_steps, 0
         return True
 
     # -- connectors ----------------------------------------------------------------------------

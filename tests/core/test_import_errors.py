@@ -13,22 +13,22 @@ import pytest
 import rlzmq
 
 FROM_THE_TOP = "Public names come from the top level: from rlzmq import"
-ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, IMPALA, PPO."
+ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, DQN, IMPALA, PPO."
 
 
 @pytest.mark.parametrize(
     ("statement", "text"),
     [
         (
-            "from rlzmq import DQNConfig",
-            "cannot import name 'DQNConfig' from 'rlzmq': " + ONLY_PPO.format("DQN"),
+            "from rlzmq import CQLConfig",
+            "cannot import name 'CQLConfig' from 'rlzmq': " + ONLY_PPO.format("CQL"),
         ),
         (
             "from rlzmq import PPOconfig",
             "cannot import name 'PPOconfig' from 'rlzmq'. Did you mean 'PPOConfig'?",
         ),
-        ("from rlzmq import PPO, SAC", "cannot import name 'SAC' from 'rlzmq': " + ONLY_PPO.format("SAC")),
-        ("import rlzmq.algorithms.dqn", "No module named 'rlzmq.algorithms.dqn': " + ONLY_PPO.format("DQN")),
+        ("from rlzmq import PPO, TQC", "cannot import name 'TQC' from 'rlzmq': " + ONLY_PPO.format("TQC")),
+        ("import rlzmq.algorithms.cql", "No module named 'rlzmq.algorithms.cql': " + ONLY_PPO.format("CQL")),
         ("from rlzmq.env import MultiAgentEnv", f"No module named 'rlzmq.env'. {FROM_THE_TOP} …"),
         (
             "from rlzmq.env.multi_agent_env import MultiAgentEnv",
@@ -51,7 +51,7 @@ def test_a_name_that_is_not_there_is_told_where_it_lives(statement: str, text: s
 
 
 def test_looking_for_a_name_without_importing_it_is_answered_as_everywhere() -> None:
-    assert not hasattr(rlzmq, "DQNConfig")
+    assert not hasattr(rlzmq, "CQLConfig")
     assert importlib.util.find_spec("rlzmq.env") is None
     with pytest.raises(AttributeError) as caught:
         _ = rlzmq.PPOconfig

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recovery_runs import kill
 from replay_runs import BATCH, FRESH, RATIO, WARM_UP, replay_config
@@ -18,7 +20,10 @@ def check(result: dict[str, Any]) -> int:
     assert taken_in % FRESH == 0
     due = RATIO * max(0, taken_in - WARM_UP)
     assert 0 <= due - result["num_env_steps_trained_lifetime"] < BATCH
-    assert result["learners"]["__all_modules__"]["batch_source"]["num_bytes"] > 0
+    source = result["learners"]["__all_modules__"]["batch_source"]
+    assert source["num_bytes"] > 0
+    if due >= BATCH:
+        assert 0.0 <= RATIO - source["train_ratio"] < BATCH / (taken_in - WARM_UP)
     return int(result["learners"]["__all_modules__"]["num_env_steps_trained"])
 
 
@@ -46,6 +51,7 @@ async def test_a_dead_ranks_buffer_is_counted_and_the_others_go_on(staleness: in
         assert held == result["accounting"]["trained"]
         await kill(algo.learner_group.handles[1])
         await kill(algo.env_runner_group.handles[0])
+        await kill(algo.session._pipeline._broker.handle)
         for _ in range(10):
             result = await algo.train()
             check(result)
@@ -54,3 +60,27 @@ async def test_a_dead_ranks_buffer_is_counted_and_the_others_go_on(staleness: in
         # What is stored now is what was taken in, less what was lost.
         assert result["learners"]["__all_modules__"]["batch_source"]["num_env_steps"] == account["trained"]
         assert result["fault_tolerance"]["num_learner_group_reforms"] >= 1
+        assert result["fault_tolerance"]["num_broker_restarts"] == 1
+
+
+async def test_a_resumed_run_continues_its_ratio_and_its_schedules(tmp_path: Path) -> None:
+    async with replay_config(1, 1).build_async() as algo:
+        for _ in range(6):
+            check(await algo.train())
+        path = await algo.save_to_path(tmp_path)
+    async with replay_config(2, 1).build_async() as algo:
+        await algo.restore_from_path(path)
+        for num_done in (7, 8):
+            result = await algo.train()
+            check(result)
+            assert (
+                result["accounting"]["trained"] + result["accounting"]["dropped"]["buffer_lost"]
+                == 40 * num_done
+            )
+        # Epsilon is that of 280 env steps: 1 - 0.9 * 280 / 400.
+        (sampled,) = await algo.env_runner_group.foreach_env_runner(_least_probability, remote_worker_ids=[2])
+        assert sampled == pytest.approx(0.37 / 2, abs=0.9 * 40 / 400)
+
+
+def _least_probability(env_runner: Any) -> float:
+    return float(np.exp(env_runner.sample_lease(1)[0].get_extra_model_outputs("action_dist_inputs", 0)).min())

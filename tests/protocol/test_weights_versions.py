@@ -38,7 +38,9 @@ def test_a_publication_is_one_frame_with_its_topic_in_front():
 
 def test_sealing_returns_the_header_that_lies_in_the_frame():
     buffer = new_publication_buffer(100)
-    header = seal_publication(buffer, run_id="run", generation=2, version=3, layout_digest="layout")
+    header = seal_publication(
+        buffer, run_id="run", generation=2, version=3, layout_digest="layout", num_env_steps=12_000
+    )
     assert header == open_publication(buffer.tobytes())[0]
 
 

@@ -78,6 +78,12 @@ def test_flat_weights_follow_version_and_generation() -> None:
     assert not runner.set_weights(block, version=9, generation=0)
     assert runner.set_weights(bytes(block), version=3, generation=2)
     assert (runner.weights_seq_no, runner.weights_generation) == (3, 2)
+    runner.sample_lease(4)
+    assert runner.set_weights(block, version=4, generation=2, num_env_steps=1000)
+    assert runner.global_env_steps == 1000
+    runner.sample_lease(4)
+    assert runner.set_weights(block, version=5, generation=2)
+    assert runner.global_env_steps > 1000
     with pytest.raises(ValueError, match="bytes"):
         runner.set_weights(block[:-1], version=10, generation=2)
 

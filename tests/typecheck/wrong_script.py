@@ -9,7 +9,7 @@ def report(result: dict[str, float]) -> None:
     print(result)
 
 
-print(rlzmq.DQNConfig)  # type: ignore[attr-defined]  # pyright: ignore
+print(rlzmq.DreamerV3Config)  # type: ignore[attr-defined]  # pyright: ignore
 config = PPOConfig()
 config.training(learning_rate=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 config.training(lr="fast")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

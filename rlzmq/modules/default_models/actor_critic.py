@@ -11,7 +11,7 @@ from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.apis import InferenceOnlyAPI, ValueFunctionAPI
-from rlzmq.modules.default_models.heads import ACTION_MASK, PolicyHead, apply_action_mask, split_action_mask
+from rlzmq.modules.default_models.heads import ObservationMask, PolicyHead, apply_action_mask
 from rlzmq.modules.default_models.mlp import MLP
 from rlzmq.modules.default_models.recurrent import RecurrentEncoder
 from rlzmq.modules.default_models.streams import build_encoder, mismatch
@@ -44,9 +44,8 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         assert self.observation_space is not None
         assert self.action_space is not None
         _check_previous(self.observation_space, config, where)
-        space, self._mask_path = split_action_mask(self.observation_space, self.action_space, where=where)
-        # The single part that is left beside a mask is the observation itself.
-        self._only_key = _only_key(self.observation_space, self._mask_path)
+        self._mask = ObservationMask(self.observation_space, self.action_space, where=where)
+        space = self._mask.space
         self.encoder: Any = self._encoder(space, config, where)
         self.pi = PolicyHead(self.encoder.output_dim, self.action_space, config, where=where)
         self.vf_encoder: Any = None if config.vf_share_layers else self._encoder(space, config, where)
@@ -62,7 +61,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
         )
         self._recurrent = config.use_lstm
         self._separate = self.vf_encoder is not None
-        self._plain = not self._recurrent and self._mask_path is None
+        self._plain = not (self._recurrent or self._mask.is_there)
 
     @staticmethod
     def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> Any:
@@ -125,7 +124,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
             encoder, pi: In place of the module's own; a target network's.
         """
         encoder, pi = encoder or self.encoder, pi or self.pi
-        obs, mask = self._split(batch[Columns.OBS])
+        obs, mask = self._mask.split(batch[Columns.OBS])
         outputs: dict[str, Any] = {}
         if self._recurrent:
             state = batch[Columns.STATE_IN]
@@ -152,7 +151,7 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
                 "without, on the learner's side"
             )
         if embeddings is None:
-            obs, _ = self._split(batch[Columns.OBS])
+            obs, _ = self._mask.split(batch[Columns.OBS])
             encoder = self.vf_encoder if self._separate else self.encoder
             if self._recurrent:
                 state = batch[Columns.STATE_IN]
@@ -161,28 +160,6 @@ class DefaultActorCriticModule(TorchRLModule, ValueFunctionAPI, InferenceOnlyAPI
                 embeddings = encoder(obs)
         values: Tensor = self.vf(embeddings).squeeze(-1)
         return values
-
-    def _split(self, obs: Any) -> tuple[Any, Any]:
-        """Return the observation without its action mask, and the mask."""
-        path = self._mask_path
-        if path is None:
-            return obs, None
-        if path == ():
-            return (obs if self._only_key is None else obs[self._only_key]), obs[ACTION_MASK]
-        inner = obs[path[0]]
-        mask = inner[ACTION_MASK]
-        if self._only_key is not None:
-            obs = {**obs, path[0]: inner[self._only_key]}
-        return obs, mask
-
-
-def _only_key(space: Any, mask_path: tuple[Any, ...] | None) -> str | None:
-    if mask_path is None:
-        return None
-    for key in mask_path:
-        space = space[key]
-    keys = [key for key in space.spaces if key != ACTION_MASK]
-    return keys[0] if len(keys) == 1 else None
 
 
 def _check_previous(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> None:

@@ -15,7 +15,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.modules.default_models.mlp import MLP
 from rlzmq.modules.distributions import num_dist_inputs
 
-__all__ = ["ACTION_MASK", "PolicyHead", "apply_action_mask", "split_action_mask"]
+__all__ = ["ACTION_MASK", "ObservationMask", "PolicyHead", "apply_action_mask", "split_action_mask"]
 
 ACTION_MASK = "action_mask"
 
@@ -141,6 +141,48 @@ def split_action_mask(
             'expected {"observations": …, "action_mask": …}'
         )
     return (next(iter(others.values())) if len(others) == 1 else gym.spaces.Dict(others)), ()
+
+
+class ObservationMask:
+    """Separates observations from the action mask in them, if there is one.
+
+    Args:
+        observation_space, action_space, where: See `split_action_mask`.
+
+    Attributes:
+        space: The observation space without the mask.
+        is_there: Whether the observations have a mask.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, where: str = "module"
+    ) -> None:
+        self.space, self._path = split_action_mask(observation_space, action_space, where=where)
+        self.is_there = self._path is not None
+        # The single part that is left beside a mask is the observation itself.
+        self._only_key = _only_key(observation_space, self._path)
+
+    def split(self, obs: Any) -> tuple[Any, Any]:
+        """Return the observation without its mask, and the mask; None if there is none."""
+        path = self._path
+        if path is None:
+            return obs, None
+        if path == ():
+            return (obs if self._only_key is None else obs[self._only_key]), obs[ACTION_MASK]
+        inner = obs[path[0]]
+        mask = inner[ACTION_MASK]
+        if self._only_key is not None:
+            obs = {**obs, path[0]: inner[self._only_key]}
+        return obs, mask
+
+
+def _only_key(space: Any, mask_path: tuple[Any, ...] | None) -> str | None:
+    if mask_path is None:
+        return None
+    for key in mask_path:
+        space = space[key]
+    keys = [key for key in space.spaces if key != ACTION_MASK]
+    return keys[0] if len(keys) == 1 else None
 
 
 def apply_action_mask(logits: Tensor, mask: Tensor) -> Tensor:

@@ -128,7 +128,8 @@ class LearnerLink(PeerLink):
         faults.record("formed", generation=generation, rank=rank, num_ranks=num_ranks, next_update=version)
         self.handle(GroupFormed(generation, rank, num_ranks, version, memory, begins_lineage))
         if rank == 0:
-            self._run_blocking(self._snapshot).add_done_callback(self._publish)
+            num_steps = self.num_env_steps_before
+            self._run_blocking(lambda: self._snapshot(num_steps)).add_done_callback(self._publish)
 
     def _tick(self) -> None:
         self.core.progress = self._learner.progress
@@ -194,7 +195,7 @@ class LearnerLink(PeerLink):
             results = self._learner.update(episodes=batches, timesteps=timesteps)
             if self._arrivals is not None:
                 self._arrivals.end_update(self._learner)
-            weights = self._snapshot() if self._rank == 0 else None
+            weights = self._snapshot(num_steps) if self._rank == 0 else None
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
         def finish(done: Any) -> None:
@@ -257,7 +258,7 @@ class LearnerLink(PeerLink):
             }
         self._check.expect(spaces, self._observation_space, outputs)
 
-    def _snapshot(self) -> NewWeights:
+    def _snapshot(self, num_env_steps: int) -> NewWeights:
         if self._layout is None:
             from rlzmq.modules.weights import WeightsLayout
 
@@ -273,6 +274,7 @@ class LearnerLink(PeerLink):
             generation=self._generation,
             version=version,
             layout_digest=self._layout.digest,
+            num_env_steps=num_env_steps,
         )
         return NewWeights(self._generation, version, buffer.data)
 

@@ -124,7 +124,12 @@ class RunnerLink(PeerLink):
             header, body = instruction.header, instruction.body
             faults.record("weights", generation=header.generation, version=header.version)
             self._submit(
-                lambda: runner.set_weights(body, version=header.version, generation=header.generation)
+                lambda: runner.set_weights(
+                    body,
+                    version=header.version,
+                    generation=header.generation,
+                    num_env_steps=header.num_env_steps,
+                )
             )
         elif isinstance(instruction, ApplyConnectorState):
             blob = instruction.blob

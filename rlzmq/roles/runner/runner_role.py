@@ -111,10 +111,12 @@ class EnvRunnerRole:
         """Sample and return only the batch's meta."""
         return [self.sample_with_metrics(options).meta]
 
-    def set_weights(self, snapshot: Any, version: int, generation: int = 0) -> bool:
+    def set_weights(
+        self, snapshot: Any, version: int, generation: int = 0, num_env_steps: int | None = None
+    ) -> bool:
         """See EnvRunner.set_weights."""
         return self.env_runner.set_weights(  # type: ignore[no-any-return]
-            snapshot, version=version, generation=generation
+            snapshot, version=version, generation=generation, num_env_steps=num_env_steps
         )
 
     def get_connector_delta(self) -> dict[str, Any]:

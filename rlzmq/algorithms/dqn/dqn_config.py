@@ -1,0 +1,77 @@
+"""DQNConfig: DQN's settings and their defaults."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings
+from rlzmq.config.settings import PositiveInt, Schedule, setting, settings, takes
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["DQNConfig", "DQNTrainingSettings"]
+
+# Settings that the default module reads, too.
+_OF_MODULE = ("dueling", "epsilon", "num_atoms", "v_min", "v_max")
+
+
+@settings
+class DQNTrainingSettings(OffPolicySettings):
+    """DQN's settings, in addition to those of `OffPolicyConfig`.
+
+    Args:
+        epsilon: Probability of a random action while exploring, or a schedule over the run's lifetime env steps.
+        double_q: Whether the trained network chooses the next action and the target network only rates it
+            (arXiv:1509.06461).
+        dueling: Whether the network has separate streams for state values and advantages (arXiv:1511.06581).
+        num_atoms: Number of atoms of the return's distribution (arXiv:1707.06887); 1: the network predicts its mean.
+        v_min, v_max: Least and largest atom.
+        td_error_loss_fn: "huber" (with δ = 1) or "mse"; with several atoms the loss is a cross-entropy instead.
+    """
+
+    epsilon: Schedule = setting(default=[(0, 1.0), (10_000, 0.05)])
+    double_q: bool = True
+    dueling: bool = True
+    num_atoms: PositiveInt = 1
+    v_min: float = -10.0
+    v_max: float = 10.0
+    td_error_loss_fn: Literal["huber", "mse"] = "huber"
+
+
+class DQNConfig(OffPolicyConfig, DQNTrainingSettings):
+    """Settings of DQN; defaults as in RLlib."""
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "lr": 5e-4,
+        "grad_clip": 40.0,
+        "evaluation_config": {"explore": False},
+    }
+    _algorithm: ClassVar[str] = "DQN"
+    _learner_class: ClassVar[str] = "rlzmq.algorithms.dqn.dqn_learner:DQNLearner"
+    _module_class: ClassVar[str] = "rlzmq.algorithms.dqn.dqn_module:DefaultDQNModule"
+
+    @takes(DQNTrainingSettings)
+    def training(self) -> Self:
+        """Set the training hyperparameters: see `DQNTrainingSettings`."""
+        return self
+
+    @property
+    def _default_model_config(self) -> dict[str, Any]:
+        return {name: self._values[name] for name in _OF_MODULE}
+
+    def validate(self) -> None:
+        """Check the settings as OffPolicyConfig.validate does, and DQN's.
+
+        Raises:
+            ConfigurationError: Settings are inconsistent; the text names them.
+        """
+        super().validate()
+        if not self._validate_config:
+            return
+        epsilon = self.epsilon
+        values = [value for _, value in epsilon] if isinstance(epsilon, list) else [epsilon]
+        if not all(0.0 <= value <= 1.0 for value in values):
+            raise ConfigurationError(f"config.epsilon={epsilon!r}: expected probabilities in [0, 1].")
+        if self.num_atoms > 1 and not self.v_min < self.v_max:
+            raise ConfigurationError(
+                f"config.v_min={self.v_min:g}, config.v_max={self.v_max:g}: expected v_min < v_max."
+            )

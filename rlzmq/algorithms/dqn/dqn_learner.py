@@ -1,0 +1,83 @@
+"""DQNLearner: Q-learning on transitions from a replay buffer, against a target network."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from rlzmq.algorithms.dqn.dqn_config import DQNConfig, DQNTrainingSettings
+from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_distribution
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.replay_learner import ReplayLearner, discounts
+from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
+
+__all__ = ["DQNLearner"]
+
+
+class DQNLearner(ReplayLearner):
+    """Trains modules with action values (arXiv:1312.5602, 1509.06461, 1707.06887).
+
+    A module's `forward_train` returns what its `compute_q_values` does.
+    """
+
+    config: DQNConfig
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """`QNetAPI` and `TargetNetworkAPI`."""
+        return [QNetAPI, TargetNetworkAPI]
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Return the loss of the chosen actions' values against n-step targets; see `dqn_loss`."""
+        settings = cast(DQNTrainingSettings, config)
+        module = self.module[module_id].unwrapped()
+        q_BA = module.require_output(fwd_out, "qf_preds")
+        # A Discrete space may begin at another number than 0.
+        actions_B = batch[Columns.ACTIONS].long() - int(module.action_space.start)
+        following = {Columns.OBS: batch[Columns.NEXT_OBS]}
+        with torch.no_grad():
+            target = module.forward_target(following)
+            chooser = module.compute_q_values(following) if settings.double_q else target
+            next_actions_B = chooser["qf_preds"].argmax(-1)
+        shared = {
+            "rewards_B": batch[Columns.REWARDS].float(),
+            "discounts_B": discounts(batch, config.gamma),
+        }
+        q_B, weights_B = _of(q_BA, actions_B), batch["weights"]
+        if settings.num_atoms == 1:
+            loss, td_errors_B = mean_loss(
+                q_B=q_B,
+                next_q_B=_of(target["qf_preds"], next_actions_B),
+                weights_B=weights_B,
+                kind=settings.td_error_loss_fn,
+                **shared,
+            )
+        else:
+            targets_BZ = project_distribution(
+                next_probs_BZ=_of(target["qf_probs"], next_actions_B), atoms_Z=target["atoms"], **shared
+            )
+            logits_BZ = _of(module.require_output(fwd_out, "qf_logits"), actions_B)
+            loss, td_errors_B = distribution_loss(
+                logits_BZ=logits_BZ, targets_BZ=targets_BZ, weights_B=weights_B
+            )
+        self.note_td_errors(batch, td_errors_B)
+        with torch.no_grad():
+            stats = {
+                "qf_loss": loss,
+                "qf_mean": q_B.mean(),
+                "qf_max": q_B.max(),
+                "qf_min": q_B.min(),
+                "td_error_mean": td_errors_B.mean(),
+            }
+        self.log_stats(module_id, stats)
+        return loss
+
+
+def _of(values_BA: Tensor, actions_B: Tensor) -> Tensor:
+    """Return the values of one action per row: [B, A, …] → [B, …]."""
+    return values_BA[torch.arange(len(actions_B), device=actions_B.device), actions_B]

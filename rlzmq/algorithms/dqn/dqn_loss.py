@@ -1,0 +1,85 @@
+"""DQN's losses: of TD errors (arXiv:1312.5602), and of distributions of returns (arXiv:1707.06887).
+
+Shape suffixes: ``B`` rows of a minibatch, ``A`` actions, ``Z`` atoms.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["DQNLoss", "distribution_loss", "mean_loss", "project_distribution"]
+
+
+class DQNLoss(NamedTuple):
+    """The loss, a 0-d tensor, and the TD error of each row, float [B], without gradients."""
+
+    loss: Tensor
+    td_errors_B: Tensor
+
+
+def mean_loss(
+    *,
+    q_B: Tensor,
+    next_q_B: Tensor,
+    rewards_B: Tensor,
+    discounts_B: Tensor,
+    weights_B: Tensor,
+    kind: Literal["huber", "mse"],
+) -> DQNLoss:
+    """Return the weighted mean of the rows' losses against y = r + discount · q'; TD errors are |q - y|.
+
+    Args:
+        q_B: Values of the actions taken.
+        next_q_B: The target network's values of the next actions.
+        rewards_B: Sums of n rewards.
+        discounts_B: γ^n, or 0 after a terminal step.
+        weights_B: Importance weights.
+        kind: "huber" with δ = 1, or "mse" without the factor ½.
+    """
+    targets_B = (rewards_B + discounts_B * next_q_B).detach()
+    loss_of = functional.smooth_l1_loss if kind == "huber" else functional.mse_loss
+    losses_B = loss_of(q_B, targets_B, reduction="none")
+    return DQNLoss((weights_B * losses_B).mean(), (q_B - targets_B).abs().detach())
+
+
+def project_distribution(
+    *, next_probs_BZ: Tensor, rewards_B: Tensor, discounts_B: Tensor, atoms_Z: Tensor
+) -> Tensor:
+    """Return the distribution of r + discount · Z, projected to the atoms (arXiv:1707.06887, algorithm 1).
+
+    Args:
+        next_probs_BZ: Distribution of Z for the next action.
+        rewards_B, discounts_B: As for `mean_loss`.
+        atoms_Z: Equidistant and rising.
+
+    Returns:
+        float [B, Z]; each row sums to 1.
+    """
+    num_atoms = len(atoms_Z)
+    low, high = atoms_Z[0], atoms_Z[-1]
+    moved_BZ = (rewards_B[:, None] + discounts_B[:, None] * atoms_Z).clamp(low, high)
+    positions_BZ = (moved_BZ - low) / (high - low) * (num_atoms - 1)
+    # The share of each atom falls linearly with its distance.
+    below_BZ = positions_BZ.floor().clamp(max=num_atoms - 2)
+    above_BZ = positions_BZ - below_BZ
+    index_BZ = below_BZ.long()
+    projected_BZ = torch.zeros_like(next_probs_BZ)
+    projected_BZ.scatter_add_(1, index_BZ, next_probs_BZ * (1.0 - above_BZ))
+    projected_BZ.scatter_add_(1, index_BZ + 1, next_probs_BZ * above_BZ)
+    return projected_BZ
+
+
+def distribution_loss(*, logits_BZ: Tensor, targets_BZ: Tensor, weights_B: Tensor) -> DQNLoss:
+    """Return the weighted mean of the rows' cross-entropies, which also are the TD errors.
+
+    Args:
+        logits_BZ: Of the actions taken.
+        targets_BZ: Projected distributions.
+        weights_B: Importance weights.
+    """
+    losses_B = -(targets_BZ.detach() * functional.log_softmax(logits_BZ, -1)).sum(-1)
+    return DQNLoss((weights_B * losses_B).mean(), losses_B.detach())

@@ -1,0 +1,137 @@
+"""DefaultDQNModule: action values with a dueling head, atoms, and ε-greedy exploration."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from rlzmq.config.model_config import DefaultModelConfig
+from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.schedule import Schedule
+from rlzmq.modules.apis import InferenceOnlyAPI, QNetAPI, TargetNetworkAPI
+from rlzmq.modules.default_models.heads import ObservationMask, apply_action_mask
+from rlzmq.modules.default_models.mlp import MLP
+from rlzmq.modules.default_models.streams import build_encoder
+from rlzmq.modules.rl_module import TorchRLModule
+
+__all__ = ["DefaultDQNModule"]
+
+_TARGETS = ("_target_encoder", "_target_af", "_target_vf")
+
+
+class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAPI):
+    """Action values for Discrete actions, shaped by a DefaultModelConfig and DQN's settings.
+
+    ::
+
+        obs ─► encoder ─┬─► af ─► advantages [B, A] (or logits [B, A, Z])
+                        └─► vf ─► values     [B, 1] (or logits [B, 1, Z]), if dueling
+
+    With a dueling head Q = V + A - mean_a A, atom by atom. While exploring, the outputs are the log-probabilities of
+    the ε-greedy policy, so that the runner draws the actions from its random generator.
+
+    `model_config`: fields of a DefaultModelConfig, and ``dueling``, ``epsilon``, ``num_atoms``, ``v_min``, ``v_max``
+    (see `DQNConfig`).
+    """
+
+    atoms: Tensor
+
+    def setup(self) -> None:
+        where = self.describe()
+        model = dict(self.model_config)
+        self.dueling = bool(model.pop("dueling", True))
+        self.epsilon = Schedule(model.pop("epsilon", 0.05), "epsilon")
+        self.num_atoms = int(model.pop("num_atoms", 1))
+        v_min, v_max = model.pop("v_min", -10.0), model.pop("v_max", 10.0)
+        config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
+        if not isinstance(self.action_space, gym.spaces.Discrete):
+            raise UnsupportedSpaceError(
+                f"{where}: DQN needs a Discrete action space, got {self.action_space}. Use PPO, or "
+                "wrap the environment so that its actions are Discrete."
+            )
+        if config.use_lstm:
+            raise ConfigurationError(
+                f"{where}: model_config['use_lstm'] is not supported by DQN's default module. Stack frames instead "
+                "(FrameStackingEnvToModule and FrameStackingLearner), or use PPO."
+            )
+        assert self.observation_space is not None
+        self._mask = ObservationMask(self.observation_space, self.action_space, where=where)
+        self.encoder: Any = build_encoder(self._mask.space, config, where=where)
+        self.af = self._head(config, int(self.action_space.n))
+        self.vf: MLP | None = self._head(config, 1) if self.dueling else None
+        self.register_buffer("atoms", torch.linspace(v_min, v_max, self.num_atoms), persistent=False)
+        if not self.inference_only:
+            self.make_target_networks()
+
+    def _head(self, config: DefaultModelConfig, width: int) -> MLP:
+        return MLP(
+            self.encoder.output_dim,
+            config.head_fcnet_hiddens,
+            config.head_fcnet_activation,
+            config=config,
+            prefix="head_fcnet",
+            use_layernorm=config.head_fcnet_use_layernorm,
+            output_dim=width * self.num_atoms,
+        )
+
+    def make_target_networks(self) -> None:
+        for name, network in zip(_TARGETS, self._networks(), strict=False):
+            setattr(self, name, copy.deepcopy(network).requires_grad_(False))
+
+    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
+        return [
+            (network, getattr(self, name)) for name, network in zip(_TARGETS, self._networks(), strict=False)
+        ]
+
+    def _networks(self) -> list[nn.Module]:
+        return [self.encoder, self.af, *([] if self.vf is None else [self.vf])]
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return list(_TARGETS)
+
+    # -- forward passes ------------------------------------------------------------------------
+
+    def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        return self._values(batch, self.encoder, self.af, self.vf)
+
+    @torch.no_grad()
+    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
+        """Return the target networks' values, keys as in `compute_q_values`."""
+        return self._values(batch, *(target for _, target in self.get_target_network_pairs()))
+
+    def _values(self, batch: dict[str, Any], encoder: Any, af: Any, vf: Any = None) -> dict[str, Tensor]:
+        obs, mask = self._mask.split(batch[Columns.OBS])
+        features = encoder(obs)
+        q_BAZ = af(features).unflatten(-1, (-1, self.num_atoms))
+        if vf is not None:
+            q_BAZ = vf(features).unsqueeze(-2) + q_BAZ - q_BAZ.mean(-2, keepdim=True)
+        outputs: dict[str, Tensor] = {}
+        if self.num_atoms == 1:
+            q_BA = q_BAZ.squeeze(-1)
+        else:
+            probs_BAZ = q_BAZ.softmax(-1)
+            q_BA = probs_BAZ @ self.atoms
+            outputs = {"atoms": self.atoms, "qf_logits": q_BAZ, "qf_probs": probs_BAZ}
+        outputs["qf_preds"] = q_BA if mask is None else apply_action_mask(q_BA, mask)
+        return outputs
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return dict(self.compute_q_values(batch))
+
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.compute_q_values(batch)["qf_preds"]}
+
+    def _forward_exploration(self, batch: dict[str, Any], *, t: int = 0, **kwargs: Any) -> dict[str, Any]:
+        q_BA = self.compute_q_values(batch)["qf_preds"]
+        is_allowed = q_BA > torch.finfo(q_BA.dtype).min
+        epsilon = self.epsilon.value(t)
+        probs_BA = epsilon * is_allowed / is_allowed.sum(-1, keepdim=True).clamp(min=1)
+        probs_BA.scatter_add_(
+            -1, q_BA.argmax(-1, keepdim=True), torch.full_like(q_BA[..., :1], 1.0 - epsilon)
+        )
+        return {Columns.ACTION_DIST_INPUTS: probs_BA.log().clamp(min=torch.finfo(q_BA.dtype).min)}

@@ -1,0 +1,164 @@
+"""OffPolicyConfig: settings of algorithms that train on a replay buffer (DQN, SAC)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+from rlzmq.config.learning import TrainingSettings
+from rlzmq.config.settings import Fraction, NonNegativeInt, Positive, PositiveInt, setting, settings
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.update_plan import UpdatePlan
+
+__all__ = ["OffPolicyConfig", "OffPolicySettings"]
+
+# An update is committed as a whole, and nothing is sampled meanwhile.
+_MOST_BATCHES = 10_000
+_BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
+
+
+@settings
+class OffPolicySettings(TrainingSettings):
+    """Settings of replay buffers and target networks, in addition to those of `AlgorithmConfig.training`.
+
+    Args:
+        n_step: Number of rewards summed in a target, or a range ``(least, most)``, inclusive, from which it is drawn
+            for each row.
+        replay_buffer_config: ``{"type": …, "capacity": …, "alpha": …, "beta": …}``; keys left out keep their
+            defaults. The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer"
+            (arXiv:1511.05952), the capacity is in env steps of all learners together.
+        num_steps_sampled_before_learning_starts: Env steps sampled before the first update trains.
+        training_intensity: Env steps trained, repetitions counted, per env step sampled; None: one batch for each
+            round of `rollout_fragment_length` steps of all environments.
+        target_network_update_freq: Number of sampled env steps between updates of the target networks; 0: they are
+            updated after every minibatch.
+        tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones.
+    """
+
+    n_step: PositiveInt | tuple[PositiveInt, PositiveInt] = 1
+    replay_buffer_config: dict[str, Any] = setting(default={})
+    num_steps_sampled_before_learning_starts: NonNegativeInt = 1000
+    training_intensity: Positive | None = None
+    target_network_update_freq: NonNegativeInt = 500
+    tau: Fraction = 1.0
+
+
+class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
+    """Settings of an algorithm that trains on a replay buffer."""
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "replay_buffer_config": {
+            "type": "PrioritizedEpisodeReplayBuffer",
+            "capacity": 50_000,
+            "alpha": 0.6,
+            "beta": 0.4,
+        },
+        "min_sample_timesteps_per_iteration": 1000,
+    }
+
+    @property
+    def replay_buffer_config(self) -> dict[str, Any]:  # type: ignore[override]
+        """The replay buffer's settings: the defaults, overridden by the user's."""
+        return {**self._defaults["replay_buffer_config"], **self._values["replay_buffer_config"]}
+
+    @property
+    def n_step_range(self) -> tuple[int, int]:
+        """The least and the largest n of the n-step targets."""
+        n = self.n_step
+        return (n, n) if isinstance(n, int) else n
+
+    @property
+    def train_ratio(self) -> float:
+        """Env steps trained, repetitions counted, per env step sampled."""
+        return self.training_intensity or self.total_train_batch_size / self._round_steps
+
+    @property
+    def _round_steps(self) -> int:
+        """Env steps of a fragment from every environment."""
+        num_envs = self.num_envs_per_env_runner * max(self.num_env_runners, 1)
+        return self.get_rollout_fragment_length() * num_envs
+
+    def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
+        """Return `rollout_fragment_length`, or with "auto" the largest n of the n-step targets."""
+        length = self.rollout_fragment_length
+        return self.n_step_range[1] if length == "auto" else int(length)
+
+    def update_plan(self) -> UpdatePlan:
+        """Return the plan: an update takes in one round of fragments, and trains what is due by `train_ratio`."""
+        plan = super().update_plan()
+        return dataclasses.replace(
+            plan,
+            env_steps_per_rank=-(-self._round_steps // plan.num_ranks),
+            max_policy_lag=-1 if self.max_policy_lag is None else self.max_policy_lag,
+            train_ratio=self.train_ratio,
+            warm_up=self.num_steps_sampled_before_learning_starts,
+            keeps_episodes=self.n_step_range[1] > 1,
+        )
+
+    def validate(self) -> None:
+        """Check the settings as AlgorithmConfig.validate does, and those of the replay buffer.
+
+        Raises:
+            ConfigurationError: Settings are inconsistent; the text names them.
+        """
+        super().validate()
+        if not self._validate_config:
+            return
+        if self.is_multi_agent:
+            raise ConfigurationError(
+                f"{type(self).__name__} trains single-agent environments only, and the config has multi_agent() "
+                f"settings (modules {self.module_ids}). Use PPO, IMPALA or APPO."
+            )
+        if self.num_epochs != 1 or self.minibatch_size is not None:
+            raise ConfigurationError(
+                f"config.num_epochs={self.num_epochs}, config.minibatch_size={self.minibatch_size}: each batch drawn "
+                "from the replay buffer is one gradient step. Leave num_epochs at 1 and minibatch_size at None; set "
+                "train_batch_size_per_learner, and training_intensity to train more."
+            )
+        self._check_buffer()
+
+    def _check_buffer(self) -> None:
+        given, defaults = self.replay_buffer_config, self._defaults["replay_buffer_config"]
+        for name, value in given.items():
+            where = f"config.replay_buffer_config[{name!r}]"
+            if name not in defaults:
+                raise ConfigurationError(f"{where}: no such key.{did_you_mean(name, defaults)}")
+            if name == "type" and value not in _BUFFERS:
+                raise ConfigurationError(
+                    f"{where}: expected {' or '.join(map(repr, _BUFFERS))}, got {value!r}."
+                )
+            if name == "capacity" and (not isinstance(value, int) or value < 1):
+                raise ConfigurationError(f"{where}: expected a number of env steps >= 1, got {value!r}.")
+            if name in ("alpha", "beta") and (not isinstance(value, int | float) or value < 0.0):
+                raise ConfigurationError(f"{where}: expected a number >= 0, got {value!r}.")
+        least, most = self.n_step_range
+        if least > most:
+            raise ConfigurationError(
+                f"config.n_step={self.n_step}: expected (least, most), got least > most."
+            )
+        ranks = max(self.num_learners, 1)
+        capacity, batch = given["capacity"] // ranks, self.train_batch_size_per_learner
+        share = f"replay_buffer_config['capacity']={given['capacity']}" + (
+            f" leaves {capacity} env steps for each of {ranks} learners" if ranks > 1 else ""
+        )
+        if capacity < batch:
+            raise ConfigurationError(
+                f"config.{share}, fewer than train_batch_size_per_learner={batch}. Raise the capacity to "
+                f"{batch * ranks} or more."
+            )
+        if most > capacity // 4:
+            # Episodes are stored in stretches of at most a quarter of the capacity.
+            raise ConfigurationError(
+                f"config.n_step={self.n_step}: config.{share}, and a sum of rewards may span a quarter of a buffer, "
+                f"{capacity // 4} env steps. Raise the capacity to {4 * most * ranks} or more, or lower n_step."
+            )
+        total = self.total_train_batch_size
+        due = self.train_ratio * self._round_steps / total
+        if due > _MOST_BATCHES:
+            raise ConfigurationError(
+                f"config.training_intensity={self.training_intensity}: an update that takes in {self._round_steps} env "
+                f"steps would train {due:.0f} batches of {total} env steps, at most {_MOST_BATCHES} fit. Lower "
+                "training_intensity or rollout_fragment_length, or raise train_batch_size_per_learner."
+            )

@@ -1,0 +1,147 @@
+"""ReplayLearner: base of learners that draw from a replay buffer and have target networks (DQN, SAC)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlzmq.connectors.defaults import add_next_observations
+from rlzmq.core.update_plan import UpdatePlan
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.learner import TorchLearner
+from rlzmq.learners.replay_source import REPLAY_KEY, EpisodeReplay
+from rlzmq.learners.target_networks import update_target_networks
+from rlzmq.modules.apis import TargetNetworkAPI
+from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
+
+__all__ = ["ReplayLearner"]
+
+
+class _ReplaySettings(Protocol):
+    """The config settings that ReplayLearner reads."""
+
+    gamma: float
+    n_step: int | tuple[int, int]
+    tau: float
+    target_network_update_freq: int
+    train_batch_size_per_learner: int
+
+    @property
+    def replay_buffer_config(self) -> dict[str, Any]: ...
+
+    def update_plan(self) -> UpdatePlan: ...
+
+
+class ReplayLearner(TorchLearner):
+    """Base of learners whose batches are transitions drawn from a replay buffer.
+
+    After each minibatch's step the priorities of its rows become their TD errors, and the target networks follow if
+    they are due. Subclasses call `note_td_errors` in their loss.
+
+    Columns of a train batch: ``obs``, ``actions``, ``rewards`` (sums of ``n_step`` rewards), ``new_obs``,
+    ``terminateds``, ``truncateds``, ``n_step`` (int64), ``weights`` (float32), ``replay_key`` (int64).
+
+    Attributes:
+        num_target_updates: Number of updates of the target networks.
+        last_target_update_ts: Lifetime env steps at the last one.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_target_updates = 0
+        self.last_target_update_ts = 0
+        self._num_env_steps_sampled = 0
+        self._td_errors: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """`TargetNetworkAPI`."""
+        return [TargetNetworkAPI]
+
+    @property
+    def _replay_settings(self) -> _ReplaySettings:
+        return cast(_ReplaySettings, self.config)
+
+    def make_source(self) -> EpisodeReplay:
+        """Return this rank's replay buffer; the ranks share the capacity equally."""
+        settings = self._replay_settings
+        plan, given = settings.update_plan(), settings.replay_buffer_config
+        capacity = -(-given["capacity"] // plan.num_ranks)
+        options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
+        buffer: EpisodeReplayBuffer
+        if given["type"] == PrioritizedEpisodeReplayBuffer.__name__:
+            buffer = PrioritizedEpisodeReplayBuffer(
+                capacity, alpha=given["alpha"], keeps_extra_model_outputs=False
+            )
+            options["beta"] = given["beta"]
+        else:
+            buffer = EpisodeReplayBuffer(capacity, keeps_extra_model_outputs=False)
+        return EpisodeReplay.of_plan(
+            plan, buffer, batch_size=settings.train_batch_size_per_learner, **options
+        )
+
+    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+        """Return the config's pipeline, with next observations."""
+        pipeline = super().make_learner_connector(observation_space, action_space)
+        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
+            add_next_observations(pipeline)
+        return pipeline
+
+    def note_td_errors(self, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
+        """Set the TD errors of a minibatch's rows, float [B]; if its step is taken, they become priorities."""
+        if REPLAY_KEY in batch:  # not for batches that the user made
+            self._td_errors = (batch[REPLAY_KEY], td_errors_B.detach())
+
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().before_gradient_based_update(timesteps=timesteps)
+        self._num_env_steps_sampled = self._clock(timesteps)
+        self._td_errors = None
+
+    def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
+        """Step the optimizers, then update priorities and, if due, target networks."""
+        super().apply_gradients(gradients_dict)
+        noted, self._td_errors = self._td_errors, None
+        if noted is not None and isinstance(self.source, EpisodeReplay):
+            keys: NDArray[np.int64] = noted[0].cpu().numpy()
+            td_errors: NDArray[np.float32] = noted[1].cpu().numpy()
+            is_finite = np.isfinite(td_errors)
+            self.source.update_priorities(td_errors[is_finite], keys[is_finite])
+        settings = self._replay_settings
+        if self._num_env_steps_sampled - self.last_target_update_ts >= settings.target_network_update_freq:
+            for module_id in self.module:
+                module = self.module[module_id].unwrapped()
+                if isinstance(module, TargetNetworkAPI):
+                    update_target_networks(module, settings.tau)
+            self.num_target_updates += 1
+            self.last_target_update_ts = self._num_env_steps_sampled
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        counters = {
+            "num_target_updates": self.num_target_updates,
+            "last_target_update_ts": self.last_target_update_ts,
+        }
+        for module_id in self.trained_module_ids:
+            self.log_stats(module_id, counters)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            **super().get_extra_state(),
+            "num_target_updates": self.num_target_updates,
+            "last_target_update_ts": self.last_target_update_ts,
+        }
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        self.num_target_updates = int(state["num_target_updates"])
+        self.last_target_update_ts = int(state["last_target_update_ts"])
+
+
+def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
+    """Return the factor of each row's bootstrapped value, γ^n_step, and 0 after a terminal step: float [B]."""
+    factors: Tensor = gamma ** batch["n_step"]
+    return factors.masked_fill(batch[Columns.TERMINATEDS], 0.0)

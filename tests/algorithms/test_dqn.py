@@ -1,0 +1,320 @@
+"""DQN's losses against numbers computed by hand, its exploration, and the errors of settings that cannot work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlzmq import (
+    Columns,
+    ConfigurationError,
+    DQNConfig,
+    EpisodeBatch,
+    SingleAgentEpisode,
+    UnsupportedSpaceError,
+)
+from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_distribution
+from rlzmq.learners.replay_learner import discounts
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+
+GAMMA = 0.5
+STATES = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
+
+
+def config(**training: Any) -> DQNConfig:
+    """Three one-hot states; Q(s, a) is the weight of the head's only layer."""
+    made: Any = (
+        DQNConfig()
+        .environment(observation_space=STATES, action_space=gym.spaces.Discrete(2))
+        .training(
+            **{"gamma": GAMMA, "num_steps_sampled_before_learning_starts": 0, "dueling": False, **training}
+        )
+        .rl_module(model_config={"fcnet_hiddens": []})
+        .debugging(seed=0)
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def learner_with(made: DQNConfig, online: Any, target: Any) -> Any:
+    learner = made.build_learner()
+    module = learner.module["default_policy"]
+    with torch.no_grad():
+        for head, table in ((module.af, online), (module._target_af, target)):
+            head.layers[0].weight.copy_(torch.tensor(table))
+            head.layers[0].bias.zero_()
+    return learner
+
+
+def loss_of(learner: Any, **columns: Any) -> float:
+    batch = {
+        Columns.ACTIONS: torch.tensor([0]),
+        Columns.TERMINATEDS: torch.tensor([False]),
+        "n_step": torch.tensor([1]),
+        "weights": torch.tensor([1.0]),
+        **{name: torch.tensor([value]) for name, value in columns.items()},
+    }
+    outputs = learner.module["default_policy"].forward_train(batch)
+    loss = learner.compute_loss_for_module(
+        module_id="default_policy", config=learner.config, batch=batch, fwd_out=outputs
+    )
+    return float(loss.detach())
+
+
+# rows: actions; columns: states s0, s1, s2
+ONLINE = [[1.0, 1.0, 0.0], [0.0, 3.0, 0.0]]
+TARGET = [[0.0, 10.0, 0.0], [0.0, 4.0, 0.0]]
+S0, S1 = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(("double_q", "bootstrap"), [(True, 4.0), (False, 10.0)])
+def test_the_next_action_is_chosen_by_the_trained_network_only_with_double_q(
+    double_q: bool, bootstrap: float
+) -> None:
+    learner = learner_with(config(double_q=double_q, td_error_loss_fn="mse"), ONLINE, TARGET)
+    row = {"obs": S0, "new_obs": S1, "rewards": 2.0}
+    assert loss_of(learner, **row) == pytest.approx((2.0 + 0.5 * bootstrap - 1.0) ** 2)
+    assert loss_of(learner, **row, n_step=3) == pytest.approx((2.0 + 0.125 * bootstrap - 1.0) ** 2)
+    assert loss_of(learner, **row, terminateds=True) == pytest.approx((2.0 - 1.0) ** 2)
+
+
+def test_actions_of_a_space_that_starts_elsewhere() -> None:
+    made = config(td_error_loss_fn="mse").environment(action_space=gym.spaces.Discrete(2, start=5))
+    learner = learner_with(made, ONLINE, TARGET)
+    loss = loss_of(learner, obs=S1, new_obs=S0, rewards=1.0, actions=6, terminateds=True)
+    assert loss == pytest.approx((1.0 - 3.0) ** 2)
+
+
+def test_huber_and_importance_weights() -> None:
+    loss, td_errors = mean_loss(
+        q_B=torch.tensor([1.0, 5.0]),
+        next_q_B=torch.tensor([1.0, 8.0]),
+        rewards_B=torch.tensor([1.0, 2.0]),
+        discounts_B=torch.tensor([0.5, 0.0]),
+        weights_B=torch.tensor([1.0, 0.25]),
+        kind="huber",
+    )
+    assert td_errors.tolist() == [0.5, 3.0]
+    assert float(loss) == pytest.approx((1.0 * 0.5 * 0.5**2 + 0.25 * (3.0 - 0.5)) / 2)
+
+
+def test_a_dueling_heads_advantages_are_centred_over_actions() -> None:
+    made = config(dueling=True, num_atoms=2)
+    module: Any = made.build_learner().module["default_policy"]
+    with torch.no_grad():
+        for head in (module.af, module.vf):
+            head.layers[0].weight.zero_()
+        module.af.layers[0].bias.copy_(torch.tensor([1.0, 2.0, 3.0, 6.0]))  # action by action
+        module.vf.layers[0].bias.copy_(torch.tensor([10.0, 20.0]))
+    logits = module.compute_q_values({Columns.OBS: torch.tensor([S0])})["qf_logits"]
+    assert logits.tolist() == [[[10.0 + 1.0 - 2.0, 20.0 + 2.0 - 4.0], [10.0 + 3.0 - 2.0, 20.0 + 6.0 - 4.0]]]
+
+
+def test_a_distribution_is_projected_to_the_atoms() -> None:
+    atoms = torch.tensor([-1.0, 0.0, 1.0])
+    projected = project_distribution(
+        next_probs_BZ=torch.tensor([[0.25, 0.25, 0.5]] * 4),
+        rewards_B=torch.tensor([0.25, 0.0, 9.0, -0.5]),
+        discounts_B=torch.tensor([0.5, 1.0, 1.0, 0.0]),
+        atoms_Z=atoms,
+    )
+    # 0.25 + 0.5 z = -0.25, 0.25, 0.75
+    first = [0.25 * 0.25, 0.25 * 0.75 + 0.25 * 0.75 + 0.5 * 0.25, 0.25 * 0.25 + 0.5 * 0.75]
+    assert projected[0].tolist() == pytest.approx(first)
+    assert projected[1].tolist() == [0.25, 0.25, 0.5]  # on the atoms
+    assert projected[2].tolist() == [0.0, 0.0, 1.0]  # clipped
+    assert projected[3].tolist() == [0.5, 0.5, 0.0]  # terminated: the reward alone
+    loss, td_errors = distribution_loss(
+        logits_BZ=torch.log(torch.tensor([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5]])),
+        targets_BZ=projected[2:],
+        weights_B=torch.tensor([1.0, 0.5]),
+    )
+    cross_entropies = [-np.log(0.5), -0.5 * np.log(0.2) - 0.5 * np.log(0.3)]
+    assert td_errors.tolist() == pytest.approx(cross_entropies)
+    assert float(loss) == pytest.approx((cross_entropies[0] + 0.5 * cross_entropies[1]) / 2)
+
+
+def episode(*, terminated: bool = False, truncated: bool = False) -> EpisodeBatch:
+    """s0 -> s1 -> s2 -> s0 with rewards 1, 2, 4."""
+    made = SingleAgentEpisode(
+        observations=[np.eye(3, dtype=np.float32)[i] for i in (0, 1, 2, 0)],
+        observation_space=STATES,
+        actions=[np.int64(0)] * 3,
+        action_space=gym.spaces.Discrete(2),
+        rewards=[1.0, 2.0, 4.0],
+        terminated=terminated,
+        truncated=truncated,
+        len_lookback_buffer=0,
+    )
+    return EpisodeBatch.from_episodes([made])
+
+
+@pytest.mark.parametrize("kind", ["cut", "truncated", "terminated"])
+def test_n_step_sums_end_with_the_episode(kind: str) -> None:
+    learner: Any = config(n_step=5).build_learner()
+    learner.source.add(episode(**({} if kind == "cut" else {kind: True})))
+    batch = learner._builder.build(episodes=learner.source.buffer.sample(60, **learner.source.options))
+    columns = batch.columns["default_policy"]
+    # start: sum of rewards, number of rewards
+    sums = {0: (1.0 + 0.5 * 2.0 + 0.25 * 4.0, 3), 1: (2.0 + 0.5 * 4.0, 2), 2: (4.0, 1)}
+    factors = discounts(columns, GAMMA)
+    for row, start in enumerate(columns[Columns.OBS].argmax(-1).tolist()):
+        total, num_rewards = sums[start]
+        assert float(columns[Columns.REWARDS][row]) == total
+        assert int(columns["n_step"][row]) == num_rewards
+        assert columns[Columns.NEXT_OBS][row].tolist() == S0
+        assert float(factors[row]) == (0.0 if kind == "terminated" else GAMMA**num_rewards)
+
+
+def test_td_errors_become_priorities_and_are_taken_back_with_a_failed_update() -> None:
+    made = config(train_batch_size_per_learner=3, training_intensity=1.0, td_error_loss_fn="mse")
+    made.training(replay_buffer_config={"alpha": 1.0, "beta": 0.0, "capacity": 100})
+    learner = learner_with(made, [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]], [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    buffer = learner.source.buffer
+
+    def priorities() -> list[float]:
+        return buffer.get_state()["priorities"].tolist()  # type: ignore[no-any-return]
+
+    learner.update(episodes=episode(terminated=True))
+    changed = {p for p in priorities() if p != 1.0}
+    assert changed
+    assert changed <= {1e-12, 4.0 - 1.0}  # |r - 1| of the rewards 1 and 4; that of 2 is the initial priority
+    before = priorities()
+
+    def fail(**kwargs: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    learner.after_gradient_based_update = fail
+    with pytest.raises(RuntimeError, match="on purpose"):
+        learner.update(episodes=episode(truncated=True))
+    assert priorities() == before
+
+
+def test_target_networks_follow_after_so_many_sampled_steps() -> None:
+    made = config(
+        train_batch_size_per_learner=3, training_intensity=2.0, target_network_update_freq=6, tau=0.25
+    )
+    learner: Any = learner_with(made, ONLINE, TARGET)
+    module = learner.module["default_policy"]
+    target = module._target_af.layers[0].weight
+    for num_updates, is_due in ((0, False), (1, True), (1, False), (2, True)):
+        before = target.clone()
+        results = learner.update(
+            episodes=episode(truncated=True),
+            timesteps={"num_env_steps_sampled_lifetime": learner.source.num_added + 3},
+        )
+        assert results["default_policy"]["num_target_updates"] == num_updates
+        assert torch.equal(before, target) != is_due
+    assert results["default_policy"]["last_target_update_ts"] == 12
+    other: Any = made.build_learner()
+    other.set_state(learner.get_state())
+    assert (other.num_target_updates, other.last_target_update_ts) == (2, 12)
+
+
+def test_exploration_follows_the_runs_env_steps() -> None:
+    made = config(epsilon=[(0, 1.0), (100, 0.2)]).environment(
+        "CartPole-v1", observation_space=None, action_space=None
+    )
+    made.env_runners(num_env_runners=2).rl_module(model_config={"fcnet_hiddens": [4]})
+    made.update_from_dict({"observation_space": None, "action_space": None})
+    runners = [SingleAgentEnvRunner(config=made, worker_index=i, num_workers=2) for i in (1, 2)]
+    weights = runners[0].get_weights_layout().snapshot(runners[0].multi_rl_module)
+    for runner in runners:
+        least = []
+        for num_env_steps in (50, 1000):
+            runner.set_weights(weights, version=0, num_env_steps=num_env_steps)
+            batch = runner.sample_lease(2)
+            probabilities = np.exp(batch.columns[Columns.ACTION_DIST_INPUTS][batch.step_slots()])
+            assert probabilities.sum(-1) == pytest.approx(1.0)
+            least.append(probabilities.min(-1))
+        # Of two actions each gets half of epsilon; the second of a runner's steps is the run's fourth.
+        assert least[0] == pytest.approx([0.3, 0.3 - 2 * 0.004])
+        assert least[1] == pytest.approx([0.1, 0.1])
+
+
+def test_masked_actions_are_never_explored() -> None:
+    space = gym.spaces.Dict({"observations": STATES, "action_mask": gym.spaces.MultiBinary(3)})
+    made = config(epsilon=0.9).environment(observation_space=space, action_space=gym.spaces.Discrete(3))
+    module: Any = made.build_learner().module["default_policy"]
+    obs = {"observations": torch.tensor([S0, S1]), "action_mask": torch.tensor([[1, 0, 1], [0, 0, 0]])}
+    probabilities = module.forward_exploration({Columns.OBS: obs}, t=0)[Columns.ACTION_DIST_INPUTS].exp()
+    assert probabilities[0, 1] == 0.0
+    assert sorted(probabilities[0].tolist()) == pytest.approx([0.0, 0.45, 0.55])
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    (
+        {"train_batch_size_per_learner": 200, "replay_buffer_config": {"capacity": 100}},
+        "Raise the capacity to 200",
+    ),
+    ({"n_step": 60, "replay_buffer_config": {"capacity": 100}}, r"n_step=60.*Raise the capacity to 240"),
+    ({"n_step": (3, 2)}, r"n_step=\(3, 2\).*least > most"),
+    ({"replay_buffer_config": {"prioritized_replay_alpha": 0.5}}, "'prioritized_replay_alpha'.*no such key"),
+    ({"replay_buffer_config": {"type": "MultiAgentReplayBuffer"}}, "expected 'EpisodeReplayBuffer' or"),
+    ({"replay_buffer_config": {"capacity": 0}}, ">= 1, got 0"),
+    ({"replay_buffer_config": {"alpha": -1.0}}, ">= 0, got -1"),
+    ({"training_intensity": 1e9}, "Lower training_intensity"),
+    ({"num_epochs": 3}, "one gradient step"),
+    ({"minibatch_size": 8}, "one gradient step"),
+    ({"epsilon": 1.5}, r"in \[0, 1\]"),
+    ({"epsilon": [(0, 1.0)]}, "a schedule is a list"),
+    ({"num_atoms": 3, "v_min": 1.0, "v_max": 1.0}, "v_min < v_max"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), BAD)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], text: str) -> None:
+    made = config(**settings)
+    with pytest.raises(ConfigurationError, match=text):
+        made.validate()
+
+
+def test_a_ratio_of_zero_is_refused_where_it_is_given() -> None:
+    with pytest.raises(ConfigurationError, match="training_intensity"):
+        config(training_intensity=0.0)
+
+
+def test_two_learners_share_the_capacity() -> None:
+    made = config(train_batch_size_per_learner=60, replay_buffer_config={"capacity": 100})
+    with pytest.raises(ConfigurationError, match=r"leaves 50 env steps for each of 2 learners.*to 120"):
+        made.learners(num_learners=2).validate()
+
+
+def test_spaces_and_models_without_action_values_are_refused() -> None:
+    box = config().environment(action_space=gym.spaces.Box(-1.0, 1.0, (2,)))
+    with pytest.raises(UnsupportedSpaceError, match="needs a Discrete action space, got Box"):
+        box.build_learner()
+    with pytest.raises(ConfigurationError, match="use_lstm"):
+        config().rl_module(model_config={"use_lstm": True}).build_learner()
+    two = (
+        DQNConfig()
+        .environment("CartPole-v1")
+        .multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, episode: "a")
+    )
+    with pytest.raises(ConfigurationError, match="single-agent environments only"):
+        two.validate()
+
+
+def test_replay_settings_are_merged_with_their_defaults() -> None:
+    made = DQNConfig().training(replay_buffer_config={"capacity": 7})
+    assert made.replay_buffer_config == {
+        "type": "PrioritizedEpisodeReplayBuffer",
+        "capacity": 7,
+        "alpha": 0.6,
+        "beta": 0.4,
+    }
+
+
+@pytest.mark.parametrize("num_learners", [0, 1, 2])
+def test_a_round_of_fragments_trains_a_batch_unless_an_intensity_is_given(num_learners: int) -> None:
+    made = config(n_step=(2, 5), train_batch_size=32)
+    made.env_runners(num_env_runners=3, num_envs_per_env_runner=2).learners(num_learners=num_learners)
+    plan = made.update_plan()
+    assert plan.fragment_length == 5
+    assert (plan.num_env_steps, plan.train_ratio) == (30, 32 / 30)
+    assert plan.keeps_episodes
+    assert made.training(training_intensity=4.0).update_plan().train_ratio == 4.0
+    assert not made.training(n_step=1).update_plan().keeps_episodes
