@@ -45,12 +45,6 @@ NOT_IN_PROTOCOL = (
     "threading",
 )
 
-# Modules that need each other today, through imports in functions or for type checkers. Entries only leave this list.
-KNOWN_CIRCLES: tuple[str, ...] = (
-    "modules.default_models modules.default_models.actor_critic modules.multi_rl_module modules.rl_module "
-    "modules.saving modules.spec",
-)
-
 # Why a file (or a folder) imports rlzmq modules inside functions. Entries only leave these lists.
 LAZY_IMPORTS = {
     "a command starts quickly and imports what its options need": ("cli/",),
@@ -60,7 +54,6 @@ LAZY_IMPORTS = {
         "algorithms/impala/__init__.py",
         "algorithms/ppo/__init__.py",
         "driver/join_files.py",
-        "modules/spec.py",
     ),
     "torch, or torch.distributed, is imported by the processes and the runs that use it": (
         "driver/async_learner_group.py",
@@ -83,11 +76,9 @@ LAZY_IMPORTS = {
         "roles/fragment_data.py",
         "wire/values.py",
     ),
-    "the two modules of a circle (see KNOWN_CIRCLES), or a package and its own pieces": (
+    "a package and its own pieces": (
         "connectors/pipelines.py",
         "connectors/plans.py",
-        "modules/multi_rl_module.py",
-        "modules/rl_module.py",
     ),
 }
 
@@ -175,14 +166,9 @@ def test_no_module_imports_the_public_names() -> None:
     assert guilty == []
 
 
-def test_modules_form_no_new_circles() -> None:
+def test_modules_form_no_circles() -> None:
     """Imports inside functions and under TYPE_CHECKING are counted."""
-    known = [set(circle.split()) for circle in KNOWN_CIRCLES]
-    found = [{module.removeprefix("rlzmq.") for module in circle} for circle in circles()]
-    new = [sorted(circle) for circle in found if not any(circle <= old for old in known)]
-    assert new == [], "these modules import each other"
-    gone = [sorted(old) for old in known if not any(circle <= old for circle in found)]
-    assert gone == [], "these circles are gone: take them out of KNOWN_CIRCLES"
+    assert circles() == [], "these modules import each other"
 
 
 def test_imports_inside_functions_have_a_reason() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, Self
 
@@ -14,9 +13,10 @@ from rlzmq.core.class_names import class_from_name, class_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.modules.rl_module import RLModule, TorchRLModule
+from rlzmq.modules.saving import restore_module, set_whole_state
 from rlzmq.modules.spec import RLModuleSpec
 
-__all__ = ["MultiRLModule", "MultiRLModuleSpec", "set_whole_state"]
+__all__ = ["MultiRLModule", "MultiRLModuleSpec"]
 
 
 class MultiRLModule(RLModule):
@@ -32,6 +32,8 @@ class MultiRLModule(RLModule):
     networks between modules override ``setup()`` and the ``_forward*`` methods; the modules are in
     ``self._rl_modules``.
     """
+
+    is_multi = True
 
     def __init__(
         self,
@@ -274,12 +276,6 @@ class MultiRLModule(RLModule):
                 set_whole_state(self._rl_modules[module_id].unwrapped(), module_state, strict=strict)
 
 
-def set_whole_state(module: Any, state: Mapping[str, Any], *, strict: bool | None) -> None:
-    """Call ``module.set_state``, with ``strict`` only if the module's class accepts it."""
-    asks = strict is not None and "strict" in inspect.signature(module.set_state).parameters
-    module.set_state(state, **({"strict": strict} if asks else {}))
-
-
 def _by_module(paths: str | Collection[str] | None) -> dict[str, list[str] | None] | None:
     """Return module id -> its parameters' names, or None for the whole module."""
     if paths is None:
@@ -361,8 +357,6 @@ class MultiRLModuleSpec:
             seed=seed,
         )
         if self.load_state_path is not None:
-            from rlzmq.modules.saving import restore_module
-
             restore_module(module, self.load_state_path, module_ids=self.modules_to_load)
         return module
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 import numpy as np
@@ -29,13 +29,17 @@ import torch
 from torch import nn
 
 from rlzmq.config.model_config import model_config_to_dict
+from rlzmq.core.class_names import class_from_name
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.episodes.columns import Columns
 from rlzmq.modules.apis import InferenceOnlyAPI
 from rlzmq.modules.distributions import Distribution, action_dist_cls_for
+from rlzmq.modules.saving import load_module, restore_module, save_module
 
 __all__ = ["RLModule", "TorchRLModule"]
 
+# Named, not imported: its file imports this one.
+_MULTI_CLASS = "rlzmq.modules.multi_rl_module:MultiRLModule"
 _ACTION_COLUMNS = (Columns.ACTION_DIST_INPUTS, Columns.ACTIONS)
 
 
@@ -54,10 +58,12 @@ class RLModule:
     Attributes:
         action_dist_cls: The distribution class of ``action_dist_inputs``, to be set in ``setup()``; None: by
             action space.
+        is_multi: Whether it is a MultiRLModule.
         module_id: Its id in the MultiRLModule that holds it, for error messages; "" if none does.
     """
 
     framework = "torch"
+    is_multi: ClassVar[bool] = False
     action_dist_cls: type[Distribution] | None = None
 
     def __init__(
@@ -242,9 +248,7 @@ class RLModule:
 
     def as_multi_rl_module(self) -> Any:
         """Return a MultiRLModule that holds this module as ``"default_policy"``."""
-        from rlzmq.modules.multi_rl_module import MultiRLModule
-
-        multi = MultiRLModule(inference_only=self.inference_only)
+        multi = class_from_name(_MULTI_CLASS, RLModule)(inference_only=self.inference_only)
         multi.add_module("default_policy", self)
         return multi
 
@@ -272,8 +276,6 @@ class RLModule:
         Returns:
             Its absolute path.
         """
-        from rlzmq.modules.saving import save_module
-
         return save_module(self, path)
 
     def restore_from_path(self, path: str | Path) -> None:
@@ -286,8 +288,6 @@ class RLModule:
             CheckpointError: If there is none, or it is torn or altered.
             ValueError: If its weights do not fit.
         """
-        from rlzmq.modules.saving import restore_module
-
         restore_module(self, path)
 
     @classmethod
@@ -304,8 +304,6 @@ class RLModule:
             CheckpointError: If there is no checkpoint, or it is torn or altered.
             ConfigurationError: If the class it names cannot be found, or is none of an RLModule.
         """
-        from rlzmq.modules.saving import load_module
-
         if module_class is None and cls not in (RLModule, TorchRLModule):
             module_class = cls
         module: Self = load_module(path, module_class)

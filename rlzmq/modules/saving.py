@@ -9,106 +9,86 @@ A path may lead to a module's own checkpoint, to an algorithm's checkpoint, or i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from rlzmq.core.checkpoint import find_inside, read_checkpoint, read_manifest, write_checkpoint
+from rlzmq.core.class_names import class_from_name
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec, set_whole_state
-from rlzmq.modules.rl_module import RLModule
-from rlzmq.modules.spec import RLModuleSpec
 
-__all__ = [
-    "load_module",
-    "module_components",
-    "module_from_components",
-    "read_module_states",
-    "restore_module",
-    "save_module",
-]
+__all__ = ["load_module", "read_module_states", "restore_module", "save_module", "set_whole_state"]
 
 _ROOT = "rl_module"
 _LEARNER = "learner_group/learner"  # of an algorithm's checkpoint
 _MODULES = f"{_LEARNER}/rl_module"
+# The spec classes by the kind in a checkpoint. They are named because they import the modules, which use this file.
+_SPECS = {
+    "single": "rlzmq.modules.spec:RLModuleSpec",
+    "multi": "rlzmq.modules.multi_rl_module:MultiRLModuleSpec",
+}
 
 
-def module_components(module: Any, root: str = _ROOT) -> dict[str, Any]:
-    """Convert a module to components of a checkpoint, for :func:`rlzmq.core.checkpoint.write_checkpoint`.
+def save_module(module: Any, path: str | Path) -> Path:
+    """Write a module as a checkpoint.
 
-    ``root`` holds the spec, ``root/<quoted module id>`` (or ``root/weights`` of a single module) the
-    weights.
+    Component ``rl_module`` holds the spec, ``rl_module/modules/<quoted module id>`` (or ``rl_module/weights`` of a
+    single module) the weights.
     """
+    about = {"module": type(module).__qualname__}
     module = module.unwrapped()
-    if isinstance(module, MultiRLModule):
-        spec = MultiRLModuleSpec.from_module(module).to_dict()
-        states = module.get_state()
-        return {
-            root: {"kind": "multi", "spec": spec},
-            **{f"{root}/modules/{_quoted(mid)}": state for mid, state in states.items()},
-        }
-    spec = RLModuleSpec.from_module(module).to_dict()
-    return {root: {"kind": "single", "spec": spec}, f"{root}/weights": module.get_state()}
-
-
-def module_from_components(
-    components: Mapping[str, Any], module_class: Any = None, root: str = _ROOT, *, where: str = ""
-) -> Any:
-    """Build the module that :func:`module_components` described, with its weights.
-
-    Args:
-        components: Component name -> state.
-        module_class: The class to build, or for a MultiRLModule a dict ``{module id: class}``; None
-            imports those that are named.
-        root: As of :func:`module_components`.
-        where: Where the components come from, for error messages.
-    """
-    about = components.get(root)
-    if not isinstance(about, Mapping) or about.get("kind") not in ("single", "multi"):
-        raise CheckpointError(f"the checkpoint {where} has no module under {root!r}")
-    specs = about["spec"]["rl_module_specs"].values() if about["kind"] == "multi" else [about["spec"]]
-    if None in specs:
-        raise CheckpointError(
-            f"{where} has the weights of its modules, but not all that they are built from. Build them from specs "
-            f"of your own, with RLModuleSpec(…, load_state_path={where!r})"
-        )
-    module: Any
-    if about["kind"] == "multi":
-        outer = module_class if isinstance(module_class, type) else None
-        classes = None if isinstance(module_class, type) else module_class
-        multi_spec = MultiRLModuleSpec.from_dict(
-            {**about["spec"], "load_state_path": None},
-            multi_rl_module_class=outer,
-            module_classes=classes,
-        )
-        module = multi_spec.build()
+    kind = "multi" if module.is_multi else "single"
+    components = {_ROOT: {"kind": kind, "spec": _spec_class(kind).from_module(module).to_dict()}}
+    state = module.get_state()
+    if module.is_multi:
+        components |= {f"{_ROOT}/modules/{_quoted(mid)}": weights for mid, weights in state.items()}
     else:
-        plain = {**about["spec"], "load_state_path": None}
-        module = RLModuleSpec.from_dict(plain, module_class=module_class).build()
-    set_whole_state(module, _states(components, about, root), strict=True)
-    return module
-
-
-def save_module(module: RLModule, path: str | Path) -> Path:
-    """Write a module as its own checkpoint."""
-    return write_checkpoint(path, module_components(module), about={"module": type(module).__qualname__})
+        components[f"{_ROOT}/weights"] = state
+    return write_checkpoint(path, components, about=about)
 
 
 def load_module(path: str | Path, module_class: Any = None) -> Any:
     """Build the module at a path (see above), with its weights.
 
     Of an algorithm's whole checkpoint with one module it is that one, unless `module_class` is a MultiRLModule.
+
+    Args:
+        path: Where the module is.
+        module_class: The class to build, or for a MultiRLModule a dict ``{module id: class}``; None
+            imports those that are named.
     """
     components = _read(path)
     about = components.get(_ROOT)
     if isinstance(about, Mapping) and about.get("is_whole"):
-        states = _states(components, about, _ROOT)
-        wants_multi = isinstance(module_class, type) and issubclass(module_class, MultiRLModule)
-        if len(states) == 1 and not wants_multi:
+        states = _states(components, about)
+        if len(states) == 1 and not getattr(module_class, "is_multi", False):
             components = _only(components, *states, where=path)
-    return module_from_components(components, module_class, where=str(path))
+            about = components[_ROOT]
+    if not isinstance(about, Mapping) or about.get("kind") not in _SPECS:
+        raise CheckpointError(f"the checkpoint {path} has no module under {_ROOT!r}")
+    is_multi = about["kind"] == "multi"
+    if None in (about["spec"]["rl_module_specs"].values() if is_multi else [about["spec"]]):
+        raise CheckpointError(
+            f"{path} has the weights of its modules, but not all that they are built from. Build them from specs "
+            f"of your own, with RLModuleSpec(…, load_state_path={str(path)!r})"
+        )
+    classes: dict[str, Any] = {"module_class": module_class}
+    if is_multi:
+        is_class = isinstance(module_class, type)
+        classes = {"multi_rl_module_class" if is_class else "module_classes": module_class}
+    spec = _spec_class(about["kind"]).from_dict({**about["spec"], "load_state_path": None}, **classes)
+    module = spec.build()
+    set_whole_state(module, _states(components, about), strict=True)
+    return module
+
+
+def set_whole_state(module: Any, state: Mapping[str, Any], *, strict: bool | None) -> None:
+    """Call ``module.set_state``, with ``strict`` only if the module's class accepts it."""
+    asks = strict is not None and "strict" in inspect.signature(module.set_state).parameters
+    module.set_state(state, **({"strict": strict} if asks else {}))
 
 
 def read_module_states(path: str | Path, module_id: str | None = None) -> dict[str, Any]:
@@ -123,7 +103,7 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
         CheckpointError: If there is no such module.
     """
     components = _read(path)
-    states = _states(components, _about(components, path), _ROOT)
+    states = _states(components, _about(components, path))
     is_multi = components[_ROOT].get("kind") == "multi"
     if module_id is None:
         if not is_multi:
@@ -139,7 +119,7 @@ def read_module_states(path: str | Path, module_id: str | None = None) -> dict[s
     return weights
 
 
-def restore_module(module: RLModule, path: str | Path, *, module_ids: Collection[str] | None = None) -> None:
+def restore_module(module: Any, path: str | Path, *, module_ids: Collection[str] | None = None) -> None:
     """Load a checkpoint's weights into a module that exists.
 
     Args:
@@ -155,9 +135,9 @@ def restore_module(module: RLModule, path: str | Path, *, module_ids: Collection
     """
     components = _read(path)
     about = _about(components, path)
-    state = _states(components, about, _ROOT)
+    state = _states(components, about)
     saved_multi = about.get("kind") == "multi"
-    if isinstance(module, MultiRLModule):
+    if module.is_multi:
         if not saved_multi:
             state = dict.fromkeys(list(module.keys())[:1], state)
         if module_ids is not None:
@@ -215,12 +195,16 @@ def _of_algorithm(folder: Path) -> dict[str, Any]:
 def _only(components: Mapping[str, Any], module_id: str, *, where: str | Path) -> dict[str, Any]:
     """Return one of several modules, as components of a single one."""
     about = _about(components, where)
-    states = _states(components, about, _ROOT)
+    states = _states(components, about)
     if about.get("kind") != "multi" or module_id not in states:
         names = did_you_mean(module_id, states) if about.get("kind") == "multi" else ""
         raise CheckpointError(f"there is no module {module_id!r} at {where}.{names}")
     spec = about["spec"]["rl_module_specs"].get(module_id)
     return {_ROOT: {"kind": "single", "spec": spec}, f"{_ROOT}/weights": states[module_id]}
+
+
+def _spec_class(kind: str) -> Any:
+    return class_from_name(_SPECS[kind], object)
 
 
 def _about(components: Mapping[str, Any], where: str | Path) -> Mapping[str, Any]:
@@ -230,15 +214,15 @@ def _about(components: Mapping[str, Any], where: str | Path) -> Mapping[str, Any
     return about
 
 
-def _states(components: Mapping[str, Any], about: Mapping[str, Any], root: str) -> dict[str, Any]:
+def _states(components: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
     if about.get("kind") == "multi":
-        prefix = f"{root}/modules/"
+        prefix = f"{_ROOT}/modules/"
         return {
             unquote(name.removeprefix(prefix)): state
             for name, state in components.items()
             if name.startswith(prefix)
         }
-    weights: dict[str, Any] = components.get(f"{root}/weights", {})
+    weights: dict[str, Any] = components.get(f"{_ROOT}/weights", {})
     return weights
 
 

@@ -23,6 +23,10 @@ from rlzmq.modules.rl_module import RLModule
 
 __all__ = ["RLModuleSpec", "seeded"]
 
+# Named, not imported: a single-agent run needs no MultiRLModuleSpec, a custom module no default models.
+_DEFAULT_CLASS = "rlzmq.modules.default_models.actor_critic:DefaultActorCriticModule"
+_MULTI_CLASS = "rlzmq.modules.multi_rl_module:MultiRLModuleSpec"
+
 
 @dataclasses.dataclass
 class RLModuleSpec:
@@ -79,11 +83,7 @@ class RLModuleSpec:
             ConfigurationError: If a space is missing, or the default models have no such setting.
             UnsupportedSpaceError: If the default models cannot handle a space.
         """
-        module_class = self.module_class
-        if module_class is None:
-            from rlzmq.modules.default_models import DefaultActorCriticModule
-
-            module_class = DefaultActorCriticModule
+        module_class = self.module_class or class_from_name(_DEFAULT_CLASS, RLModule)
         with seeded(seed, module_id):
             try:
                 module = module_class(
@@ -143,9 +143,7 @@ class RLModuleSpec:
 
     def as_multi_rl_module_spec(self) -> Any:
         """Return a MultiRLModuleSpec with this one as ``"default_policy"``."""
-        from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
-
-        return MultiRLModuleSpec(rl_module_specs={"default_policy": self})
+        return class_from_name(_MULTI_CLASS, object)(rl_module_specs={"default_policy": self})
 
     @classmethod
     def from_module(cls, module: RLModule) -> Self:
