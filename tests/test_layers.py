@@ -47,39 +47,17 @@ NOT_IN_PROTOCOL = (
 
 # Why a file (or a folder) imports rlzmq modules inside functions. Entries only leave these lists.
 LAZY_IMPORTS = {
-    "a command starts quickly and imports what its options need": ("cli/",),
+    "a command prints its help without importing what it needs to run": ("cli/",),
     "a config is made and checked without torch": (
         "algorithms/appo/__init__.py",
         "algorithms/dqn/__init__.py",
         "algorithms/impala/__init__.py",
         "algorithms/ppo/__init__.py",
-        "driver/join_files.py",
     ),
-    "torch, or torch.distributed, is imported by the processes and the runs that use it": (
-        "driver/async_learner_group.py",
-        "learners/learner_ranks.py",
-        "roles/learner/learner_link.py",
-        "roles/learner/learner_role.py",
-        "roles/learner/rendezvous.py",
-        "runners/runner_state.py",
-    ),
-    "a serial run imports no sockets, event loop or processes": (
-        "driver/env_runner_group.py",
-        "driver/learner_group.py",
-        "driver/process_config.py",
-        "driver/run_coroutine.py",
-        "driver/session.py",
-        "roles/runner/runner_role.py",
-    ),
+    "a standalone broker imports no torch": ("driver/join_files.py",),
+    "a broker does not read the episodes that it forwards": ("wire/values.py",),
+    "torch.distributed is imported by the runs that use it": ("learners/learner_ranks.py",),
     "the fork server imports only what its children share": ("actors/fork_main.py",),
-    "a single-agent run imports nothing of multi-agent episodes, and the reverse": (
-        "roles/fragment_data.py",
-        "wire/values.py",
-    ),
-    "a package and its own pieces": (
-        "connectors/pipelines.py",
-        "connectors/plans.py",
-    ),
 }
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlzmq.cli import train
+from rlzmq.cli.main import find_modules_here
+from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["AttachOptions", "run"]
@@ -27,9 +30,6 @@ class AttachOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq attach``; the exit code is that of the run."""
-    from rlzmq.cli import train
-    from rlzmq.cli.main import find_modules_here
-    from rlzmq.cli.parsing import parse
     from rlzmq.core.checkpoint_series import find_checkpoint
 
     given = list(arguments)

@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlzmq.cli.joining import on_signals, run_async
+from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE
+from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.roles.broker.run_lock import RunLock
+
 __all__ = ["BrokerCommand", "run"]
 
 
@@ -33,9 +39,6 @@ class BrokerCommand:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq broker``; the exit code."""
-    from rlzmq.cli.joining import run_async
-    from rlzmq.cli.parsing import parse
-
     options = parse(
         BrokerCommand,
         arguments,
@@ -48,11 +51,8 @@ def run(arguments: Sequence[str]) -> int:
 async def _main(options: BrokerCommand) -> int:
     import asyncio
 
-    from rlzmq.cli.joining import on_signals
-    from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE
     from rlzmq.driver.join_files import at_host, listen_addresses, write_join_files
     from rlzmq.roles.broker.broker_role import BrokerRole
-    from rlzmq.roles.broker.run_lock import RunLock
 
     lock = RunLock.take(options.join_file)
     run_id, keys = _keys(options.join_file)
@@ -86,7 +86,6 @@ async def _main(options: BrokerCommand) -> int:
 
 def _keys(join_file: Path) -> tuple[str, Any]:
     """Return (run id, keys) of an earlier broker with this join file; otherwise generate and store new ones."""
-    from rlzmq.core.errors import ConfigurationError
     from rlzmq.driver.join_files import ROLES, JoinKeys
     from rlzmq.net.keys import KeyPair, read_private_file, write_private_file
 

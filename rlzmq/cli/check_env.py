@@ -13,6 +13,11 @@ from typing import Any
 
 import tyro
 
+from rlzmq.cli.joining import import_first
+from rlzmq.cli.main import EXIT_CONFIG
+from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError, RlzmqError
+
 __all__ = ["CheckEnvOptions", "run"]
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Gymnasium's warnings have them
@@ -34,10 +39,6 @@ class CheckEnvOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq check-env``; 0, or 78 where the env breaks the contract."""
-    from rlzmq.cli.joining import import_first
-    from rlzmq.cli.main import EXIT_CONFIG
-    from rlzmq.cli.parsing import parse
-    from rlzmq.core.errors import ConfigurationError
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.envs.registry import make_env
 
@@ -137,7 +138,6 @@ def _step_randomly(env: Any, options: CheckEnvOptions) -> list[str]:
 def _train(env: Any, options: CheckEnvOptions) -> list[str]:
     """Sample the env with an env runner, a new module and default settings; return what training refuses."""
     from rlzmq.algorithms.ppo import PPOConfig
-    from rlzmq.core.errors import RlzmqError
     from rlzmq.envs.multi_agent_env import MultiAgentEnv
     from rlzmq.roles.runner.runner_role import make_env_runner
 

@@ -12,6 +12,9 @@ from typing import Literal
 
 import tyro
 
+from rlzmq.cli.main import _COMMANDS, main
+from rlzmq.cli.parsing import parse
+
 __all__ = ["CompletionOptions", "run"]
 
 # A flag's line in a help text of 120 columns (wider ones place panels side by side): its names, each with its
@@ -129,8 +132,6 @@ class CompletionOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq completion``; the exit code."""
-    from rlzmq.cli.parsing import parse
-
     options = parse(
         CompletionOptions,
         arguments,
@@ -161,7 +162,6 @@ def _places() -> dict[str, list[str]]:
     """
     from rlzmq.algorithms.presets import presets_of
     from rlzmq.algorithms.registry import ALGORITHMS
-    from rlzmq.cli.main import _COMMANDS
 
     places = {
         "": list(_COMMANDS),
@@ -199,8 +199,6 @@ def _places_of(command: str) -> dict[str, list[str]]:
 
 
 def _help_of(command: str) -> str:
-    from rlzmq.cli.main import main
-
     said = io.StringIO()
     with _environ(COLUMNS="120", NO_COLOR="1"), contextlib.redirect_stdout(said):
         main([*command.split(), "--help"])

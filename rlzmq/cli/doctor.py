@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlzmq.cli.main import EXIT_CONFIG
+from rlzmq.cli.parsing import parse
+from rlzmq.core.addresses import check_bind_address, split_tcp
+from rlzmq.core.socket_directory import SocketDirectory
+
 __all__ = ["CHECKS", "Finding", "run"]
 
 Level = Literal["ok", "warn", "FAIL"]
@@ -61,9 +66,6 @@ class DoctorOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq doctor``; 0 where nothing fails, else 78."""
-    from rlzmq.cli.main import EXIT_CONFIG
-    from rlzmq.cli.parsing import parse
-
     options = parse(
         DoctorOptions,
         arguments,
@@ -171,8 +173,6 @@ def check_memory(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_run_directory(options: DoctorOptions) -> Iterator[Finding]:
     """Create a private directory with a path short enough for Unix sockets, and a socket in it."""
-    from rlzmq.core.socket_directory import SocketDirectory
-
     with SocketDirectory() as directory, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(directory.address("doctor").removeprefix("ipc://"))
         mode = directory.path.stat().st_mode & 0o777
@@ -207,8 +207,6 @@ def check_ports(options: DoctorOptions) -> Iterator[Finding]:
     """Check that the ports of `listen` are free."""
     if options.listen is None:
         return
-    from rlzmq.core.addresses import check_bind_address, split_tcp
-
     check_bind_address(options.listen, has_keys=True)
     host, port = split_tcp(options.listen)
     names = {0: "data", 1: "weights", 2: "learners", 3: "learners' store"}

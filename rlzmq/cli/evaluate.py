@@ -9,6 +9,9 @@ from pathlib import Path
 
 import tyro
 
+from rlzmq.cli.joining import import_first
+from rlzmq.cli.parsing import parse
+
 __all__ = ["EvaluateOptions", "run"]
 
 
@@ -34,9 +37,6 @@ class EvaluateOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq evaluate``; the exit code."""
-    from rlzmq.cli.joining import import_first
-    from rlzmq.cli.parsing import parse
-
     options = parse(
         EvaluateOptions,
         arguments,

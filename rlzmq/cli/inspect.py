@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlzmq.cli.inspect_checkpoints import show_checkpoints
+from rlzmq.cli.joining import import_first
+from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
 
@@ -35,14 +40,10 @@ class InspectOptions:
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq inspect``; the exit code."""
     from rlzmq.algorithms.registry import get_config_class
-    from rlzmq.cli.joining import import_first
-    from rlzmq.cli.parsing import parse
-    from rlzmq.core.errors import ConfigurationError
     from rlzmq.roles.runner.runner_role import make_env_runner
 
     given = list(arguments)
     if given and Path(given[0]).is_dir():
-        from rlzmq.cli.inspect_checkpoints import show_checkpoints
         from rlzmq.cli.inspect_shards import show_shards
         from rlzmq.replay.shards import find_shards
 

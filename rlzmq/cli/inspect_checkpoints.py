@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlzmq.cli.main import EXIT_CONFIG
+from rlzmq.core.errors import CheckpointError
+from rlzmq.core.printable import printable
+
 __all__ = ["show_checkpoints"]
 
 
@@ -13,11 +17,8 @@ def show_checkpoints(place: Path) -> int:
     Args:
         place: A checkpoint, a directory of them, or a run directory.
     """
-    from rlzmq.cli.main import EXIT_CONFIG
     from rlzmq.core.checkpoint import read_checkpoint, read_manifest
     from rlzmq.core.checkpoint_series import CheckpointSeries, find_checkpoint
-    from rlzmq.core.errors import CheckpointError
-    from rlzmq.core.printable import printable
 
     found = find_checkpoint(place)
     paths = [*CheckpointSeries(place / "checkpoints").paths(), *CheckpointSeries(place).paths()]

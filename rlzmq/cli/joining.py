@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlzmq.actors.event_loop import new_event_loop
+from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
 from rlzmq.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -98,8 +100,6 @@ def make_config(packed: Any) -> AlgorithmConfig:
 
 def run_async(main: Coroutine[Any, Any, int]) -> int:
     """Run a command's coroutine on a new event loop."""
-    from rlzmq.actors.event_loop import new_event_loop
-
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
@@ -127,8 +127,6 @@ def on_signals(call: Callable[[int], None]) -> Iterator[None]:
 
 def exit_code_of(reason: str, detail: str, signal_number: int) -> int:
     """Return 0 after the run's goodbye, 130 after Ctrl-C, 75 after SIGTERM (restart elsewhere), otherwise 69."""
-    from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
-
     if signal_number:
         return EXIT_INTERRUPTED if signal_number == signal.SIGINT else EXIT_RESUMABLE
     if reason == "goodbye":

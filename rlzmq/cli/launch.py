@@ -12,6 +12,13 @@ from typing import Any, Literal
 
 import tyro
 
+from rlzmq.cli.joining import run_async
+from rlzmq.cli.main import EXIT_INTERRUPTED
+from rlzmq.cli.parsing import parse
+from rlzmq.launch.cluster import Cluster
+from rlzmq.launch.launcher import Launcher
+from rlzmq.launch.templates import render
+
 __all__ = ["LaunchOptions", "run"]
 
 
@@ -27,10 +34,6 @@ class LaunchOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq launch``; the head's exit code."""
-    from rlzmq.cli.joining import run_async
-    from rlzmq.cli.parsing import parse
-    from rlzmq.launch.cluster import Cluster
-
     options = parse(
         LaunchOptions,
         arguments,
@@ -39,17 +42,12 @@ def run(arguments: Sequence[str]) -> int:
     )
     cluster = Cluster.read(options.cluster)
     if options.render is not None:
-        from rlzmq.launch.templates import render
-
         print(render(options.render, cluster), end="")
         return 0
     return run_async(_main(cluster))
 
 
 async def _main(cluster: Any) -> int:
-    from rlzmq.cli.main import EXIT_INTERRUPTED
-    from rlzmq.launch.launcher import Launcher
-
     launcher = Launcher(cluster, lambda line: print(line, flush=True))
     running = asyncio.ensure_future(launcher.run())
     signals: list[int] = []

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlzmq.cli.joining import import_first, make_config, on_signals, read_join_file, run_async
+from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
+from rlzmq.cli.parsing import parse
+from rlzmq.cli.scheduler import SchedulerRank
+from rlzmq.core.errors import PeerLostError
+
 __all__ = ["LearnerOptions", "run"]
 
 
@@ -27,9 +33,6 @@ class LearnerOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq learner``; the exit code."""
-    from rlzmq.cli.joining import run_async
-    from rlzmq.cli.parsing import parse
-
     options = parse(
         LearnerOptions,
         arguments,
@@ -43,10 +46,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def _main(options: LearnerOptions) -> int:
-    from rlzmq.cli.joining import import_first, make_config, on_signals, read_join_file
-    from rlzmq.cli.main import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_UNREACHABLE
-    from rlzmq.cli.scheduler import SchedulerRank
-    from rlzmq.core.errors import PeerLostError
     from rlzmq.roles.learner.remote_learner import RemoteLearner
 
     place = SchedulerRank.from_environment()

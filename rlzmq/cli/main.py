@@ -7,6 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rlzmq.cli.parsing import OptionsExit
+from rlzmq.core.errors import AuthenticationError, CheckpointError, ConfigurationError, PeerLostError
+from rlzmq.core.import_errors import hidden_modules
+from rlzmq.core.printable import cut, printable
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tracebacks import FULL, format_error, run_error, shows_all_frames
+from rlzmq.core.version import __version__
+
 __all__ = [
     "EXIT_CONFIG",
     "EXIT_INTERNAL",
@@ -74,20 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_usage())
         return 0 if given else EXIT_USAGE
     if given[0] == "--version":
-        from rlzmq.core.version import __version__
-
         print(f"rlzmq {__version__}")
         return 0
     entry = _COMMANDS.get(given[0])
     if entry is None:
-        from rlzmq.core.suggest import did_you_mean
-
         print(f"rlzmq: no command {given[0]!r}.{did_you_mean(given[0], _COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
     find_modules_here()
     if "--verbose" in given:
-        from rlzmq.core.tracebacks import FULL
-
         os.environ[FULL] = "full"  # the run's processes inherit it
         given = [argument for argument in given if argument != "--verbose"]
     return _guarded(entry[0], given[1:])
@@ -108,9 +110,6 @@ def find_modules_here() -> None:
 
 def _guarded(module: str, arguments: list[str]) -> int:
     """Run a command; turn an exception into one clear message and an exit code."""
-    from rlzmq.core.errors import AuthenticationError, CheckpointError, ConfigurationError, PeerLostError
-    from rlzmq.core.printable import printable
-
     try:
         return int(importlib.import_module(module).run(arguments))
     except KeyboardInterrupt:
@@ -123,9 +122,6 @@ def _guarded(module: str, arguments: list[str]) -> int:
         _print_with_notes(error)
         return EXIT_UNREACHABLE
     except (Exception, SystemExit) as error:
-        from rlzmq.cli.parsing import OptionsExit
-        from rlzmq.core.tracebacks import run_error
-
         if isinstance(error, OptionsExit):
             return error.code if isinstance(error.code, int) else EXIT_USAGE
         _print_failure(run_error(error))
@@ -134,10 +130,6 @@ def _guarded(module: str, arguments: list[str]) -> int:
 
 def _print_failure(error: BaseException) -> None:
     """Print the user's frames, then a summary in one line."""
-    from rlzmq.core.import_errors import hidden_modules
-    from rlzmq.core.printable import cut, printable
-    from rlzmq.core.tracebacks import format_error, shows_all_frames
-
     print(printable(format_error(error), keep=_LINES), file=sys.stderr)
     for line in hidden_modules(error.__traceback__):
         print(line, file=sys.stderr)
@@ -147,8 +139,6 @@ def _print_failure(error: BaseException) -> None:
 
 
 def _print_with_notes(error: BaseException) -> None:
-    from rlzmq.core.printable import printable
-
     for text in (f"rlzmq: {error}", *getattr(error, "__notes__", ())):
         print(printable(text, keep=_LINES), file=sys.stderr)
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import tyro
 
+from rlzmq.cli.joining import import_first
+from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError, ProtocolError
 from rlzmq.core.printable import printable
 
 __all__ = ["ReplayOptions", "describe", "run"]
@@ -45,9 +48,6 @@ class ReplayOptions:
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq replay``; 0, 1 where weights differ, or what the learner's error or
     death makes of it."""
-    from rlzmq.cli.joining import import_first
-    from rlzmq.cli.parsing import parse
-
     options = parse(
         ReplayOptions,
         arguments,
@@ -112,8 +112,6 @@ def _range_of(text: str | None) -> tuple[int | None, int | None]:
     Raises:
         ConfigurationError: No range.
     """
-    from rlzmq.core.errors import ConfigurationError
-
     if text is None:
         return None, None
     found = _UPDATES.fullmatch(text)
@@ -162,8 +160,6 @@ def _reason(path: Path) -> Any:
     Raises:
         ConfigurationError: What was written is torn.
     """
-    from rlzmq.core.errors import ConfigurationError
-
     if not path.is_file():
         return None
     try:
@@ -180,7 +176,6 @@ def _read(path: Path) -> Any:
     Raises:
         ConfigurationError: No such file, or it holds no fragment.
     """
-    from rlzmq.core.errors import ConfigurationError, ProtocolError
     from rlzmq.episodes.episode_batch import EpisodeBatch
     from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
     from rlzmq.wire.fragment_message import decode_fragment, fragment_from_bytes

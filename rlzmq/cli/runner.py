@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlzmq.cli.joining import exit_code_of, on_signals, read_join_file, run_async, the_runs_config
+from rlzmq.cli.parsing import parse
+
 __all__ = ["RunnerOptions", "run"]
 
 
@@ -31,9 +34,6 @@ class RunnerOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq runner``; the exit code."""
-    from rlzmq.cli.joining import run_async
-    from rlzmq.cli.parsing import parse
-
     options = parse(
         RunnerOptions,
         arguments,
@@ -45,7 +45,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def _main(options: RunnerOptions) -> int:
-    from rlzmq.cli.joining import exit_code_of, on_signals, read_join_file, the_runs_config
     from rlzmq.roles.runner.remote_runner import RemoteRunner
 
     join = read_join_file(options.join, "runner")

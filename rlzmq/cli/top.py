@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlzmq.cli.joining import run_async
+from rlzmq.cli.parsing import parse
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.printable import printable
 
 __all__ = ["Rates", "TopOptions", "find_broker", "format_status", "run"]
@@ -37,9 +40,6 @@ class TopOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """The command: `arguments` without ``rlzmq top``; the exit code."""
-    from rlzmq.cli.joining import run_async
-    from rlzmq.cli.parsing import parse
-
     given = list(arguments)
     where = given.pop(0) if given and not given[0].startswith("-") else ""
     options = parse(
@@ -75,7 +75,6 @@ def find_broker(where: str) -> tuple[str, Any]:
     Raises:
         ConfigurationError: No run was found.
     """
-    from rlzmq.core.errors import ConfigurationError
     from rlzmq.net.join_file import JoinFile
 
     if where.startswith("ipc://"):

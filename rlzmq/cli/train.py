@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzmq.cli.interrupt import Interrupt
+from rlzmq.cli.joining import import_first
 from rlzmq.cli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE
+from rlzmq.cli.parsing import parse
+from rlzmq.cli.stopping import StopCriteria
 from rlzmq.core import faults
 from rlzmq.core.errors import CheckpointError, ConfigurationError
 from rlzmq.core.files import make_directories, opener
 from rlzmq.core.printable import printable
 from rlzmq.core.tracebacks import run_error
+from rlzmq.telemetry.view import make_view
 
 if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm_config import AlgorithmConfig
@@ -115,9 +119,7 @@ def _prestart() -> None:
 def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
     from rlzmq.algorithms.presets import apply_preset
     from rlzmq.algorithms.registry import get_config_class
-    from rlzmq.cli.joining import import_first
     from rlzmq.cli.options import apply_settings, options_type
-    from rlzmq.cli.parsing import parse
 
     config_class = get_config_class(algorithm)
     kind: Any = options_type(config_class, f"Train{config_class.__name__}", TrainOptions)
@@ -169,10 +171,8 @@ def _stored_settings(options: Any) -> dict[str, Any] | None:
 
 
 def _train(arguments: Sequence[str], options: Any, config: AlgorithmConfig, interrupt: Interrupt) -> int:
-    from rlzmq.cli.stopping import StopCriteria
     from rlzmq.core.checkpoint_series import find_checkpoint
     from rlzmq.telemetry.run_directory import RunDirectory
-    from rlzmq.telemetry.view import make_view
 
     name = arguments[0]
     criteria = StopCriteria(options.stop)

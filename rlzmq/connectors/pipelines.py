@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.explain import explain_pipeline
 from rlzmq.connectors.pieces_by_name import PieceRef, PiecesByName
 from rlzmq.connectors.plans import (
     EnvToModulePlan,
@@ -187,8 +188,6 @@ class ConnectorPipelineV2(PiecesByName):
         Returns:
             One block per piece: its name, and the batch's columns with shapes and dtypes.
         """
-        from rlzmq.connectors.explain import explain_pipeline  # needs torch, which configs do without
-
         text = explain_pipeline(
             self,
             rl_module=rl_module,

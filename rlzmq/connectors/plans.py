@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rlzmq.connectors import common, learner, module_to_env
 from rlzmq.connectors.columnar import FlatRows, RowsContext
+from rlzmq.connectors.common.frame_stacking import FrameStacking
 from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
@@ -148,16 +150,14 @@ class LearnerPlan:
 
 def env_to_module_plan(pieces: Sequence[ConnectorV2]) -> EnvToModulePlan | None:
     """Return the plan of an env-to-module pipeline; None when it needs the per-episode protocol."""
-    from rlzmq.connectors import common as c  # needs torch, which configs do without
-
     flat = flat_pieces(pieces)
     heads = (
-        c.AddObservationsFromEpisodesToBatch,
-        c.AddTimeDimToBatchAndZeroPad,
-        c.AddStatesFromEpisodesToBatch,
+        common.AddObservationsFromEpisodesToBatch,
+        common.AddTimeDimToBatchAndZeroPad,
+        common.AddStatesFromEpisodesToBatch,
     )
-    tails = (c.BatchIndividualItems, c.NumpyToTensor)
-    split = _split_defaults(flat, heads, (c.AgentToModuleMapping,), tails)
+    tails = (common.BatchIndividualItems, common.NumpyToTensor)
+    split = _split_defaults(flat, heads, (common.AgentToModuleMapping,), tails)
     if split is None:
         return None
     user, multi_agent = split
@@ -182,46 +182,43 @@ def env_to_module_plan(pieces: Sequence[ConnectorV2]) -> EnvToModulePlan | None:
 
 def module_to_env_plan(pieces: Sequence[ConnectorV2]) -> ModuleToEnvPlan | None:
     """Return the plan of a module-to-env pipeline; None when it has user pieces."""
-    from rlzmq.connectors import module_to_env as m  # needs torch
-
     types = [type(piece) for piece in flat_pieces(pieces)]
     single: list[type[ConnectorV2]] = [
-        m.GetActions,
-        m.TensorToNumpy,
-        m.UnBatchToIndividualItems,
-        m.RemoveSingleTsTimeRankFromBatch,
-        m.NormalizeAndClipActions,
-        m.ListifyDataForVectorEnv,
+        module_to_env.GetActions,
+        module_to_env.TensorToNumpy,
+        module_to_env.UnBatchToIndividualItems,
+        module_to_env.RemoveSingleTsTimeRankFromBatch,
+        module_to_env.NormalizeAndClipActions,
+        module_to_env.ListifyDataForVectorEnv,
     ]
-    if types not in (single, [*single[:3], m.ModuleToAgentUnmapping, *single[3:]]):
+    if types not in (single, [*single[:3], module_to_env.ModuleToAgentUnmapping, *single[3:]]):
         return None
-    piece = next(p for p in flat_pieces(pieces) if isinstance(p, m.NormalizeAndClipActions))
+    piece = next(p for p in flat_pieces(pieces) if isinstance(p, module_to_env.NormalizeAndClipActions))
     return ModuleToEnvPlan(normalize=piece if piece.changes_actions else None)
 
 
 def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
     """Return the plan of a learner pipeline; None when it needs the per-episode protocol."""
-    from rlzmq.connectors import common as c  # needs torch
-    from rlzmq.connectors import learner as m
-
     flat = flat_pieces(pieces)
-    add_one_ts = bool(flat) and type(flat[0]) is m.AddOneTsToEpisodesAndTruncate
+    add_one_ts = bool(flat) and type(flat[0]) is learner.AddOneTsToEpisodesAndTruncate
     rest = flat[int(add_one_ts) :]
     estimator = None
-    if rest and isinstance(rest[-1], m.WholeBatchEstimator) and rest[-1].is_columnar:
+    if rest and isinstance(rest[-1], learner.WholeBatchEstimator) and rest[-1].is_columnar:
         estimator = rest.pop()
-    if _changes_observations_after(m.AddNextObservationsFromEpisodesToTrainBatch, rest):
+    if _changes_observations_after(learner.AddNextObservationsFromEpisodesToTrainBatch, rest):
         return None
-    optional = (m.AddNextObservationsFromEpisodesToTrainBatch, m.AddInfosFromEpisodesToTrainBatch)
+    optional = (learner.AddNextObservationsFromEpisodesToTrainBatch, learner.AddInfosFromEpisodesToTrainBatch)
     added = {type(piece) for piece in rest} & set(optional)
     rest = [piece for piece in rest if type(piece) not in optional]
     heads = (
-        c.AddObservationsFromEpisodesToBatch,
-        m.AddColumnsFromEpisodesToTrainBatch,
-        c.AddTimeDimToBatchAndZeroPad,
-        c.AddStatesFromEpisodesToBatch,
+        common.AddObservationsFromEpisodesToBatch,
+        learner.AddColumnsFromEpisodesToTrainBatch,
+        common.AddTimeDimToBatchAndZeroPad,
+        common.AddStatesFromEpisodesToBatch,
     )
-    split = _split_defaults(rest, heads, (c.AgentToModuleMapping,), (c.BatchIndividualItems, c.NumpyToTensor))
+    split = _split_defaults(
+        rest, heads, (common.AgentToModuleMapping,), (common.BatchIndividualItems, common.NumpyToTensor)
+    )
     if split is None:
         return None
     user, multi_agent = split
@@ -236,8 +233,8 @@ def learner_plan(pieces: Sequence[ConnectorV2]) -> LearnerPlan | None:
         observation_pieces=tuple(observation_pieces),
         column_pieces=tuple(column_pieces),
         add_one_ts=add_one_ts,
-        next_observations=m.AddNextObservationsFromEpisodesToTrainBatch in added,
-        infos=m.AddInfosFromEpisodesToTrainBatch in added,
+        next_observations=learner.AddNextObservationsFromEpisodesToTrainBatch in added,
+        infos=learner.AddInfosFromEpisodesToTrainBatch in added,
         estimator=estimator,  # type: ignore[arg-type]
         required_lookback=max((piece.required_lookback for piece in user), default=0),
         multi_agent=multi_agent,
@@ -274,8 +271,6 @@ def _changes_observations_after(first: type[ConnectorV2], pieces: Sequence[Conne
 
     (Frame stacking changes both.)
     """
-    from rlzmq.connectors.common.frame_stacking import FrameStacking  # needs torch
-
     types = [type(piece) for piece in pieces]
     after = pieces[types.index(first) + 1 :] if first in types else []
     return any(

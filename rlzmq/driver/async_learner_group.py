@@ -19,6 +19,7 @@ from rlzmq.driver.starting import attended, spawn_within
 from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.rank_modules import RANK_MODULES
 from rlzmq.modules.saving import read_module_states
+from rlzmq.modules.weights import WeightsLayout
 from rlzmq.roles.learner.formation import form_group
 from rlzmq.roles.learner.learner_role import LearnerRole, make_learner
 
@@ -387,8 +388,6 @@ class AsyncLearnerGroup:
         """
         module_ids = self.synced_module_ids if module_ids is None else module_ids
         if self.local_learner is not None:
-            from rlzmq.modules.weights import WeightsLayout
-
             learner = self.local_learner
             layout = WeightsLayout.of(learner.module, inference_only=True, module_ids=module_ids)
             return layout.snapshot(learner.module), learner.weights_seq_no

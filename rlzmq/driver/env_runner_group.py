@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
+from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.learner_group import LearnerGroup
@@ -31,8 +32,6 @@ class EnvRunnerGroup:
         self._run: Run = run
         self._system: Any = None
         if config.num_env_runners:
-            from rlzmq.actors.system import ActorSystem
-
             self._system = ActorSystem()
             run(self._system.start())
         self._group = AsyncEnvRunnerGroup(config, system=self._system)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup
@@ -30,8 +31,6 @@ class LearnerGroup(Checkpointable):
         self._run = run
         self._system: Any = None
         if config.num_learners:
-            from rlzmq.actors.system import ActorSystem
-
             self._system = ActorSystem()
             run(self._system.start())
         self._group = AsyncLearnerGroup(config, module_spec, system=self._system)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from rlzmq.actors import by_value
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.callbacks import RUNNER_HOOKS, hooks_of
 from rlzmq.core.errors import ConfigurationError
@@ -55,8 +56,6 @@ def _listed(classes: Any) -> list[Any]:
 
 
 def _check_can_be_sent(item: Any, what: str) -> None:
-    from rlzmq.actors import by_value
-
     try:
         by_value.dumps(item, "it")
     except TypeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from rlzmq.actors.loop_thread import get_loop_thread
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tracebacks import ShortTraceback
 
@@ -46,6 +47,4 @@ def runner_for(config: BaseConfig) -> Run:
     """Return a function that runs coroutines to completion for a synchronous caller."""
     if not needs_processes(config):
         return drive
-    from rlzmq.actors.loop_thread import get_loop_thread
-
     return get_loop_thread().run

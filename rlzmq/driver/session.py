@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from rlzmq.actors.system import ActorSystem
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import first_error
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.async_learner_group import AsyncLearnerGroup
+from rlzmq.driver.broker_pipeline import BrokerPipeline
 from rlzmq.driver.connector_sync import ConnectorSync
+from rlzmq.driver.join_files import JoinKeys
 from rlzmq.driver.module_configs import ModuleConfigs
+from rlzmq.driver.remote_learners import RemoteLearnerListener
 from rlzmq.driver.run_coroutine import has_broker, needs_processes
 from rlzmq.driver.serial_pipeline import SerialPipeline
 from rlzmq.driver.update_results import Accounting, UpdateResult
@@ -56,8 +60,6 @@ class Session:
         module_spec = config.get_multi_rl_module_spec(spaces=spaces)
         self._connectors = ConnectorSync(config, spaces)
         if needs_processes(config):
-            from rlzmq.actors.system import ActorSystem
-
             self.system = ActorSystem()
             await self.system.start()
         pipeline_system = self.system if has_broker(config) else None
@@ -79,8 +81,6 @@ class Session:
                 self._connectors,
             )
         else:
-            from rlzmq.driver.broker_pipeline import BrokerPipeline
-
             self._pipeline = BrokerPipeline(
                 config,
                 self.system,
@@ -104,12 +104,8 @@ class Session:
         """Create keys for remote peers and listen for learners; return the listener, None without remote peers."""
         if self.config.listen is None:
             return None
-        from rlzmq.driver.join_files import JoinKeys
-
         keys = JoinKeys.generate()
         if self.config.num_remote_learners:
-            from rlzmq.driver.remote_learners import RemoteLearnerListener
-
             self._learner_door = RemoteLearnerListener(self.config, keys, self.spaces)
             await self._learner_door.start()
         return keys

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlzmq.episodes.columns import ORIGIN
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.wire.fragment_message import decode_fragment
 from rlzmq.wire.schema import FragmentId
@@ -107,11 +108,7 @@ def open_fragment(
         ValueError: It does not pass the check.
     """
     header, arrays, _ = decode_fragment(frames)
-    batch_class: Any
-    if is_multi_agent:
-        from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch as batch_class
-    else:
-        from rlzmq.episodes.episode_batch import EpisodeBatch as batch_class
+    batch_class: Any = MultiAgentEpisodeBatch if is_multi_agent else EpisodeBatch
     batch = batch_class.from_wire(header.batch, arrays)
     check.check(batch, source)
     return batch

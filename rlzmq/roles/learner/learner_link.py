@@ -19,6 +19,7 @@ from rlzmq.core.errors import PeerLostError, ProtocolError
 from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.space_plain import space_from_plain
 from rlzmq.learners.distributed import DesynchronizedError
+from rlzmq.modules.weights import WeightsLayout
 from rlzmq.protocol.events import (
     DecodeShard,
     DropShards,
@@ -260,8 +261,6 @@ class LearnerLink(PeerLink):
 
     def _snapshot(self, num_env_steps: int) -> NewWeights:
         if self._layout is None:
-            from rlzmq.modules.weights import WeightsLayout
-
             self._layout = WeightsLayout.of(
                 self._learner.module, inference_only=True, module_ids=self._synced_module_ids
             )

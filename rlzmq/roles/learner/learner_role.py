@@ -18,7 +18,11 @@ from rlzmq.core.errors import PeerLostError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.memory_limit import limit_memory
 from rlzmq.learners.rank_modules import import_for_ranks
+from rlzmq.modules.weights import WeightsLayout
+from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.formation import connecting_timeout_s
+from rlzmq.roles.learner.learner_link import LearnerLink
+from rlzmq.roles.learner.rendezvous import guarded_connections, interface_for, open_store
 from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = ["LearnerRole", "make_learner"]
@@ -80,8 +84,6 @@ class LearnerRole:
                 of the driver's TCPStore if ranks are on several machines.
             generation: Increases whenever the group is re-formed.
         """
-        from rlzmq.roles.learner.rendezvous import guarded_connections, interface_for, open_store
-
         self.rank = rank
         with guarded_connections():
             self.learner.setup_distributed(
@@ -131,8 +133,6 @@ class LearnerRole:
         """
         key = None if module_ids is None else tuple(module_ids)
         if key not in self._layouts:
-            from rlzmq.modules.weights import WeightsLayout
-
             module = self.learner.module
             self._layouts[key] = WeightsLayout.of(module, inference_only=True, module_ids=module_ids)
         return self._layouts[key].snapshot(self.learner.module), self.learner.weights_seq_no
@@ -171,12 +171,8 @@ class LearnerRole:
         Raises:
             ConfigurationError: ``config.record_dir`` cannot be used.
         """
-        from rlzmq.roles.learner.learner_link import LearnerLink
-
         faults.at("learner.connect")
         if self.config.record_dir is not None:
-            from rlzmq.roles.learner.arrival_log import ArrivalLog
-
             self._arrivals = ArrivalLog(self.config.record_dir, link["run_id"], self.config)
         self._link = LearnerLink(
             self.learner,

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlzmq.core.addresses import split_tcp
 from rlzmq.core.errors import ConfigurationError
+from rlzmq.learners.distributed import loopback_interface
 
 __all__ = ["StoreServer", "guarded_connections", "interface_for", "open_store"]
 
@@ -69,8 +70,6 @@ def interface_for(place: str) -> str | None:
 
     The result is None if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set.
     """
-    from rlzmq.learners.distributed import loopback_interface
-
     if not place.startswith("tcp://"):
         return loopback_interface()
     if os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME"):

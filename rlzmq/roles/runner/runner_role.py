@@ -25,6 +25,9 @@ from rlzmq.roles.fragment_data import sample_with_metrics, take_fragment
 from rlzmq.roles.runner.env_watchdog import EnvWatch
 from rlzmq.roles.runner.runner_link import RunnerLink
 from rlzmq.roles.runner.sampling_round import UntilEnd
+from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner
+from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
+from rlzmq.wire.values import pack_blob, unpack_blob
 
 __all__ = ["EnvRunnerRole", "make_env_runner"]
 
@@ -35,10 +38,7 @@ def make_env_runner(config: BaseConfig, worker_index: int, incarnation: int = 0)
     """Return an EnvRunner of the class given by the config."""
     runner_class: Any = config.env_runner_cls
     if runner_class is None:
-        if config.is_multi_agent:
-            from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner as runner_class
-        else:
-            from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner as runner_class
+        runner_class = MultiAgentEnvRunner if config.is_multi_agent else SingleAgentEnvRunner
     return runner_class(config=config, worker_index=worker_index, incarnation=incarnation)
 
 
@@ -145,8 +145,6 @@ class EnvRunnerRole:
 
     def get_sampling_state(self) -> bytes:
         """Return EnvRunner.get_sampling_state, packed; without the episodes if they are too large for a message."""
-        from rlzmq.wire.values import pack_blob
-
         try:
             return pack_blob(self.env_runner.get_sampling_state())
         except ValueError as error:
@@ -155,8 +153,6 @@ class EnvRunnerRole:
 
     def set_sampling_state(self, packed: bytes) -> int:
         """See EnvRunner.set_sampling_state."""
-        from rlzmq.wire.values import unpack_blob
-
         with self.env_watch.work(is_reset=True):  # environments are reset and replay their steps
             return int(self.env_runner.set_sampling_state(unpack_blob(packed)))
 
