@@ -191,8 +191,8 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.runners.env_runner import EnvRunner as EnvRunner
     from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
     from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
-    from rlzmq.driver.env_runner_group import EnvRunnerGroup as EnvRunnerGroup
-    from rlzmq.driver.learner_group import LearnerGroup as LearnerGroup
+    from rlzmq.driver.sync_groups import EnvRunnerGroup as EnvRunnerGroup
+    from rlzmq.driver.sync_groups import LearnerGroup as LearnerGroup
     from rlzmq.driver.parallel_sample import synchronous_parallel_sample as synchronous_parallel_sample
 
 # public name -> module that defines it, relative to this package
@@ -268,8 +268,7 @@ _EXPORTS: dict[str, str] = {
         "learners.learner": "Learner TorchLearner",
         "algorithms.ppo.ppo_learner": "PPOLearner PPOTorchLearner",
         "actors.system": "ActorHandle ActorSystem",
-        "driver.env_runner_group": "EnvRunnerGroup",
-        "driver.learner_group": "LearnerGroup",
+        "driver.sync_groups": "EnvRunnerGroup LearnerGroup",
         "driver.parallel_sample": "synchronous_parallel_sample",
         "algorithms.algorithm_config": "AlgorithmConfig",
         "config.settings": "NotProvided",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -15,20 +14,17 @@ from rlzmq.algorithms.checkpoints import (
     read_algorithm,
     resume_config,
 )
-from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import CheckpointError, ConfigurationError
-from rlzmq.driver.env_runner_group import EnvRunnerGroup
-from rlzmq.driver.learner_group import LearnerGroup
-from rlzmq.driver.run_coroutine import runner_for
+from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
+from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
 from rlzmq.driver.update_results import Accounting
-from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 
 __all__ = ["Algorithm"]
 
 
-class Algorithm:
+class Algorithm(Synchronous[AsyncAlgorithm]):
     """A run with blocking methods: trains, evaluates, saves and restores.
 
     With ``num_env_runners=0`` and ``num_learners=0`` everything runs in the calling thread, without other
@@ -64,11 +60,12 @@ class Algorithm:
         self._run = runner_for(config)
         self._run(self._async.start())
 
-    # -- training -------------------------------------------------------------------------------
+    # -- training and evaluation ----------------------------------------------------------------
 
-    def train(self) -> dict[str, Any]:
-        """Run one iteration and return its result under RLlib's keys (see AsyncAlgorithm.train)."""
-        return self._run(self._async.train())  # type: ignore[no-any-return]
+    train = blocking(AsyncAlgorithm.train)
+    evaluate = blocking(AsyncAlgorithm.evaluate)
+    sync_weights = blocking(AsyncAlgorithm.sync_weights)
+    cut_iteration_short = blocking(AsyncAlgorithm.cut_iteration_short)
 
     def training_step(self) -> Any:
         """Run one update. Custom algorithms override it, return None, and report through `self.metrics`."""
@@ -77,137 +74,55 @@ class Algorithm:
     def log_result(self, result: dict[str, Any]) -> None:
         """Handle the result of an iteration, after the callbacks. Does nothing; override it to log results."""
 
-    def evaluate(self) -> dict[str, Any]:
-        """Run one evaluation round and return ``{"env_runners": {"episode_return_mean": …, …}}``."""
-        return self._run(self._async.evaluate())  # type: ignore[no-any-return]
-
-    def sync_weights(self) -> None:
-        """Send the learners' current weights to all runners."""
-        self._run(self._async.sync_weights())
-
     # -- parts ----------------------------------------------------------------------------------
 
-    @property
-    def config(self) -> Any:
-        """The run's frozen config, with its current modules."""
-        return self._async.config
-
-    @property
-    def iteration(self) -> int:
-        """Number of completed training iterations."""
-        return self._async.iteration
-
-    @property
-    def training_iteration(self) -> int:
-        """The same as `iteration`."""
-        return self._async.iteration
-
-    @property
-    def metrics(self) -> Any:
-        """The MetricsLogger whose values join each result."""
-        return self._async.metrics
-
-    @property
-    def accounting(self) -> Accounting:
-        """Every env step of the run: sampled = trained + dropped (by reason) + pending."""
-        return self._async.accounting
-
-    @property
-    def callbacks(self) -> Any:
-        """All callbacks of the config."""
-        return self._async.callbacks
+    config = Forwarded[Any](AsyncAlgorithm, "config")
+    iteration = Forwarded[int](AsyncAlgorithm, "iteration")
+    training_iteration = iteration
+    metrics = Forwarded[Any](AsyncAlgorithm, "metrics")
+    accounting = Forwarded[Accounting](AsyncAlgorithm, "accounting")
+    callbacks = Forwarded[Any](AsyncAlgorithm, "callbacks")
+    env_runner = Forwarded[Any](AsyncAlgorithm, "env_runner")
+    eval_env_runner = Forwarded[Any](AsyncAlgorithm, "eval_env_runner")
+    env_to_module_connector = Forwarded[Any](AsyncAlgorithm, "env_to_module_connector")
+    module_to_env_connector = Forwarded[Any](AsyncAlgorithm, "module_to_env_connector")
 
     @property
     def env_runner_group(self) -> EnvRunnerGroup:
         """The env runners that sample."""
-        return EnvRunnerGroup.facing(self._async.env_runner_group, self._run)
+        return EnvRunnerGroup.of(self._async.env_runner_group, self._run)
 
     @property
     def eval_env_runner_group(self) -> EnvRunnerGroup | None:
         """The env runners that evaluate; None before the first round."""
         group = self._async.eval_env_runner_group
-        return None if group is None else EnvRunnerGroup.facing(group, self._run)
+        return None if group is None else EnvRunnerGroup.of(group, self._run)
 
     @property
     def learner_group(self) -> LearnerGroup:
         """The learners."""
-        return LearnerGroup.facing(self._async.learner_group, self._run)
+        return LearnerGroup.of(self._async.learner_group, self._run)
 
-    @property
-    def env_runner(self) -> Any:
-        """The EnvRunner in this process; None if all runners are separate processes."""
-        return self._async.env_runner
+    # -- modules and acting ---------------------------------------------------------------------
 
-    @property
-    def eval_env_runner(self) -> Any:
-        """The evaluation EnvRunner in this process (see AsyncAlgorithm.eval_env_runner)."""
-        return self._async.eval_env_runner
-
-    @property
-    def env_to_module_connector(self) -> Any:
-        """The env-to-module pipeline of `env_runner`; if that is None, an equal one with the merged states."""
-        return self._async.env_to_module_connector
-
-    @property
-    def module_to_env_connector(self) -> Any:
-        """The module-to-env pipeline of `env_runner`; if that is None, an equal one with the merged states."""
-        return self._async.module_to_env_connector
-
-    def get_module(self, module_id: str = "default_policy") -> Any:
-        """Return an RLModule in this process with the current weights.
-
-        Raises:
-            KeyError: No such module.
-            ClosedError: The algorithm was stopped.
-        """
-        return self._run(self._async.get_module(module_id))
-
-    # -- modules --------------------------------------------------------------------------------
-
-    def add_module(self, module_id: str, module_spec: Any = None, **options: Any) -> MultiRLModuleSpec:
-        """Add a module to a multi-agent run (see AsyncAlgorithm.add_module)."""
-        return self._run(self._async.add_module(module_id, module_spec, **options))  # type: ignore[no-any-return]
-
-    def remove_module(self, module_id: str, **options: Any) -> MultiRLModuleSpec:
-        """Remove a module (see AsyncAlgorithm.remove_module)."""
-        return self._run(self._async.remove_module(module_id, **options))  # type: ignore[no-any-return]
-
-    # -- acting ---------------------------------------------------------------------------------
-
-    def get_policy(self, *, module_id: str | None = None, agent_id: Any = None) -> Policy:
-        """Return a Policy with the current weights and connectors (see AsyncAlgorithm.get_policy)."""
-        return self._run(self._async.get_policy(module_id=module_id, agent_id=agent_id))  # type: ignore[no-any-return]
-
-    def compute_action(self, observation: Any, **options: Any) -> Any:
-        """Return the env action for an observation (see AsyncAlgorithm.compute_action)."""
-        return self._run(self._async.compute_action(observation, **options))
+    get_module = blocking(AsyncAlgorithm.get_module)
+    add_module = blocking(AsyncAlgorithm.add_module)
+    remove_module = blocking(AsyncAlgorithm.remove_module)
+    get_policy = blocking(AsyncAlgorithm.get_policy)
+    compute_action = blocking(AsyncAlgorithm.compute_action)
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def get_state(
-        self,
-        components: str | Collection[str] | None = None,
-        *,
-        not_components: str | Collection[str] | None = None,
-    ) -> dict[str, Any]:
-        """Return the state that a checkpoint contains, or some components (see AsyncAlgorithm.get_state)."""
-        return self._run(self._async.get_state(components, not_components=not_components))  # type: ignore[no-any-return]
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of `get_state`, or parts of it (see AsyncAlgorithm.set_state)."""
-        self._run(self._async.set_state(state))
-
-    def save_to_path(self, path: str | Path | None = None) -> str:
-        """Write a checkpoint atomically and return its absolute path (see AsyncAlgorithm.save_to_path)."""
-        return self._run(self._async.save_to_path(path))  # type: ignore[no-any-return]
+    get_state = blocking(AsyncAlgorithm.get_state)
+    set_state = blocking(AsyncAlgorithm.set_state)
+    save_to_path = blocking(AsyncAlgorithm.save_to_path)
+    restore_from_path = blocking(AsyncAlgorithm.restore_from_path)
+    keep_checkpoints = blocking(AsyncAlgorithm.keep_checkpoints)
+    save_checkpoint = blocking(AsyncAlgorithm.save_checkpoint)
 
     def save(self, path: str | Path | None = None) -> str:
         """The same as `save_to_path`."""
         return self.save_to_path(path)
-
-    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restore a checkpoint, or one component of it (see AsyncAlgorithm.restore_from_path)."""
-        self._run(self._async.restore_from_path(path, component))
 
     def restore(self, path: str | Path) -> None:
         """The same as `restore_from_path`."""
@@ -248,16 +163,6 @@ class Algorithm:
             raise
         return algorithm
 
-    def keep_checkpoints(
-        self, directory: str | Path, *, every_s: float | None = None, num: int | None = None
-    ) -> None:
-        """Make `train` write checkpoints automatically (see AsyncAlgorithm.keep_checkpoints)."""
-        self._async.keep_checkpoints(directory, every_s=every_s, num=num)
-
-    def save_checkpoint(self) -> Path:
-        """Write a checkpoint to the directory of `keep_checkpoints` now (see AsyncAlgorithm.save_checkpoint)."""
-        return self._run(self._async.save_checkpoint())  # type: ignore[no-any-return]
-
     @classmethod
     def resume(
         cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
@@ -290,15 +195,9 @@ class Algorithm:
         algorithm.keep_checkpoints(Path(directory) / "checkpoints")
         return algorithm
 
-    def cut_iteration_short(self) -> None:
-        """End the current iteration after the current update. May be called by a signal handler."""
-        self._async.cut_iteration_short()
-
     # -- lifecycle -----------------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """Stop every process of the run. Idempotent."""
-        self._run(self._async.stop())
+    stop = blocking(AsyncAlgorithm.stop)
 
     def __enter__(self) -> Self:
         return self

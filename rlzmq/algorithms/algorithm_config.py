@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlzmq.algorithms.algorithm import Algorithm
     from rlzmq.connectors import defaults
     from rlzmq.connectors.pipelines import EnvToModulePipeline, LearnerConnectorPipeline, ModuleToEnvPipeline
-    from rlzmq.driver import learner_group
+    from rlzmq.driver import sync_groups
     from rlzmq.learners.learner import Learner
     from rlzmq.modules import spec
     from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
@@ -27,7 +27,7 @@ else:  # these import torch, which creating and checking a config does not need
     module_specs = LazyModule("rlzmq.algorithms.module_specs")
     defaults = LazyModule("rlzmq.connectors.defaults")
     spec = LazyModule("rlzmq.modules.spec")
-    learner_group = LazyModule("rlzmq.driver.learner_group")
+    sync_groups = LazyModule("rlzmq.driver.sync_groups")
 
 __all__ = ["AlgorithmConfig"]
 
@@ -211,8 +211,8 @@ class AlgorithmConfig(BaseConfig):
 
     def build_learner_group(
         self, *, env: Any = None, spaces: Mapping[str, Any] | None = None
-    ) -> learner_group.LearnerGroup:
+    ) -> sync_groups.LearnerGroup:
         """Return a LearnerGroup with blocking methods, for custom loops."""
-        return learner_group.LearnerGroup(
+        return sync_groups.LearnerGroup(
             config=self, module_spec=self.get_multi_rl_module_spec(env=env, spaces=spaces)
         )

@@ -25,7 +25,7 @@ from rlzmq.algorithms.state_tree import to_parts
 from rlzmq.core import faults
 from rlzmq.core.checkpoint_series import CheckpointSeries
 from rlzmq.core.errors import CheckpointError, RlzmqError
-from rlzmq.driver.run_coroutine import needs_processes
+from rlzmq.driver.synchronous import needs_processes
 
 __all__ = ["CheckpointKeeper"]
 

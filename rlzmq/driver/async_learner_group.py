@@ -137,6 +137,7 @@ class AsyncLearnerGroup:
 
     async def update(
         self,
+        /,
         *,
         batch: Mapping[str, Any] | None = None,
         episodes: Sequence[Any] | None = None,

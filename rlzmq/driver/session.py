@@ -17,8 +17,8 @@ from rlzmq.driver.connector_sync import ConnectorSync
 from rlzmq.driver.join_files import JoinKeys
 from rlzmq.driver.module_configs import ModuleConfigs
 from rlzmq.driver.remote_learners import RemoteLearnerListener
-from rlzmq.driver.run_coroutine import has_broker, needs_processes
 from rlzmq.driver.serial_pipeline import SerialPipeline
+from rlzmq.driver.synchronous import has_broker, needs_processes
 from rlzmq.driver.update_results import Accounting, UpdateResult
 
 __all__ = ["Session"]

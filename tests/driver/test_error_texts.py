@@ -40,8 +40,8 @@ def normalised(text: str) -> list[str]:
 HEADER = "Traceback (most recent call last):"
 OURS = [
     HEADER,
-    "  algorithm.py, in train",
-    "    return self._run(self._async.train())  # type: ignore[no-any-return]",
+    "  synchronous.py, in train",
+    "    return self._run(result) if inspect.iscoroutine(result) else result",
 ]
 CONNECTOR = ["  broken_parts.py, in __call__", '    return {}["the connector\'s own"]']
 KEY_ERROR = 'KeyError: "the connector\'s own"'

@@ -9,7 +9,7 @@ import pytest
 
 from rlzmq import EpisodeBatch, SingleAgentEpisode
 from rlzmq.driver.episode_sharding import shard_episodes
-from rlzmq.driver.run_coroutine import drive
+from rlzmq.driver.synchronous import drive
 from rlzmq.driver.update_results import Accounting
 
 

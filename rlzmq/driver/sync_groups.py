@@ -1,0 +1,131 @@
+"""EnvRunnerGroup and LearnerGroup: the env runners and the learners for callers without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from rlzmq.actors.system import ActorSystem
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.checkpointable import Checkpointable
+from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
+from rlzmq.driver.async_learner_group import AsyncLearnerGroup
+from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
+from rlzmq.learners.learner_base import LearnerBase
+
+__all__ = ["EnvRunnerGroup", "LearnerGroup"]
+
+
+class _OwnProcesses:
+    """The processes of a group that belongs to no run."""
+
+    _system: ActorSystem | None = None
+
+    def _begin(self: Any, config: BaseConfig, num_processes: int, make: Callable[..., Any]) -> None:
+        self._run = runner_for(config)
+        if num_processes:
+            self._system = ActorSystem()
+            self._run(self._system.start())
+        self._async = make(system=self._system)
+        self._run(self._async.start())
+
+    def _end(self: Any) -> None:
+        if self._system is not None:
+            self._run(self._system.stop())
+
+
+class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable):
+    """Synchronous interface to AsyncLearnerGroup.
+
+    Args:
+        config: With ``num_learners=0`` the group is one local learner.
+        module_spec: The MultiRLModuleSpec with its spaces.
+    """
+
+    checkpoint_name = LearnerBase.checkpoint_name
+
+    def __init__(self, *, config: BaseConfig, module_spec: Any) -> None:
+        self._begin(
+            config, config.num_learners, lambda system: AsyncLearnerGroup(config, module_spec, system=system)
+        )
+
+    num_learners = Forwarded[int](AsyncLearnerGroup, "num_learners")
+    update = blocking(AsyncLearnerGroup.update)
+    get_state = blocking(AsyncLearnerGroup.get_state)
+    set_state = blocking(AsyncLearnerGroup.set_state)
+    restore_from_path = blocking(AsyncLearnerGroup.restore_from_path)
+    get_weights = blocking(AsyncLearnerGroup.get_weights)
+    set_weights = blocking(AsyncLearnerGroup.set_weights)
+    load_module_state = blocking(AsyncLearnerGroup.load_module_state)
+    add_module = blocking(AsyncLearnerGroup.add_module)
+    remove_module = blocking(AsyncLearnerGroup.remove_module)
+    foreach_learner = blocking(AsyncLearnerGroup.foreach_learner)
+
+    def shutdown(self) -> None:
+        """Stop the learners."""
+        self._run(self._async.shutdown())
+        self._end()
+
+
+class EnvRunnerGroup(_OwnProcesses, Synchronous[AsyncEnvRunnerGroup]):
+    """Synchronous interface to AsyncEnvRunnerGroup.
+
+    Args:
+        config: With ``num_env_runners=0`` the group is one local runner.
+
+    Example::
+
+        group = EnvRunnerGroup(config=config)
+        episodes = group.sample(num_episodes=4)
+        group.stop()
+    """
+
+    def __init__(self, *, config: BaseConfig) -> None:
+        def make(system: Any) -> AsyncEnvRunnerGroup:
+            group = AsyncEnvRunnerGroup(config, system=system)
+            group.reports_samples = False  # there are no results to add them to
+            return group
+
+        self._begin(config, config.num_env_runners, make)
+
+    local_env_runner = Forwarded[Any](AsyncEnvRunnerGroup, "local_env_runner")
+    num_env_runners = Forwarded[int](AsyncEnvRunnerGroup, "num_env_runners")
+    num_remote_env_runners = blocking(AsyncEnvRunnerGroup.num_remote_env_runners)
+    num_healthy_remote_env_runners = blocking(AsyncEnvRunnerGroup.num_healthy_remote_env_runners)
+    num_remote_workers = num_remote_env_runners
+    num_healthy_remote_workers = num_healthy_remote_env_runners
+    sample = blocking(AsyncEnvRunnerGroup.sample)
+    foreach_env_runner = blocking(AsyncEnvRunnerGroup.foreach_env_runner)
+    foreach_env_runner_async = blocking(AsyncEnvRunnerGroup.foreach_env_runner_async)
+    fetch_ready_async_reqs = blocking(AsyncEnvRunnerGroup.fetch_ready_async_reqs)
+    foreach_env = blocking(AsyncEnvRunnerGroup.foreach_env)
+    get_metrics = blocking(AsyncEnvRunnerGroup.get_metrics)
+    sync_env_runner_states = blocking(AsyncEnvRunnerGroup.sync_env_runner_states)
+
+    def sync_weights(
+        self,
+        policies: Collection[str] | None = None,
+        from_worker_or_learner_group: Any = None,
+        **options: Any,
+    ) -> None:
+        """Send weights to all runners (see RunnerSync.sync_weights)."""
+        source = from_worker_or_learner_group
+        if isinstance(source, LearnerGroup):
+            is_of_run = source._async is self._async.learner_group
+            source = source._async if is_of_run else _WithState(source.get_state())
+        self._run(self._async.sync_weights(policies, source, **options))
+
+    def stop(self) -> None:
+        """Stop the runners."""
+        self._run(self._async.stop())
+        self._end()
+
+
+class _WithState:
+    """A state that was already fetched, with the interface of its source."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def get_state(self) -> Mapping[str, Any]:
+        return self._state

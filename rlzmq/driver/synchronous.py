@@ -1,0 +1,133 @@
+"""Synchronous interfaces of asynchronous classes.
+
+Their coroutines run on the caller's own stack if nothing waits, else on an event loop's thread. A class lists what it
+takes over, with signature and docstring::
+
+    class Algorithm(Synchronous[AsyncAlgorithm]):
+        train = blocking(AsyncAlgorithm.train)
+        iteration = Forwarded[int](AsyncAlgorithm, "iteration")
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, overload
+
+from rlzmq.actors.loop_thread import get_loop_thread
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.tracebacks import ShortTraceback
+
+__all__ = [
+    "Forwarded",
+    "Run",
+    "Synchronous",
+    "blocking",
+    "drive",
+    "has_broker",
+    "needs_processes",
+    "runner_for",
+]
+
+A = TypeVar("A")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def needs_processes(config: BaseConfig) -> bool:
+    """Return whether a run with this config uses other processes."""
+    return bool(has_broker(config) or config.evaluation_num_env_runners)
+
+
+def has_broker(config: BaseConfig) -> bool:
+    """Return whether runners and learners communicate through a broker instead of within this process."""
+    return bool(config.num_env_runners or config.num_learners or config.listen or config.broker)
+
+
+def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never waits, computed on the caller's stack.
+
+    A serial run thus needs no event loop, works inside a running one, and can be stepped through with a debugger.
+
+    Raises:
+        RuntimeError: The coroutine waited: it uses another process and needs a loop.
+    """
+    try:
+        with ShortTraceback(is_inner=True):
+            coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise RuntimeError("this coroutine waits for another process: run it on an event loop.")
+
+
+def runner_for(config: BaseConfig) -> Run:
+    """Return a function that runs coroutines to completion for a synchronous caller."""
+    if not needs_processes(config):
+        return drive
+    return get_loop_thread().run
+
+
+class Synchronous(Generic[A]):
+    """Base of the synchronous interfaces: holds the asynchronous object, and the function that runs its coroutines."""
+
+    _async: A
+    _run: Run
+
+    @classmethod
+    def of(cls, target: A, run: Run) -> Self:
+        """Return the interface to an existing object."""
+        new = cls.__new__(cls)
+        new._async, new._run = target, run
+        return new
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]: ...
+
+
+@overload
+def blocking(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]: ...
+
+
+def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a Synchronous class that calls `method` of its object and waits for the result."""
+    name = method.__name__
+
+    def call(self: Synchronous[Any], /, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self._async, name)(*args, **kwargs)
+        return self._run(result) if inspect.iscoroutine(result) else result
+
+    call.__code__ = call.__code__.replace(co_name=name)  # as tracebacks show it
+    return functools.wraps(method)(call)
+
+
+class Forwarded(Generic[T]):
+    """An attribute of a Synchronous class that is read from its object.
+
+    Args:
+        owner: The asynchronous class.
+        name: The attribute's name there.
+    """
+
+    def __init__(self, owner: type, name: str) -> None:
+        self._name = name
+        attribute = getattr(owner, name, None)
+        self.__doc__ = attribute.__doc__ if attribute is not None else f"See {owner.__name__}."
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Synchronous[Any], owner: type) -> T: ...
+
+    def __get__(self, instance: Synchronous[Any] | None, owner: type) -> Any:
+        return self if instance is None else getattr(instance._async, self._name)
+
+    def __set__(self, instance: Any, value: Any) -> NoReturn:
+        raise AttributeError(f"{type(instance).__name__}.{self._name} can only be read")
