@@ -206,7 +206,6 @@ def _initializer_name(setting: str, function: Callable[..., Any]) -> str:
     if getattr(torch.nn.init, name, None) is not function:
         raise ConfigurationError(
             f"model_config[{setting!r}]: {function!r} cannot be written down; use the name of a function in "
-            "torch.nn.init, e.g. 'xavier_uniform_', with its arguments under "
-            f"{setting + '_kwargs'!r}"
+            f"torch.nn.init, e.g. 'xavier_uniform_', with its arguments under {setting + '_kwargs'!r}"
         )
     return name

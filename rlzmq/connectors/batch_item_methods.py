@@ -141,8 +141,7 @@ class BatchItemMethods:
             if not isinstance(batch[name], (dict, list)):
                 raise ValueError(
                     f"column {name!r}: expected items in a list or by episode, got "
-                    f"{type(batch[name]).__name__} "
-                    "(already batched?)."
+                    f"{type(batch[name]).__name__} (already batched?)."
                 )
         first = batch[columns[0]]
         keys = [None] if isinstance(first, list) else list(first)

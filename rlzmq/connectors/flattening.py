@@ -32,8 +32,7 @@ def flat_size(space: gym.Space[Any]) -> int:
         return int(np.prod(space.shape, dtype=np.int64))
     raise UnsupportedSpaceError(
         f"expected Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, got {space}: it "
-        "has no "
-        "fixed size to flatten to. Convert it with a SingleAgentObservationPreprocessor first."
+        "has no fixed size to flatten to. Convert it with a SingleAgentObservationPreprocessor first."
     )
 
 

@@ -264,9 +264,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
             if len(present) != len(members):
                 missing = [agent_id for agent_id in members if agent_id not in observations]
                 raise MultiAgentEnvError(
-                    f"Group {group!r}: expected observations of all members or of none, but {missing} "
-                    "have none while "
-                    f"{present} have. Members of a group act at the same steps."
+                    f"Group {group!r}: expected observations of all members or of none, but {missing} have "
+                    f"none while {present} have. Members of a group act at the same steps."
                 )
             joined[group] = tuple(observations[agent_id] for agent_id in members)
         return joined

@@ -307,9 +307,7 @@ def _make_checked(entry: EnvEntry, context: EnvContext) -> Any:
         kind = type(getattr(env, "unwrapped", env)).__name__
         raise ConfigurationError(
             f"{entry.label} made a {kind}, which is not multi-agent: expected a rlzmq.MultiAgentEnv. Wrap "
-            "PettingZoo "
-            "environments in PettingZooEnv or ParallelPettingZooEnv; make_multi_agent(...) puts n agents "
-            "into copies "
-            "of a single-agent one."
+            "PettingZoo environments in PettingZooEnv or ParallelPettingZooEnv; make_multi_agent(...) puts n "
+            "agents into copies of a single-agent one."
         )
     return env

@@ -67,17 +67,7 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self._as_learner_connector = as_learner_connector
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
         if self._as_learner_connector:
             drop_observations_of_steps(batch)

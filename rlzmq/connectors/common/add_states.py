@@ -43,15 +43,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         self._as_learner_connector = as_learner_connector
 
     def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
+        self, *, rl_module: Any = None, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
     ) -> dict[str, Any]:
         """See ConnectorV2.
 
@@ -121,9 +113,7 @@ def state_before_chunk(episode: Any, module: Any) -> Any:
         return initial_state(module)
     raise ValueError(
         f"episode {episode.id_!r}{f', agent {episode.agent_id!r}' if episode.agent_id is not None else ''}: "
-        "the "
-        f"chunk starts at t={episode.t_started} and holds no {Columns.STATE_OUT!r} from before, so the "
-        "module's "
-        "state at its first step is unknown. Cut chunks with a lookback of at least one step "
+        f"the chunk starts at t={episode.t_started} and holds no {Columns.STATE_OUT!r} from before, so the "
+        "module's state at its first step is unknown. Cut chunks with a lookback of at least one step "
         "(config.env_runners(episode_lookback_horizon=1))."
     )

@@ -51,9 +51,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
         rl_module: Any = None,
         batch: dict[str, Any],
         episodes: Sequence[Any],
-        explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """See ConnectorV2.

@@ -79,12 +79,9 @@ class AgentToModuleMapping(ConnectorV2):
     def __call__(
         self,
         *,
-        rl_module: Any = None,
         batch: dict[str, Any],
         episodes: Sequence[Any],
-        explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """See ConnectorV2. Columns already under a module id stay there.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rlzmq.connectors.batching import batch_items
@@ -39,10 +38,7 @@ class BatchIndividualItems(ConnectorV2):
         *,
         rl_module: Any = None,
         batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """See ConnectorV2.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,17 +39,7 @@ class NumpyToTensor(ConnectorV2):
         self.pin_memory = pin_memory
         self.device = device
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any] = (),
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:

@@ -86,9 +86,8 @@ class FlattenObservations(ConnectorV2):
             return space
         if not isinstance(space, gym.spaces.Dict):
             raise ConfigurationError(
-                f"FlattenObservations(keys_to_remove={sorted(self._keys_to_remove)}): expected a Dict "
-                "space, got "
-                f"{space}."
+                f"FlattenObservations(keys_to_remove={sorted(self._keys_to_remove)}): expected a Dict space, "
+                f"got {space}."
             )
         for key in self._keys_to_remove - space.spaces.keys():
             raise ConfigurationError(
@@ -97,17 +96,7 @@ class FlattenObservations(ConnectorV2):
             )
         return gym.spaces.Dict({key: s for key, s in space.spaces.items() if key not in self._keys_to_remove})
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:
@@ -146,8 +135,7 @@ class FlattenObservations(ConnectorV2):
         if self.input_observation_space is None:
             raise ValueError(
                 "FlattenObservations needs its input_observation_space: pass it to the constructor, or put "
-                "the "
-                "piece into a pipeline that has one."
+                "the piece into a pipeline that has one."
             )
         return self._kept(agent_space(self.input_observation_space, agent_id))
 

@@ -93,17 +93,7 @@ class MeanStdFilter(ConnectorV2):
 
     # -- calling --------------------------------------------------------------------------------
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2; the batch stays as it is."""
         by_agent: dict[Any, list[Any]] = {}
         for episode in self.single_agent_episode_iterator(episodes):

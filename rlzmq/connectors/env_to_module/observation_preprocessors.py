@@ -39,17 +39,7 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
         """Whether the piece is columnar: unless a subclass overrides `__call__`."""
         return type(self).__call__ is SingleAgentObservationPreprocessor.__call__
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2; the batch stays as it is."""
         for episode in self.single_agent_episode_iterator(episodes):
             processed = self.preprocess(episode.get_observations(-1), episode)
@@ -81,17 +71,7 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
         """Whether the piece is columnar: unless a subclass overrides `__call__`."""
         return type(self).__call__ is MultiAgentObservationPreprocessor.__call__
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2; the batch stays as it is.
 
         Raises:
@@ -106,8 +86,7 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
                 if agent_id not in observations:
                     raise ValueError(
                         f"{type(self).__name__}.preprocess: episode {episode.id_!r} has no new observation "
-                        "of agent "
-                        f"{agent_id!r}; expected some of {sorted(map(str, observations))}."
+                        f"of agent {agent_id!r}; expected some of {sorted(map(str, observations))}."
                     )
                 space = agent_space(self.observation_space, agent_id)
                 rewrite_last_observation(episode.agent_episodes[agent_id], processed, space)

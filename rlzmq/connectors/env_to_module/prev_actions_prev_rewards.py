@@ -93,17 +93,7 @@ class PrevActionsPrevRewards(ConnectorV2):
             )
         return gym.spaces.Dict(spaces)
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2; the batch stays as it is.
 
         Raises:
@@ -138,8 +128,7 @@ class PrevActionsPrevRewards(ConnectorV2):
         if space is None:
             raise ValueError(
                 "PrevActionsPrevRewards needs the action space: pass input_action_space to the constructor, "
-                "or "
-                "put the piece into a pipeline that has one."
+                "or put the piece into a pipeline that has one."
             )
         return space
 

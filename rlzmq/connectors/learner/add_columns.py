@@ -20,17 +20,7 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
     has added already are left alone.
     """
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:

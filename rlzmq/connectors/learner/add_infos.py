@@ -14,17 +14,7 @@ __all__ = ["AddInfosFromEpisodesToTrainBatch"]
 class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
     """Adds the info dict of every step's observation. Infos are neither batched nor padded."""
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
         if Columns.INFOS in batch:
             return batch

@@ -23,17 +23,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
     private copies, the caller's episodes stay as they are.
     """
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             num_steps = len(episode)

@@ -90,15 +90,7 @@ class WholeBatchEstimator(ConnectorV2):
         """Return the columns to add: name -> float32 array [N], 0 in extra rows."""
 
     def __call__(
-        self,
-        *,
-        rl_module: Any,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
+        self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
     ) -> dict[str, Any]:
         """See ConnectorV2; the batch is ``{module_id: {column: tensor}}`` (or one module's columns).
 

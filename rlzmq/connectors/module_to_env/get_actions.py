@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rlzmq.connectors.common.numpy_to_tensor import to_tensor
@@ -30,10 +29,8 @@ class GetActions(ConnectorV2):
         *,
         rl_module: Any,
         batch: dict[str, Any],
-        episodes: Sequence[Any] = (),
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """See ConnectorV2.
@@ -62,8 +59,7 @@ def _add_actions(
     if inputs is None:
         raise ValueError(
             f"{where}: expected the outputs to have {Columns.ACTIONS!r} or {Columns.ACTION_DIST_INPUTS!r}, "
-            "got "
-            f"{sorted(outputs)}. Return one of them from "
+            f"got {sorted(outputs)}. Return one of them from "
             f"_forward_{'exploration' if explore else 'inference'}()."
         )
     dist_cls = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
@@ -17,17 +16,7 @@ class ModuleToAgentUnmapping(ConnectorV2):
     ``{column: {(episode, agent, module): [items]}}``.
     """
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any] = (),
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
         by_column: dict[str, Any] = {}
         for columns in batch.values():

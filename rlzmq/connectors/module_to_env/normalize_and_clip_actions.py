@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -55,17 +54,7 @@ class NormalizeAndClipActions(ConnectorV2):
         """Whether the env's actions may differ from the module's; if not, there is no ``actions_for_env``."""
         return self.normalize_actions or self.clip_actions or _has_integers(self.input_action_space)
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any] = (),
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2.
 
         Raises:
@@ -109,9 +98,8 @@ class NormalizeAndClipActions(ConnectorV2):
         """Return a function per leaf of the action space (None: unchanged), or None if no leaf changes."""
         if self.input_action_space is None:
             raise ConfigurationError(
-                "NormalizeAndClipActions needs the action space: pass input_action_space to the "
-                "constructor, or "
-                "put the piece into a pipeline that has one."
+                "NormalizeAndClipActions needs the action space: pass input_action_space to the constructor, "
+                "or put the piece into a pipeline that has one."
             )
         maps = self._maps_of(agent_space(self.input_action_space, agent_id))
         found: list[Any] = []

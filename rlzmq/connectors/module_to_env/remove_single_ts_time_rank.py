@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,7 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
         *,
         rl_module: Any = None,
         batch: dict[str, Any],
-        episodes: Sequence[Any] = (),
-        explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """See ConnectorV2.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rlzmq.connectors.connector_v2 import ConnectorV2
@@ -14,17 +13,7 @@ __all__ = ["TensorToNumpy"]
 class TensorToNumpy(ConnectorV2):
     """Turns all tensors of the batch, at any depth, into numpy arrays (on the CPU, without gradients)."""
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: dict[str, Any],
-        episodes: Sequence[Any] = (),
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """See ConnectorV2."""
         return {name: tree_map(_to_numpy, data) for name, data in batch.items()}
 

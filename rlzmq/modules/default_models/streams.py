@@ -210,8 +210,7 @@ def _to_vector(leaf: gym.Space[Any], path: Path, whole: gym.Space[Any], where: s
     raise UnsupportedSpaceError(
         f"{where}: {what} is {leaf}, and the default models have no encoder for a {kind}. Either turn it "
         "into a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, e.g. with a connector "
-        "piece config.env_runners(env_to_module_connector=lambda env, spaces, device: "
-        "MyPreprocessor()) that subclasses SingleAgentObservationPreprocessor, or write your own "
-        f"TorchRLModule and give it by config.rl_module(rl_module_spec=RLModuleSpec(module_class=…)). "
-        f"Whole space: {whole}"
+        "piece config.env_runners(env_to_module_connector=lambda env, spaces, device: MyPreprocessor()) that "
+        "subclasses SingleAgentObservationPreprocessor, or write your own TorchRLModule and give it by "
+        f"config.rl_module(rl_module_spec=RLModuleSpec(module_class=…)). Whole space: {whole}"
     )
