@@ -1,16 +1,18 @@
-"""Batching lists of items into arrays."""
+"""How pieces read episodes, add items to the batch, and how lists of items become arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.tree import is_nested, tree_flatten, tree_map, tree_stack
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["BatchedNdArray", "batch_items"]
+__all__ = ["BatchItemMethods", "BatchedNdArray", "batch_items", "batch_key"]
 
 
 class BatchedNdArray(np.ndarray[Any, Any]):
@@ -72,6 +74,203 @@ def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate(parts)
 
 
-def untagged(tree: Any) -> Any:
-    """Return the same tree with `BatchedNdArray` leaves as plain arrays."""
-    return tree_map(lambda leaf: leaf.view(np.ndarray) if isinstance(leaf, BatchedNdArray) else leaf, tree)
+class BatchItemMethods:
+    """The static helpers of ConnectorV2, of use in every piece's ``__call__``."""
+
+    @staticmethod
+    def single_agent_episode_iterator(
+        episodes: Sequence[Any],
+        agents_that_stepped_only: bool = True,
+        zip_with_batch_column: Mapping[tuple[Any, ...], list[Any]] | list[Any] | None = None,
+    ) -> Iterator[Any]:
+        """All SingleAgentEpisodes, in the order of the batch: by episode, then by agent.
+
+        Args:
+            episodes: SingleAgentEpisodes, MultiAgentEpisodes, batches of either, also mixed.
+            agents_that_stepped_only: Of MultiAgentEpisodes, only agents that have a new observation at
+                the last env step. Learner pipelines pass False.
+            zip_with_batch_column: A batch column in phase 2. If given, yields pairs (episode, item),
+                the k-th item of a key going to the k-th episode of that key.
+
+        Raises:
+            ValueError: If the column has no item for one of the episodes.
+        """
+        if zip_with_batch_column is None:
+            yield from _iterate(episodes, agents_that_stepped_only)
+            return
+        num_taken: dict[Any, int] = {}
+        by_key = not isinstance(zip_with_batch_column, list)
+        for episode in _iterate(episodes, agents_that_stepped_only):
+            key = batch_key(episode) if by_key else None
+            items: Any = zip_with_batch_column.get(key, []) if by_key else zip_with_batch_column  # type: ignore[union-attr,arg-type]
+            index = num_taken.get(key, 0)
+            if index >= len(items):
+                valid = did_you_mean(key, zip_with_batch_column) if by_key else ""
+                raise ValueError(
+                    f"zip_with_batch_column has {len(items)} item(s) {f'under {key}' if by_key else ''} but "
+                    f"episode {episode.id_!r} needs item number {index}.{valid}"
+                )
+            num_taken[key] = index + 1
+            yield episode, items[index]
+
+    @staticmethod
+    def add_batch_item(
+        batch: dict[str, Any],
+        column: str,
+        item_to_add: Any,
+        single_agent_episode: SingleAgentEpisode | None = None,
+    ) -> None:
+        """Append one item to a column, under the episode's key.
+
+        Args:
+            batch: In phase 1 or 2.
+            column: Column name; created where missing.
+            item_to_add: A tree without batch axis.
+            single_agent_episode: Where the item comes from; None: a plain list is kept under the
+                column.
+
+        Raises:
+            ValueError: If the column already holds the other kind (plain list / by episode), or
+                batched data.
+        """
+        key = None if single_agent_episode is None else batch_key(single_agent_episode)
+        _items_of(batch, column, key).append(item_to_add)
+
+    @staticmethod
+    def add_n_batch_items(
+        batch: dict[str, Any],
+        column: str,
+        items_to_add: Any,
+        num_items: int,
+        single_agent_episode: SingleAgentEpisode | None = None,
+    ) -> None:
+        """Append `num_items` items to a column, under the episode's key.
+
+        Args:
+            batch: In phase 1 or 2.
+            column: Column name; created where missing.
+            items_to_add: A list of `num_items` items, or a tree of arrays ``[num_items, ...]``,
+                which is kept as ONE entry of BatchedNdArrays.
+            num_items: How many.
+            single_agent_episode: See `add_batch_item`.
+
+        Raises:
+            ValueError: `items_to_add` has another length; see also `add_batch_item`.
+        """
+        key = None if single_agent_episode is None else batch_key(single_agent_episode)
+        if isinstance(items_to_add, list):
+            if len(items_to_add) != num_items:
+                raise ValueError(
+                    f"column {column!r}, key {key}: expected {num_items} items, got {len(items_to_add)}."
+                )
+            _items_of(batch, column, key).extend(items_to_add)
+            return
+
+        def tag(leaf: Any) -> Any:
+            array = BatchedNdArray(leaf)
+            if array.ndim == 0 or len(array) != num_items:
+                raise ValueError(
+                    f"column {column!r}, key {key}: expected an array [{num_items}, ...], got shape "
+                    f"{array.shape}."
+                )
+            return array
+
+        _items_of(batch, column, key).append(tree_map(tag, items_to_add))
+
+    @staticmethod
+    def foreach_batch_item_change_in_place(
+        batch: dict[str, Any],
+        column: str | Sequence[str],
+        func: Callable[[Any, Any, Any, Any], Any],
+    ) -> None:
+        """Replace every item of one or several columns by a function of it.
+
+        Args:
+            batch: In phase 2.
+            column: A column name, or a list of them: `func` then gets and returns a tuple of items.
+            func: ``func(item, episode_id, agent_id, module_id) -> new item``; ids are None where
+                unknown. An item that was added as one array for many steps comes as that
+                BatchedNdArray, ``[num_items, ...]``.
+
+        Raises:
+            ValueError: If a column is missing, not in phase 2, or the columns' items do not match.
+        """
+        columns = [column] if isinstance(column, str) else list(column)
+        for name in columns:
+            if name not in batch:
+                raise ValueError(f"column {name!r} is not in the batch.{did_you_mean(name, batch)}")
+            if not isinstance(batch[name], (dict, list)):
+                raise ValueError(
+                    f"column {name!r}: expected items in a list or by episode, got "
+                    f"{type(batch[name]).__name__} (already batched?)."
+                )
+        first = batch[columns[0]]
+        keys = [None] if isinstance(first, list) else list(first)
+        for key in keys:
+            lists = [batch[name] if key is None else batch[name][key] for name in columns]
+            if len({len(items) for items in lists}) > 1:
+                raise ValueError(f"columns {columns}, key {key}: numbers of items differ.")
+            ids = (*key, None, None)[:3] if key is not None else (None, None, None)
+            for index, items in enumerate(zip(*lists, strict=True)):
+                if isinstance(column, str):
+                    lists[0][index] = _tag_like(items[0], func(items[0], *ids))
+                    continue
+                for target, old, new in zip(lists, items, func(items, *ids), strict=True):
+                    target[index] = _tag_like(old, new)
+
+    @staticmethod
+    def switch_batch_from_column_to_module_ids(
+        batch: dict[str, dict[str, Any]],
+    ) -> dict[str, dict[str, Any]]:
+        """Turn ``{column: {module_id: data}}`` into ``{module_id: {column: data}}``."""
+        by_module: dict[str, dict[str, Any]] = {}
+        for column, column_data in batch.items():
+            for module_id, data in column_data.items():
+                by_module.setdefault(module_id, {})[column] = data
+        return by_module
+
+
+def batch_key(episode: Any) -> tuple[Any, ...]:
+    """Return the key of an episode's items: ``(episode_id,)`` or ``(episode_id, agent_id, module_id)``."""
+    agent_id = getattr(episode, "agent_id", None)
+    if agent_id is None:
+        return (episode.id_,)
+    return (episode.multi_agent_episode_id or episode.id_, agent_id, episode.module_id)
+
+
+def _iterate(episodes: Sequence[Any], agents_that_stepped_only: bool) -> Iterator[Any]:
+    for episode in episodes:
+        if type(episode) is SingleAgentEpisode:
+            yield episode
+        elif hasattr(episode, "agent_episodes"):
+            observed = episode.get_agents_that_observed() if agents_that_stepped_only else None
+            # In the order of agent_episodes: sets of ids have no order that other processes share.
+            for agent_id, agent_episode in episode.agent_episodes.items():
+                if observed is None or agent_id in observed:
+                    yield agent_episode
+        elif isinstance(episode, Sequence):
+            yield from _iterate(episode, agents_that_stepped_only)
+        else:
+            yield episode
+
+
+def _items_of(batch: dict[str, Any], column: str, key: tuple[Any, ...] | None) -> list[Any]:
+    """Return the list that items of (column, key) go into."""
+    if key is None:
+        items = batch.setdefault(column, [])
+    else:
+        by_key = batch.setdefault(column, {})
+        items = by_key.setdefault(key, []) if isinstance(by_key, dict) else by_key
+    if not isinstance(items, list) or (key is not None and items is batch[column]):
+        raise ValueError(
+            f"column {column!r} holds {type(batch[column]).__name__}: cannot add an item "
+            f"{'without episode' if key is None else f'of episode {key}'} to it."
+        )
+    return items
+
+
+def _tag_like(old: Any, new: Any) -> Any:
+    """Keep the many-steps mark on results of array-wise functions."""
+    if isinstance(old, BatchedNdArray) and not isinstance(new, (BatchedNdArray, dict, tuple, list)):
+        return BatchedNdArray(new)
+    return new

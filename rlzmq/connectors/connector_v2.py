@@ -33,8 +33,7 @@ import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlzmq.connectors.batch_item_methods import BatchItemMethods, batch_key
-from rlzmq.connectors.batching import BatchedNdArray
+from rlzmq.connectors.batching import BatchedNdArray, BatchItemMethods, batch_key
 from rlzmq.connectors.columnar import RowsContext
 from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.episodes.episode_batch import EpisodeBatch

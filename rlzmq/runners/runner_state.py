@@ -12,6 +12,7 @@ from rlzmq.core.checkpointable import Checkpointable
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.modules.multi_rl_module import MultiRLModule
 from rlzmq.modules.output_check import check_acting_outputs
+from rlzmq.modules.weights import WeightsLayout
 from rlzmq.runners.sampling_state import get_sampling_state, set_sampling_state
 
 __all__ = ["STATE_COMPONENTS", "EnvRunnerState", "own_config"]
@@ -134,8 +135,6 @@ class EnvRunnerState(Checkpointable, abc.ABC):
     def get_weights_layout(self) -> Any:
         """Return the byte layout of the weights that ``set_weights`` takes (a ``WeightsLayout``)."""
         if self._weights_layout is None:
-            from rlzmq.modules.weights import WeightsLayout
-
             self._weights_layout = WeightsLayout.of(
                 self.multi_rl_module, inference_only=True, module_ids=self._synced_module_ids
             )

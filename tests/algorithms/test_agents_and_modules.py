@@ -13,7 +13,7 @@ import pytest
 
 from rlzmq import Columns, ConfigurationError, MultiAgentEnv, PPOConfig, RLModule, RLModuleSpec, register_env
 from rlzmq.cli.train import _parse
-from rlzmq.connectors.agents_of_modules import agents_of_modules
+from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.envs.examples import MultiAgentCartPole
 
 

@@ -15,7 +15,7 @@ from rlzmq.connectors.connector_v2 import ConnectorV2
 from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 
-__all__ = ["OBSERVATION_READERS", "FrameStacking"]
+__all__ = ["OBSERVATION_READERS", "FrameStacking", "FrameStackingEnvToModule", "FrameStackingLearner"]
 
 OBSERVATION_READERS = "observation_readers"
 """Key in shared_data of a learner pipeline: pieces whose `observations_of` other pieces must use."""
@@ -53,12 +53,12 @@ class FrameStacking(ConnectorV2):
             raise ValueError(f"num_frames: expected at least 1, got {num_frames}.")
         self.num_frames = num_frames
         self._multi_agent = multi_agent
-        self._as_learner_connector = as_learner_connector
+        self._all_steps = as_learner_connector
 
     @property
     def last_step_only(self) -> bool:
-        """Whether the piece handles the last step only: unless `as_learner_connector`."""
-        return not self._as_learner_connector
+        """Whether the piece handles the last step only: in env-to-module pipelines."""
+        return not self._all_steps
 
     @property
     def required_lookback(self) -> int:
@@ -100,7 +100,7 @@ class FrameStacking(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """See ConnectorV2; adds the ``obs`` column, and stacks a ``new_obs`` that is there already."""
-        if not self._as_learner_connector:
+        if not self._all_steps:
             for episode in self.single_agent_episode_iterator(episodes):
                 num_observations = len(episode.observations)
                 stacked = self.observations_of(episode, num_observations - 1, num_observations)[0]
@@ -144,3 +144,28 @@ def _join_frames(windows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     num_frames = windows.shape[1]
     joined = np.moveaxis(windows, 1, -2)
     return joined.reshape(*joined.shape[:-2], num_frames * joined.shape[-1])
+
+
+class FrameStackingEnvToModule(FrameStacking):
+    """FrameStacking for env-to-module pipelines; arguments as there.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> FrameStackingEnvToModule(gym.spaces.Box(-1, 1, (4,)), num_frames=3).observation_space.shape
+        (12,)
+    """
+
+
+class FrameStackingLearner(FrameStacking):
+    """The learner's twin of FrameStackingEnvToModule; arguments as of FrameStacking."""
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        num_frames: int = 1,
+        multi_agent: bool = False,
+    ) -> None:
+        spaces = input_observation_space, input_action_space
+        super().__init__(*spaces, num_frames=num_frames, multi_agent=multi_agent, as_learner_connector=True)

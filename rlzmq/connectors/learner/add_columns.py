@@ -1,16 +1,23 @@
-"""AddColumnsFromEpisodesToTrainBatch: actions, rewards, ends and extra model outputs."""
+"""Pieces that add columns of the episodes to the train batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from rlzmq.connectors.common.frame_stacking import OBSERVATION_READERS
 from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.core.tree import tree_zeros_like
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_columns import located
 from rlzmq.episodes.rewards import as_rewards
 
-__all__ = ["AddColumnsFromEpisodesToTrainBatch"]
+__all__ = [
+    "AddColumnsFromEpisodesToTrainBatch",
+    "AddInfosFromEpisodesToTrainBatch",
+    "AddNextObservationsFromEpisodesToTrainBatch",
+    "AddOneTsToEpisodesAndTruncate",
+]
 
 
 class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
@@ -52,3 +59,86 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
                     values = episode.get_extra_model_outputs(column, steps)
                     self.add_n_batch_items(batch, column, values, num_steps, episode)
         return batch
+
+
+class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
+    """Adds the observation that each step led to; frame-stacked where ``obs`` is."""
+
+    def __call__(
+        self,
+        *,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2."""
+        if Columns.NEXT_OBS in batch:
+            return batch
+        readers = (shared_data or {}).get(OBSERVATION_READERS)
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            num_steps = len(episode)
+            if not num_steps:
+                continue
+            if readers:
+                following = readers[-1].observations_of(episode, 1, num_steps + 1)
+            else:
+                following = episode.get_observations(slice(1, num_steps + 1))
+            self.add_n_batch_items(batch, Columns.NEXT_OBS, following, num_steps, episode)
+        return batch
+
+
+class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
+    """Adds the info dict of every step's observation. Infos are neither batched nor padded."""
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """See ConnectorV2."""
+        if Columns.INFOS in batch:
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            num_steps = len(episode)
+            if num_steps:
+                infos = list(episode.get_infos(slice(0, num_steps)))
+                self.add_n_batch_items(batch, Columns.INFOS, infos, num_steps, episode)
+        return batch
+
+
+class AddOneTsToEpisodesAndTruncate(ConnectorV2):
+    """Makes every chunk one step longer, so that its final observation gets a row in the train batch.
+
+    The extra step repeats the last observation, action and extra model outputs, with reward 0. The columns
+    ``loss_mask`` (False there), ``terminateds`` and ``truncateds`` (True at most at the last real step) are
+    added; a chunk that is not done is marked as truncated. Chunks without steps are left alone.
+
+    The given episodes are extended in place (ids are kept); within a LearnerConnectorPipeline these are
+    private copies, the caller's episodes stay as they are.
+    """
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """See ConnectorV2."""
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            num_steps = len(episode)
+            if not num_steps:
+                continue
+            if not episode.is_done:
+                episode.is_truncated = True
+            before = [False] * (num_steps - 1)
+            columns = (
+                (Columns.LOSS_MASK, [True] * num_steps + [False]),
+                (Columns.TERMINATEDS, [*before, bool(episode.is_terminated), False]),
+                (Columns.TRUNCATEDS, [*before, bool(episode.is_truncated), False]),
+            )
+            for column, flags in columns:
+                self.add_n_batch_items(batch, column, flags, num_steps + 1, episode)
+            _extend_by_one_step(episode)
+        return batch
+
+
+def _extend_by_one_step(episode: Any) -> None:
+    episode.observations.append(episode.observations.get(-1))
+    episode.infos.append(episode.infos.get(-1))
+    episode.actions.append(episode.actions.get(-1))
+    episode.rewards.append(tree_zeros_like(episode.rewards.get(-1)) if episode.is_numpy else 0.0)
+    for values in episode.extra_model_outputs.values():
+        values.append(values.get(-1))
+    episode.t += 1

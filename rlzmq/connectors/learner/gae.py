@@ -1,13 +1,29 @@
-"""Generalised advantage estimation over many episode chunks at once (arXiv:1506.02438, eq. 16)."""
+"""Generalised advantage estimation (arXiv:1506.02438, eq. 16) and discounted returns of many chunks at once."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["compute_gae", "discounted_suffix_sums", "standardize"]
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.learner.whole_batch_estimator import ChunkRows, WholeBatchEstimator
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ComputeReturnsToGo",
+    "GeneralAdvantageEstimation",
+    "compute_gae",
+    "discounted_suffix_sums",
+    "standardize",
+]
 
 # Floor of the standard deviation that advantages are divided by: a batch of equal advantages gives zeros.
 _STD_FLOOR = 1e-4
@@ -108,3 +124,121 @@ def standardize(advantages_N: NDArray[np.float32]) -> NDArray[np.float32]:
     centred = wide - wide.mean()
     scaled: NDArray[np.float32] = (centred / max(_STD_FLOOR, float(wide.std()))).astype(np.float32)
     return scaled
+
+
+class GeneralAdvantageEstimation(WholeBatchEstimator):
+    """Adds ``advantages`` (standardised) and ``value_targets``, float32 tensors (arXiv:1506.02438).
+
+    Values come from one batched ``rl_module[module_id].compute_values(batch[module_id])`` per module; see
+    `WholeBatchEstimator`. Extra and padded rows get zeros.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        gamma: Discount factor in [0, 1].
+        lambda_: In [0, 1]: 0 is the one-step TD error, 1 the discounted return minus the value.
+        standardize: Over which rows mean and deviation are taken. "real_steps": those that are trained on.
+            "as_rllib": the extra row of each chunk, too, whose advantage reaches into the next chunk of the batch; then
+            the numbers are RLlib's.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        gamma: float,
+        lambda_: float,
+        standardize: Literal["real_steps", "as_rllib"] = "real_steps",
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space)
+        self.gamma = gamma
+        self.lambda_ = lambda_
+        self.standardize = standardize
+
+    def evaluate(self, module: Any, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {Columns.VF_PREDS: module.compute_values(columns)}
+
+    def estimate(self, rows: ChunkRows) -> dict[str, npt.NDArray[np.float32]]:
+        values_N, rewards_N = rows.columns[Columns.VF_PREDS], rows.columns[Columns.REWARDS]
+        real_N = rows.real_N
+        real_advantages, real_targets = compute_gae(
+            rewards_N[real_N],
+            values_N[real_N],
+            rows.bootstrap_C(values_N),
+            rows.lengths_C - 1,
+            gamma=self.gamma,
+            lambda_=self.lambda_,
+        )
+        targets = np.zeros(len(values_N), np.float32)
+        targets[real_N] = real_targets
+        if self.standardize == "as_rllib":
+            advantages = standardize(self._over_chunk_borders(rows))
+        else:
+            advantages = np.zeros(len(values_N), np.float32)
+            advantages[real_N] = standardize(real_advantages)
+        return {Columns.ADVANTAGES: advantages, Columns.VALUE_TARGETS: targets}
+
+    def _over_chunk_borders(self, rows: ChunkRows) -> npt.NDArray[np.float32]:
+        values_N, rewards_N = rows.columns[Columns.VF_PREDS], rows.columns[Columns.REWARDS]
+        following = np.append(values_N[1:], 0.0)
+        deltas = rewards_N + self.gamma * np.where(rows.terminated_N, 0.0, following) - values_N
+        ends = np.union1d(np.flatnonzero(rows.terminated_N | rows.truncated_N), [len(values_N) - 1])
+        return discounted_suffix_sums(deltas, ends, self.gamma * self.lambda_).astype(np.float32)
+
+    def __repr__(self) -> str:
+        return f"GeneralAdvantageEstimation(gamma={self.gamma}, lambda_={self.lambda_})"
+
+
+class ComputeReturnsToGo(ConnectorV2):
+    """Adds ``returns_to_go``: ``r[t] + gamma * r[t + 1] + …`` up to the chunk's end, float32.
+
+    There is no bootstrapping: give it whole episodes (``batch_mode="complete_episodes"``) unless you mean to
+    stop at chunk ends.
+
+    Args:
+        input_observation_space, input_action_space: See ConnectorV2.
+        gamma: Discount factor in [0, 1].
+    """
+
+    columnar: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        gamma: float,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space)
+        self.gamma = gamma
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """See ConnectorV2."""
+        if Columns.RETURNS_TO_GO in batch:
+            return batch
+        kept = [
+            episode
+            for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
+            if len(episode)
+        ]
+        if not kept:
+            return batch
+        lengths = [len(episode) for episode in kept]
+        rewards = np.concatenate([np.asarray(episode.get_rewards(), np.float64) for episode in kept])
+        returns = self._returns(rewards, lengths)
+        for episode, part in zip(kept, np.split(returns, np.cumsum(lengths)[:-1]), strict=True):
+            self.add_n_batch_items(batch, Columns.RETURNS_TO_GO, part, len(part), episode)
+        return batch
+
+    def compute_columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
+        """Columnar form of `__call__`."""
+        rewards = np.asarray(episodes.columns[Columns.REWARDS][episodes.step_slots()], np.float64)
+        return {Columns.RETURNS_TO_GO: self._returns(rewards, episodes.length)}
+
+    def _returns(self, rewards: npt.NDArray[np.float64], lengths: Any) -> npt.NDArray[np.float32]:
+        lengths = np.asarray(lengths, np.int64)
+        ends = np.cumsum(lengths)[lengths > 0] - 1
+        return discounted_suffix_sums(rewards, ends, self.gamma).astype(np.float32)
+
+    def __repr__(self) -> str:
+        return f"ComputeReturnsToGo(gamma={self.gamma})"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from rlzmq.connectors.agents_of_modules import agents_of_modules
+from rlzmq.connectors.common.agent_to_module_mapping import agents_of_modules
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.episodes.multi_agent_episode import default_agent_to_module_mapping_fn

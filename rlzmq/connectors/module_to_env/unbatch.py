@@ -1,0 +1,195 @@
+"""Pieces that take the module's output batch apart: tensors to arrays, items by episode, entries by sub-env."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlzmq.connectors.common.add_time_dim import SINGLE_TIME_RANK_FLAG
+from rlzmq.connectors.common.agent_to_module_mapping import MAP_STRUCTURE
+from rlzmq.connectors.connector_v2 import ConnectorV2
+from rlzmq.connectors.rl_modules import is_multi_rl_module, stateful_module_for_key
+from rlzmq.core.suggest import did_you_mean
+from rlzmq.core.tree import tree_map, tree_unstack
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+
+__all__ = [
+    "ListifyDataForVectorEnv",
+    "ModuleToAgentUnmapping",
+    "RemoveSingleTsTimeRankFromBatch",
+    "TensorToNumpy",
+    "UnBatchToIndividualItems",
+]
+
+
+class TensorToNumpy(ConnectorV2):
+    """Turns all tensors of the batch, at any depth, into numpy arrays (on the CPU, without gradients)."""
+
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """See ConnectorV2."""
+        return {name: tree_map(_to_numpy, data) for name, data in batch.items()}
+
+
+def _to_numpy(leaf: Any) -> Any:
+    return leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else leaf
+
+
+class UnBatchToIndividualItems(ConnectorV2):
+    """Splits every column into items, under the keys that env-to-module used.
+
+    Without these keys in `shared_data`, columns become plain lists.
+    """
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2. Multi-agent: ``{module_id: {column: {(episode, agent, module): [item]}}}``.
+
+        Raises:
+            ValueError: If a module's outputs have another number of rows than its inputs had.
+        """
+        structure = (shared_data or {}).get(MAP_STRUCTURE)
+        if structure is None:
+            return {name: tree_unstack(data) for name, data in batch.items()}
+        if isinstance(structure, list):
+            if is_multi_rl_module(rl_module) and DEFAULT_MODULE_ID in batch:
+                batch = batch[DEFAULT_MODULE_ID]
+            rows = [(episode_id,) for episode_id in structure]
+            return {name: _by_key(name, data, rows, None) for name, data in batch.items()}
+        unbatched = {}
+        for module_id, columns in batch.items():
+            if module_id not in structure:
+                raise ValueError(
+                    f"module {module_id!r} has outputs, but no agent had inputs for it at this step."
+                    f"{did_you_mean(module_id, structure)}"
+                )
+            keys = [(episode_id, agent_id, module_id) for episode_id, agent_id in structure[module_id]]
+            unbatched[module_id] = {
+                name: _by_key(name, data, keys, module_id) for name, data in columns.items()
+            }
+        return unbatched
+
+
+def _by_key(name: str, data: Any, keys: list[Any], module_id: Any) -> dict[Any, list[Any]]:
+    items = tree_unstack(data)
+    if len(items) != len(keys):
+        raise ValueError(
+            f"column {name!r}{f' of module {module_id!r}' if module_id is not None else ''}: expected "
+            f"{len(keys)} rows, as many as the module's inputs had, got {len(items)}."
+        )
+    by_key: dict[Any, list[Any]] = {}
+    for key, item in zip(keys, items, strict=True):
+        by_key.setdefault(key, []).append(item)
+    return by_key
+
+
+class ModuleToAgentUnmapping(ConnectorV2):
+    """Undoes AgentToModuleMapping on a module's outputs.
+
+    ``{module: {column: {(episode, agent, module): [items]}}}`` becomes
+    ``{column: {(episode, agent, module): [items]}}``.
+    """
+
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """See ConnectorV2."""
+        by_column: dict[str, Any] = {}
+        for columns in batch.values():
+            for name, by_key in columns.items():
+                by_column.setdefault(name, {}).update(by_key)
+        return by_column
+
+
+_WITHOUT_TIME_AXIS = (Columns.STATE_OUT, Columns.STATE_IN, Columns.INFOS)
+
+
+class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
+    """Takes the time axis of length 1 off the items of stateful modules; states have none."""
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any = None,
+        batch: dict[str, Any],
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2.
+
+        Raises:
+            ValueError: If an item's first axis is not of length 1.
+        """
+        if not shared_data or not shared_data.pop(SINGLE_TIME_RANK_FLAG, False):
+            return batch
+        for name, column in batch.items():
+            if name in _WITHOUT_TIME_AXIS:
+                continue
+            for key, items in column.items() if isinstance(column, dict) else [(None, column)]:
+                if rl_module is None or stateful_module_for_key(rl_module, key) is not None:
+                    items[:] = [
+                        tree_map(lambda leaf, name=name, key=key: _squeezed(leaf, name, key), item)
+                        for item in items
+                    ]
+        return batch
+
+
+def _squeezed(leaf: Any, column: str, key: Any) -> Any:
+    shape = np.shape(leaf)
+    if not shape or shape[0] != 1:
+        raise ValueError(
+            f"column {column!r}, key {key}: expected a time axis of length 1 first, got shape "
+            f"{tuple(shape)}. "
+            "Stateful modules get [B, 1, ...] and return all columns but state_out as [B, 1, ...]."
+        )
+    return leaf[0]
+
+
+_EPISODES_MAP = "vector_env_episodes_map"
+
+
+class ListifyDataForVectorEnv(ConnectorV2):
+    """Turns ``{column: {key: [item]}}`` into ``{column: [one entry per sub-env]}``.
+
+    Single-agent: the items, in the order of the batch. Multi-agent: dicts ``{agent_id: item}``, one per
+    episode of `episodes` (or at the index that ``shared_data["vector_env_episodes_map"]`` says).
+    """
+
+    def __call__(
+        self,
+        *,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """See ConnectorV2.
+
+        Raises:
+            ValueError: Multi-agent data of an episode that is not among `episodes`.
+        """
+        index_of = dict((shared_data or {}).get(_EPISODES_MAP) or {})
+        if not index_of:
+            index_of = {episode.id_: index for index, episode in enumerate(episodes)}
+        return {name: self._listified(name, column, episodes, index_of) for name, column in batch.items()}
+
+    def _listified(
+        self, name: str, column: Any, episodes: Sequence[Any], index_of: dict[Any, int]
+    ) -> list[Any]:
+        if isinstance(column, list):
+            return column
+        if len(next(iter(column), ())) != 3:
+            entries = [item for items in column.values() for item in items]
+            is_multi_agent = bool(len(episodes)) and hasattr(episodes[0], "agent_episodes")
+            return [{} for _ in episodes] if is_multi_agent and not entries else entries
+        by_env: list[Any] = [{} for _ in episodes]
+        for (episode_id, agent_id, _), items in column.items():
+            if episode_id not in index_of:
+                raise ValueError(f"column {name!r}: episode {episode_id!r} is not one of the given episodes.")
+            by_env[index_of[episode_id]][agent_id] = items[0]
+        return by_env
