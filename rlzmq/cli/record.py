@@ -76,7 +76,7 @@ def record(options: RecordOptions) -> list[float]:
     """
     from rlzmq.algorithms.checkpoints import load_config, read_algorithm
     from rlzmq.core.errors import ConfigurationError
-    from rlzmq.driver.env_runner_group import EnvRunnerGroup
+    from rlzmq.driver.sync_groups import EnvRunnerGroup
     from rlzmq.replay.shards import find_shards, open_shards
 
     config = load_config(options.checkpoint, trust_code=options.config is None and options.trust_code)
