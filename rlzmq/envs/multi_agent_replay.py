@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rlzmq.core.plain import NotPlainError, from_plain, to_plain
+from rlzmq.core.plain import from_plain, to_plain
 from rlzmq.core.tree import tree_stack, tree_unstack
 from rlzmq.core.typed_values import decode, encode
-from rlzmq.envs.env_state import MAX_REPLAYED_STEPS, Replay, saved_state, state_digest
+from rlzmq.envs.env_state import MAX_REPLAYED_STEPS, History
 from rlzmq.envs.rng_state import get_random_states, set_random_states
 
-__all__ = ["MultiAgentHistory", "MultiAgentReplay", "multi_agent_env_state"]
+__all__ = ["MultiAgentHistory"]
 
 AgentDict = dict[Any, Any]
 
@@ -21,14 +21,16 @@ AgentDict = dict[Any, Any]
 _STEPS_BETWEEN_BEGINS = 1_024
 
 
-class MultiAgentHistory:
+class MultiAgentHistory(History):
     """An earlier reset of one environment, and the resets and actions since.
 
     Attributes:
-        seed: Seed passed to the reset, or None.
-        random: The states of the environment's random number generators before it, or None if unknown.
+        seed, random: See `History`.
         episode_seed: Seed passed to the reset of the current episode.
     """
+
+    get_random = staticmethod(get_random_states)
+    set_random = staticmethod(set_random_states)
 
     def __init__(self) -> None:
         self.seed: int | None = None
@@ -44,10 +46,9 @@ class MultiAgentHistory:
         """Actions of the current episode; only the last steps of very long episodes."""
         return [actions for actions in self._entries[self._episode_at :] if actions is not None]
 
-    @property
-    def is_known(self) -> bool:
-        """Whether it is complete, and short enough to be replayed."""
-        return self._is_known and len(self._entries) <= MAX_REPLAYED_STEPS
+    def if_known(self) -> MultiAgentHistory | None:
+        """Return it if it is complete and short enough to be replayed, else None."""
+        return self if self._is_known and len(self._entries) <= MAX_REPLAYED_STEPS else None
 
     def record_reset(self, env: Any, seed: int | None, *, is_known: bool = True) -> None:
         """Record a reset that is about to happen; `is_known` is False if it cannot be repeated."""
@@ -68,7 +69,6 @@ class MultiAgentHistory:
             self._is_known = False
 
     def replay(self, env: Any) -> Iterator[tuple[AgentDict, bool]]:
-        """Replay in a new environment: yield (observations, whether the episode is over) of each step."""
         observations, _ = env.reset(seed=self.seed)
         yield observations, False
         for actions in self._entries:
@@ -80,12 +80,6 @@ class MultiAgentHistory:
                 yield observations, bool(terminateds.get("__all__") or truncateds.get("__all__"))
 
     def get_state(self) -> dict[str, Any]:
-        """Return the history as plain values and arrays.
-
-        Raises:
-            NotPlainError: If actions have other types.
-            ValueError: If an agent's actions that differ in form.
-        """
         by_agent: dict[Any, list[Any]] = {}
         order: list[int] = []
         numbers: dict[Any, int] = {}
@@ -107,7 +101,6 @@ class MultiAgentHistory:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> MultiAgentHistory:
-        """Return the history that `get_state` was called on."""
         history = cls()
         history.seed, history.episode_seed, history.random = (
             state["seed"],
@@ -123,43 +116,3 @@ class MultiAgentHistory:
             history._entries.append(None if num < 0 else {agent_ids[n]: next(rows[n]) for n in acted})
         history._is_known = True
         return history
-
-
-class MultiAgentReplay(Replay):
-    """Restores multi-agent environments' states."""
-
-    def _history(self, saved: Mapping[str, Any]) -> MultiAgentHistory | None:
-        return MultiAgentHistory.from_state(saved["history"]) if "history" in saved else None
-
-    def _steps(self, env: Any, history: MultiAgentHistory) -> Iterator[tuple[Any, bool]]:
-        return history.replay(env)
-
-    def _random(self, env: Any) -> Any:
-        return get_random_states(env)
-
-    def _set_random(self, env: Any, state: Any) -> None:
-        set_random_states(env, state)
-
-
-def multi_agent_env_state(
-    env: Any, observations: AgentDict, needs_reset: bool, history: MultiAgentHistory, *, is_new: bool
-) -> dict[str, Any]:
-    """Return a multi-agent environment's state within its episode; see `env_state.env_state`."""
-    own = None if is_new else saved_state(env)
-    saved: dict[str, Any] = {"random": get_random_states(env), **(own or {})}
-    if own is not None:
-        return {"kind": "reset" if needs_reset else "own", **saved}
-    try:
-        known = history.get_state() if history.is_known else None
-    except (NotPlainError, ValueError):
-        known = None
-    if known is None:
-        return {"kind": "reset" if needs_reset else "unknown", **saved}
-    saved["history"] = known
-    if needs_reset:  # needed by later states
-        return {"kind": "reset", **saved}
-    return {
-        "kind": "replay",
-        **saved,
-        "digest": state_digest(observations, saved["random"]),
-    }

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError, EnvironmentError_, MultiAgentEnvError
+from rlzmq.envs.env_state import Replay, env_state
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
-from rlzmq.envs.multi_agent_replay import MultiAgentHistory, MultiAgentReplay, multi_agent_env_state
+from rlzmq.envs.multi_agent_replay import MultiAgentHistory
 from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
 from rlzmq.episodes.step_dicts import as_flag
 
@@ -168,16 +169,15 @@ class SyncVectorMultiAgentEnv:
     def get_env_states(self, *, has_episodes: bool = True) -> list[dict[str, Any]]:
         """See `LeanSyncVectorEnv.get_env_states`."""
         over = self.needs_reset.tolist() if has_episodes else [True] * self.num_envs
+        parts = zip(self.envs, self._latest_observations, over, self.histories, strict=True)
         return [
-            multi_agent_env_state(
-                env, self._latest_observations[i], over[i], self.histories[i], is_new=self._is_new
-            )
-            for i, env in enumerate(self.envs)
+            env_state(MultiAgentHistory, env, observations, is_over, history.if_known, is_new=self._is_new)
+            for env, observations, is_over, history in parts
         ]
 
-    def set_env_states(self, states: Sequence[Mapping[str, Any]]) -> MultiAgentReplay:
+    def set_env_states(self, states: Sequence[Mapping[str, Any]]) -> Replay:
         """See `LeanSyncVectorEnv.set_env_states`."""
-        replay = MultiAgentReplay()
+        replay = Replay(MultiAgentHistory)
         for index, (env, saved) in enumerate(zip(self.envs, states, strict=True)):
             has_arrived, observations, history = replay.restore(index, env, saved)
             self.needs_reset[index] = not has_arrived

@@ -118,18 +118,18 @@ def get_random_states(env: Any) -> dict[str, Any]:
     return {path: _state(found) for path, found, _ in _generators(env) if found is not None}
 
 
-def set_random_states(env: Any, states: Mapping[str, Any]) -> None:
-    """Set the states of an environment's generators.
+def set_random_states(env: Any, state: Mapping[str, Any]) -> None:
+    """Set the states of an environment's generators, by path.
 
     Raises:
         ValueError: If it has no generator in such a place, or one of another kind.
     """
     places = {path: (found, owner) for path, found, owner in _generators(env)}
-    for path, state in states.items():
+    for path, of_generator in state.items():
         if path not in places:
             raise ValueError(f"it has no random number generator {path!r}")
         found, owner = places[path]
-        _set_state(owner.np_random if found is None else found, state, path)
+        _set_state(owner.np_random if found is None else found, of_generator, path)
 
 
 def _generators(env: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -14,8 +15,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import EnvironmentError_
-from rlzmq.envs.env_state import Replay, StepHistory, env_state
+from rlzmq.envs.env_state import Replay, env_state
 from rlzmq.envs.observation_check import misfit
+from rlzmq.envs.step_history import ActionHistory, StepHistory
 from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 from rlzmq.episodes.step_dicts import as_flag
 
@@ -176,7 +178,14 @@ class LeanSyncVectorEnv(SyncVectorEnv):
         """
         over = [not has_episodes or needs_reset for needs_reset in self._needs_reset]
         return [
-            env_state(env, self._latest_obs[i], over[i], self.history, i, is_new=self._is_new)
+            env_state(
+                ActionHistory,
+                env,
+                self._latest_obs[i],
+                over[i],
+                partial(self.history.history_of, i),
+                is_new=self._is_new,
+            )
             for i, env in enumerate(self.envs)
         ]
 
@@ -185,13 +194,13 @@ class LeanSyncVectorEnv(SyncVectorEnv):
 
         Environments that cannot be restored, or whose episodes were over, are reset in the next step.
         """
-        replay = Replay()
+        replay = Replay(ActionHistory)
         for index, (env, saved) in enumerate(zip(self.envs, states, strict=True)):
-            has_arrived, observation, begin = replay.restore(index, env, saved)
+            has_arrived, observation, history = replay.restore(index, env, saved)
             self._needs_reset[index] = not has_arrived
             if observation is not None:
                 self._latest_obs[index] = observation
-            self.history.resume(index, begin, saved.get("due_in", 0))
+            self.history.resume(index, history)
             self._is_new = self._is_new and "state" not in saved and not has_arrived
         self._terminated_buffer[:] = False
         self._truncated_buffer[:] = False

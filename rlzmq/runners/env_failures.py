@@ -18,6 +18,7 @@ from rlzmq.core.memory_limit import end_if_out_of_memory
 from rlzmq.core.printable import cut
 from rlzmq.core.tracebacks import place_of, shows_all_frames
 from rlzmq.core.tree import tree_map, tree_unstack
+from rlzmq.envs.step_history import ActionHistory
 
 __all__ = ["EnvFailures", "FailingRunner", "Reproduction", "close_env", "describe_runner"]
 
@@ -61,10 +62,10 @@ class Reproduction:
     actions: list[Any]
 
     @classmethod
-    def of_history(cls, begin: Any, rows: Any) -> Reproduction:
-        """Create from the result of `StepHistory.actions_since`."""
+    def of_history(cls, history: ActionHistory, rows: Any) -> Reproduction:
+        """Create from a history, with some of its actions, leaves ``[T, ...]``."""
         actions = [] if rows is None else [_plain(row) for row in tree_unstack(rows)]
-        return cls(begin.seed, begin.random, actions)
+        return cls(history.seed, history.random, actions)
 
     @classmethod
     def of_agents(cls, seed: int | None, actions: Sequence[dict[Any, Any]]) -> Reproduction:

@@ -125,8 +125,8 @@ class VectorStepper:
         lean = self._lean
         assert lean is not None
         where = "reset" if lean.needs_reset(index) else "step"
-        known = lean.history.actions_since(index)
-        way = None if known is None else Reproduction.of_history(*known)
+        known = lean.history.history_of(index)
+        way = None if known is None else Reproduction.of_history(known, known.actions)
         while True:
             self._runner.count_env_failure(error, index, where, way)
             with contextlib.suppress(Exception):
@@ -151,10 +151,9 @@ class VectorStepper:
             num_steps: Number of steps in it before that step.
         """
         lean, index = self._lean, int(batch.env_index[chunk])
-        way = None if lean is None else lean.history.actions_since(index)
-        if lean is None or way is None:
+        known = None if lean is None else lean.history.history_of(index)
+        if lean is None or known is None:
             return None
-        begin, rows = way
         own = np.flatnonzero(batch.env_index == index)
         is_done = bool(batch.terminated[own[-1]] or batch.truncated[own[-1]])
         end = lean.history.num_steps - (is_done and not lean.needs_reset(index))
@@ -163,13 +162,13 @@ class VectorStepper:
             if c == chunk:
                 break
             end = first - 1  # the reset between two episodes takes a vector step
-        num_actions = first + num_steps - begin.step
-        if rows is not None and begin.actions is not None:
-            num_actions += len(tree_leaves(begin.actions)[0])
+        rows = known.actions
+        num_known = 0 if rows is None else len(tree_leaves(rows)[0])
+        num_actions = num_known - (lean.history.num_steps - first - num_steps)
         if num_actions < 0:
             return None  # the actions since a later reset are known
         return Reproduction.of_history(
-            begin, None if rows is None else tree_map(lambda leaf: leaf[:num_actions], rows)
+            known, None if rows is None else tree_map(lambda leaf: leaf[:num_actions], rows)
         )
 
     def _remake(self, error: Exception, where: str) -> None:

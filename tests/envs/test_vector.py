@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlzmq.core.errors import ConfigurationError, EnvironmentError_, UnsupportedSpaceError
 from rlzmq.core.socket_directory import SocketDirectory
-from rlzmq.envs import env_state
+from rlzmq.envs import step_history
 from rlzmq.envs.examples import RandomEnv
 from rlzmq.envs.registry import EnvContext
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv
@@ -280,8 +280,8 @@ def test_sparse_infos_keeps_what_the_masks_say() -> None:
 def test_the_env_itself_records_the_actions_since_a_reset(
     action_space: gym.Space[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(env_state, "_STEPS_PER_BLOCK", 4)
-    monkeypatch.setattr(env_state, "_STEPS_BETWEEN_BEGINS", 6)
+    monkeypatch.setattr(step_history, "_STEPS_PER_BLOCK", 4)
+    monkeypatch.setattr(step_history, "_STEPS_BETWEEN_BEGINS", 6)
     config = {"observation_space": spaces.Discrete(3), "action_space": action_space, "p_terminated": 0.2}
     vector = LeanSyncVectorEnv([lambda: RandomEnv(config)] * 2)
     vector.reset(seed=3)
@@ -293,9 +293,10 @@ def test_the_env_itself_records_the_actions_since_a_reset(
         given.append(numbers.copy())
         numbers[:] = -1  # the caller may use its array again
         for index in range(2):
-            begin, rows = vector.history.actions_since(index) or (None, None)
-            assert begin is not None
-            expected = [int(row[index]) for row in given[begin.step :]]
+            history = vector.history.history_of(index)
+            assert history is not None
+            rows = history.actions
+            expected = [int(row[index]) for row in given[history.step :]]
             found = [] if rows is None else (rows if isinstance(rows, np.ndarray) else rows["x"]).tolist()
             assert found == expected
         num_dropped = len(given) - 4 * len(vector.history._blocks) - len(vector.history._latest)

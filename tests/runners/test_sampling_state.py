@@ -15,7 +15,7 @@ from test_fused_equals_generic import PIECES, AddsObservations, NoOp
 
 from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
 from rlzmq.core.typed_values import decode, encode
-from rlzmq.envs import env_state as positions
+from rlzmq.envs import step_history as positions
 from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 from rlzmq.wire.values import pack_blob, unpack_blob
