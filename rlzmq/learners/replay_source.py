@@ -89,12 +89,7 @@ class EpisodeReplay(BatchSource):
         return self.buffer.num_bytes
 
     def update_priorities(self, td_errors: Any, keys: Any) -> None:
-        """Call `PrioritizedEpisodeReplayBuffer.update_priorities`; do nothing for uniform buffers.
-
-        Args:
-            td_errors: float [K].
-            keys: int64 [K], the train batch's column ``replay_key``.
-        """
+        """Call `PrioritizedEpisodeReplayBuffer.update_priorities`; do nothing for uniform buffers."""
         update = getattr(self.buffer, "update_priorities", None)
         if update is not None:
             update(td_errors, keys)

@@ -113,6 +113,14 @@ class BatchSource(ABC):
         """
         return None
 
+    def update_priorities(self, td_errors: Any, keys: Any) -> None:  # noqa: B027
+        """Note the errors of drawn steps; ignored by sources that do not draw by priority.
+
+        Args:
+            td_errors: float [K].
+            keys: int64 [K], the train batch's column ``replay_key``.
+        """
+
     @abstractmethod
     def checkpoint(self) -> Any:
         """Return what `rollback` needs; cheap, no data is copied."""

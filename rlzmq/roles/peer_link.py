@@ -11,7 +11,8 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from rlzmq.core import faults
 from rlzmq.net.context import Context
@@ -22,7 +23,7 @@ from rlzmq.protocol.events import Instruction, Received, Send, Stop, Tick
 from rlzmq.wire.errors import WireError
 from rlzmq.wire.messages import decode_message
 
-__all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "new_peer_id"]
+__all__ = ["MAX_MESSAGE_BYTES", "TICK_S", "Curve", "PeerLink", "ends_link", "new_peer_id"]
 
 Curve: TypeAlias = CurveClient | tuple[str, str] | list[str] | None
 
@@ -31,10 +32,25 @@ MAX_MESSAGE_BYTES = 1 << 30  # of one frame: a column of a fragment, or a whole 
 
 _log = logging.getLogger("rlzmq")
 
+P = ParamSpec("P")
+Link = TypeVar("Link", bound="PeerLink")
+
 
 def new_peer_id() -> str:
     """Return a new id for a process's connection."""
     return uuid.uuid4().hex
+
+
+def ends_link(callback: Callable[Concatenate[Link, P], None]) -> Callable[Concatenate[Link, P], None]:
+    """Decorate a callback of the event loop: an exception in it ends the link, as nobody else would notice it."""
+
+    def guarded(link: Link, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            callback(link, *args, **kwargs)
+        except Exception as error:
+            link.fail(error)
+
+    return guarded
 
 
 class PeerLink(abc.ABC):
@@ -135,6 +151,17 @@ class PeerLink(abc.ABC):
         if not self.ended.done():
             self.ended.set_exception(error)
 
+    def when_done(self, job: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:
+        """Call ``then(job)`` when a job has ended, unless it was cancelled; an error of `then` ends the link."""
+
+        @ends_link
+        def call(link: PeerLink, done: asyncio.Future[Any]) -> None:
+            if not done.cancelled():
+                then(done)
+
+        job.add_done_callback(lambda done: call(self, done))
+
+    @ends_link
     def _on_message(self, frames: list[Any]) -> None:
         try:
             message, _ = decode_message(frames)
@@ -149,6 +176,7 @@ class PeerLink(abc.ABC):
         self.num_refused[error.reason] += 1
         _log.warning("%s refused a message: %s", self.core.name, error)
 
+    @ends_link
     def _tick(self) -> None:
         self.handle(Tick())
         self._timer = self._loop.call_later(TICK_S, self._tick)

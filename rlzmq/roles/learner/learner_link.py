@@ -38,7 +38,7 @@ from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.arrival_log import ArrivalLog
 from rlzmq.roles.learner.batch_check import BatchCheck
 from rlzmq.roles.learner.module_outputs import module_outputs
-from rlzmq.roles.peer_link import Curve, PeerLink, new_peer_id
+from rlzmq.roles.peer_link import Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
 from rlzmq.wire.values import pack_blob
@@ -130,8 +130,9 @@ class LearnerLink(PeerLink):
         self.handle(GroupFormed(generation, rank, num_ranks, version, memory, begins_lineage))
         if rank == 0:
             num_steps = self.num_env_steps_before
-            self._run_blocking(lambda: self._snapshot(num_steps)).add_done_callback(self._publish)
+            self.when_done(self._run_blocking(lambda: self._snapshot(num_steps)), self._publish)
 
+    @ends_link
     def _tick(self) -> None:
         self.core.progress = self._learner.progress
         super()._tick()
@@ -156,7 +157,8 @@ class LearnerLink(PeerLink):
                 shard.num_steps,
                 is_multi_agent=self._is_multi_agent,
             )
-        except MemoryError:
+        except MemoryError as error:
+            end_if_out_of_memory(error, self.core.name)
             raise
         except Exception as error:  # data from a peer may raise anything: the shard is refused
             reason, detail = getattr(error, "reason", "unusable"), str(error)
@@ -181,7 +183,7 @@ class LearnerLink(PeerLink):
     def _train(self, update: RunUpdate) -> None:
         if self.core.is_forming:
             return  # void: GroupFormed will name the next update
-        shards = self._shards.pop((update.update_id, update.attempt))
+        shards = self._shards.pop((update.update_id, update.attempt), {})  # a rank may have no fresh data
         batches = [shards[index][0] for index in range(update.num_fragments)]
         num_steps = self.num_env_steps_before + update.num_env_steps_all_ranks
         # Without sampling, schedules follow the learner's count of trained steps.
@@ -200,8 +202,6 @@ class LearnerLink(PeerLink):
             return pack_blob(results), weights, results["__all_modules__"]["num_env_steps_trained"]
 
         def finish(done: Any) -> None:
-            if done.cancelled():
-                return
             end_if_out_of_memory(done.exception(), self.core.name)
             if isinstance(done.exception(), (PeerLostError, DesynchronizedError)):
                 if not self.group_lost.done():
@@ -238,7 +238,7 @@ class LearnerLink(PeerLink):
                 self.handle(weights)
             self.handle(trained)
 
-        self._run_blocking(job).add_done_callback(finish)
+        self.when_done(self._run_blocking(job), finish)
 
     def change_layout(self, synced_module_ids: list[str] | None) -> None:
         """Adopt a new set of modules; called on the learner thread, between two updates.
@@ -278,8 +278,6 @@ class LearnerLink(PeerLink):
         return NewWeights(self._generation, version, buffer.data)
 
     def _publish(self, done: Any) -> None:
-        if done.cancelled():
-            return
         if done.exception() is not None:
             self.fail(done.exception())
         else:

@@ -30,7 +30,7 @@ from rlzmq.protocol.events import (
 from rlzmq.protocol.runner_core import RunnerCore
 from rlzmq.protocol.weights import PUBLICATION_TOPIC
 from rlzmq.roles.fragment_data import by_env
-from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, new_peer_id
+from rlzmq.roles.peer_link import MAX_MESSAGE_BYTES, Curve, PeerLink, ends_link, new_peer_id
 from rlzmq.roles.runner.env_watchdog import EnvWatch
 from rlzmq.wire.values import unpack_blob
 
@@ -114,6 +114,7 @@ class RunnerLink(PeerLink):
         )
         self._weights_socket.connect(self._weights_address)
 
+    @ends_link
     def _on_weights(self, frames: list[Any]) -> None:
         self.handle(ReceivedWeights(frames[0]))
 
@@ -138,10 +139,10 @@ class RunnerLink(PeerLink):
             self._sample(instruction)
 
     def _submit(self, job: Callable[[], Any]) -> None:
-        self._run_blocking(job).add_done_callback(self._check)
+        self.when_done(self._run_blocking(job), self._check)
 
     def _check(self, done: Any) -> None:
-        if not done.cancelled() and done.exception() is not None:
+        if done.exception() is not None:
             self.fail(done.exception())
 
     def handle(self, event: Any) -> None:
@@ -183,8 +184,6 @@ class RunnerLink(PeerLink):
             )
 
         def finish(done: Any) -> None:
-            if done.cancelled():
-                return
             end_if_out_of_memory(done.exception(), self.core.name)
             if done.exception() is not None:
                 self.handle(LeaseFailed(lease.lease_id, repr(done.exception())))
@@ -194,7 +193,7 @@ class RunnerLink(PeerLink):
                 self.handle(done.result())
                 faults.at("runner.sent")
 
-        self._run_blocking(job).add_done_callback(finish)
+        self.when_done(self._run_blocking(job), finish)
 
     async def stop(self) -> None:
         """Deliver sampled fragments, send GOODBYE and close."""
