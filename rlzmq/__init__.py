@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.impala.impala_learner import IMPALALearner as IMPALALearner
     from rlzmq.algorithms.policy import Policy as Policy
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
+    from rlzmq.algorithms.sac import SAC as SAC, SACConfig as SACConfig
+    from rlzmq.algorithms.sac.sac_learner import SACLearner as SACLearner
     from rlzmq.config.settings import NotProvided as NotProvided
     from rlzmq.connectors.common import (
         AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
@@ -283,6 +285,8 @@ _EXPORTS: dict[str, str] = {
         "algorithms.impala": "IMPALA IMPALAConfig",
         "algorithms.impala.impala_learner": "IMPALALearner",
         "algorithms.ppo": "PPO PPOConfig",
+        "algorithms.sac": "SAC SACConfig",
+        "algorithms.sac.sac_learner": "SACLearner",
         "algorithms.policy": "Policy",
     }.items()
     for name in names.split()

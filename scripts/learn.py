@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlzmq import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig
+from rlzmq import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
 from rlzmq.connectors.env_to_module import MeanStdFilter
 from rlzmq.envs.examples import MultiAgentCartPole, StatelessCartPole
 
@@ -185,6 +185,31 @@ def cartpole_dqn() -> Any:
     )
 
 
+def pendulum_sac() -> Any:
+    """RLlib's settings for its own learning test."""
+    initial = {
+        "fcnet_kernel_initializer": "xavier_uniform_",
+        "head_fcnet_kernel_initializer": "xavier_uniform_",
+    }
+    return (
+        SACConfig()
+        .environment("Pendulum-v1")
+        .training(
+            actor_lr=2e-4,
+            critic_lr=8e-4,
+            alpha_lr=9e-4,
+            initial_alpha=1.001,
+            n_step=(2, 5),
+            tau=0.005,
+            target_network_update_freq=1,
+            replay_buffer_config={"capacity": 100_000, "alpha": 1.0, "beta": 0.0},
+            num_steps_sampled_before_learning_starts=256,
+        )
+        .rl_module(model_config={"fcnet_hiddens": [256, 256], "fcnet_activation": "relu", **initial})
+        .reporting(min_time_s_per_iteration=0, metrics_num_episodes_for_smoothing=5)
+    )
+
+
 def mean_std_filter(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
     return MeanStdFilter()
 
@@ -200,6 +225,7 @@ TASKS = {
     "cartpole-impala": Task(cartpole_impala, 450.0, 2_000_000, 16, 500),
     "cartpole-appo": Task(cartpole_appo, 450.0, 1_000_000, 16, 500),
     "cartpole-dqn": Task(cartpole_dqn, 450.0, 200_000, 1, 32),
+    "pendulum-sac": Task(pendulum_sac, -250.0, 20_000, 1, 256),
     "multi-agent-cartpole-appo": Task(multi_agent_cartpole_appo, 350.0, 2_000_000, 16, 500),
 }
 

@@ -53,6 +53,7 @@ LAZY_IMPORTS = {
         "algorithms/dqn/__init__.py",
         "algorithms/impala/__init__.py",
         "algorithms/ppo/__init__.py",
+        "algorithms/sac/__init__.py",
     ),
     "a standalone broker imports no torch": ("driver/join_files.py",),
     "a broker does not read the episodes that it forwards": ("wire/values.py",),

@@ -24,6 +24,7 @@ ALGORITHMS: dict[str, str] = {
     "dqn": "rlzmq.algorithms.dqn:DQNConfig",
     "impala": "rlzmq.algorithms.impala:IMPALAConfig",
     "ppo": "rlzmq.algorithms.ppo:PPOConfig",
+    "sac": "rlzmq.algorithms.sac:SACConfig",
 }
 BASE_CONFIG = "rlzmq.algorithms.algorithm_config:AlgorithmConfig"
 

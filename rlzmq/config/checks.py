@@ -73,7 +73,7 @@ def check(config: DerivedValues) -> None:
         check_stats_cls_lookup(config.custom_stats_cls_lookup)
     except TypeError as error:
         raise ConfigurationError(f"config.{error}") from None
-    for name in ("lr", "entropy_coeff", "epsilon"):
+    for name in ("lr", "entropy_coeff", "epsilon", "actor_lr", "critic_lr", "alpha_lr"):
         _check_schedule(name, config.get(name))
     _check_evaluation(config)
     if config.torch_compile_learner_what_to_compile == "complete_update" and config.num_learners > 1:

@@ -245,6 +245,59 @@ def test_masked_actions_are_never_explored() -> None:
     assert sorted(probabilities[0].tolist()) == pytest.approx([0.0, 0.45, 0.55])
 
 
+class Corridor(gym.Env[Any, Any]):
+    """Four places in a row; going right (1) from the last one ends the episode with the only reward."""
+
+    def __init__(self, env_config: Any = None) -> None:
+        self.observation_space, self.action_space = gym.spaces.Discrete(4), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._place, self._num_steps = 0, 0
+        return self._place, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        is_over = self._place == 3 and action == 1
+        self._place = min(max(self._place + (1 if action == 1 else -1), 0), 3)
+        return self._place, float(is_over), is_over, self._num_steps == 20, {}
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"n_step": (1, 3)},
+        {"num_atoms": 11, "v_min": 0.0, "v_max": 1.0},
+        {"replay_buffer_config": {"type": "EpisodeReplayBuffer"}, "dueling": False, "double_q": False},
+    ],
+    ids=["n-step", "atoms", "plain"],
+)
+def test_dqn_learns_to_walk_right_in_600_steps(training: dict[str, Any]) -> None:
+    made: Any = (
+        DQNConfig()
+        .environment(Corridor)
+        .env_runners(rollout_fragment_length=12)
+        .training(
+            lr=5e-3,
+            gamma=0.8,
+            epsilon=0.5,
+            train_batch_size=32,
+            training_intensity=12.0,
+            target_network_update_freq=24,
+            num_steps_sampled_before_learning_starts=48,
+            **training,
+        )
+        .rl_module(model_config={"fcnet_hiddens": [16]})
+        .reporting(min_sample_timesteps_per_iteration=600)
+        .debugging(seed=1)
+    )
+    with made.build() as algo:
+        algo.train()
+        q = algo.get_module().compute_q_values({Columns.OBS: torch.arange(4)})["qf_preds"]
+    assert q.argmax(-1).tolist() == [1, 1, 1, 1]
+    assert q[:, 1].tolist() == pytest.approx([0.8**3, 0.8**2, 0.8, 1.0], abs=0.15)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"train_batch_size_per_learner": 200, "replay_buffer_config": {"capacity": 100}},

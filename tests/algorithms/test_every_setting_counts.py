@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 import rlzmq
-from rlzmq import AlgorithmConfig, APPOConfig, ConfigurationError, DQNConfig, IMPALAConfig, PPOConfig
+from rlzmq import (
+    AlgorithmConfig,
+    APPOConfig,
+    ConfigurationError,
+    DQNConfig,
+    IMPALAConfig,
+    PPOConfig,
+    SACConfig,
+)
 
 # What the library does not read itself, and what is so whatever the value.
 _OF_USERS = {"learner_config_dict"}
@@ -33,7 +41,7 @@ def test_each_setting_is_read_or_fixed() -> None:
         assert field.default in field.only, name
 
 
-@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig])
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig])
 def test_each_setting_is_declared_once_and_explained(config_class: type[AlgorithmConfig]) -> None:
     config = config_class()
     assert config.keys() == list(config_class._fields)

@@ -13,7 +13,7 @@ import pytest
 import rlzmq
 
 FROM_THE_TOP = "Public names come from the top level: from rlzmq import"
-ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, DQN, IMPALA, PPO."
+ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, DQN, IMPALA, PPO, SAC."
 
 
 @pytest.mark.parametrize(

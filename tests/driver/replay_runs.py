@@ -1,20 +1,23 @@
-"""Small runs of DQN, for tests of what all algorithms with a replay buffer share."""
+"""Small runs of DQN and SAC, for tests of what all algorithms with a replay buffer share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlzmq import DQNConfig
+from rlzmq import DQNConfig, SACConfig
 
 FRESH, BATCH, RATIO, WARM_UP = 40, 32, 2.5, 100
 
 
-def replay_config(num_env_runners: int, num_learners: int, staleness: int = 0) -> DQNConfig:
+def replay_config(
+    num_env_runners: int, num_learners: int, staleness: int = 0, algorithm: str = "dqn"
+) -> DQNConfig | SACConfig:
     num_envs, runners = 4, max(num_env_runners, 1)
-    config: Any = (
-        DQNConfig()
-        .environment("CartPole-v1")
-        .env_runners(
+    config: Any = DQNConfig().environment("CartPole-v1").training(lr=1e-3, epsilon=[(0, 1.0), (400, 0.1)])
+    if algorithm == "sac":
+        config = SACConfig().environment("Pendulum-v1").training(actor_lr=1e-3, alpha_lr=1e-2)
+    config = (
+        config.env_runners(
             num_env_runners=num_env_runners,
             num_envs_per_env_runner=num_envs,
             rollout_fragment_length=FRESH // (num_envs * runners),
@@ -27,12 +30,10 @@ def replay_config(num_env_runners: int, num_learners: int, staleness: int = 0) -
             training_intensity=RATIO,
             num_steps_sampled_before_learning_starts=WARM_UP,
             target_network_update_freq=80,
-            epsilon=[(0, 1.0), (400, 0.1)],
             staleness=staleness,
-            lr=1e-3,
         )
         .rl_module(model_config={"fcnet_hiddens": [16]})
-        .reporting(min_sample_timesteps_per_iteration=1)
+        .reporting(min_sample_timesteps_per_iteration=1, min_time_s_per_iteration=0)
         .debugging(seed=3)
     )
     return config  # type: ignore[no-any-return]

@@ -27,10 +27,11 @@ def check(result: dict[str, Any]) -> int:
     return int(result["learners"]["__all_modules__"]["num_env_steps_trained"])
 
 
-def test_serial_and_distributed_runs_replay_the_same_numbers() -> None:
+@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+def test_serial_and_distributed_runs_replay_the_same_numbers(algorithm: str) -> None:
     weights = []
     for num_env_runners, num_learners in ((0, 0), (1, 1)):
-        with replay_config(num_env_runners, num_learners).build() as algo:
+        with replay_config(num_env_runners, num_learners, algorithm=algorithm).build() as algo:
             trained = [check(algo.train()) for _ in range(8)]
             assert trained[0] == trained[1] == 0
             assert min(trained[3:]) > 0
@@ -40,9 +41,9 @@ def test_serial_and_distributed_runs_replay_the_same_numbers() -> None:
         assert (value == weights[1][name]).all(), name
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-async def test_a_dead_ranks_buffer_is_counted_and_the_others_go_on(staleness: int) -> None:
-    async with replay_config(2, 2, staleness).build_async() as algo:
+@pytest.mark.parametrize(("staleness", "algorithm"), [(0, "dqn"), (1, "sac")])
+async def test_a_dead_ranks_buffer_is_counted_and_the_others_go_on(staleness: int, algorithm: str) -> None:
+    async with replay_config(2, 2, staleness, algorithm).build_async() as algo:
         for _ in range(6):
             result = await algo.train()
             check(result)

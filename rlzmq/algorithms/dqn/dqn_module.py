@@ -51,7 +51,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
         if not isinstance(self.action_space, gym.spaces.Discrete):
             raise UnsupportedSpaceError(
-                f"{where}: DQN needs a Discrete action space, got {self.action_space}. Use PPO, or "
+                f"{where}: DQN needs a Discrete action space, got {self.action_space}. Use SAC or PPO, or "
                 "wrap the environment so that its actions are Discrete."
             )
         if config.use_lstm:

@@ -1,0 +1,70 @@
+"""SACConfig: SAC's settings and their defaults."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings
+from rlzmq.config.settings import Positive, Schedule, settings, takes
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["SACConfig", "SACTrainingSettings"]
+
+
+@settings
+class SACTrainingSettings(OffPolicySettings):
+    """SAC's settings, in addition to those of `OffPolicyConfig`.
+
+    Args:
+        actor_lr, critic_lr, alpha_lr: Learning rates of policy, critics and temperature, or schedules over lifetime env
+            steps; `lr` is not used.
+        twin_q: Whether there are two critics, of which the lower value counts (arXiv:1802.09477).
+        initial_alpha: Initial temperature α, the weight of the entropy.
+        target_entropy: Entropy to which the temperature steers the policy, in nats. "auto" or None: minus the number of
+            dimensions of a Box, 0.98 log |A| for Discrete actions.
+    """
+
+    actor_lr: Schedule = 3e-5
+    critic_lr: Schedule = 3e-4
+    alpha_lr: Schedule = 3e-4
+    twin_q: bool = True
+    initial_alpha: Positive = 1.0
+    target_entropy: float | Literal["auto"] | None = "auto"
+
+
+class SACConfig(OffPolicyConfig, SACTrainingSettings):
+    """Settings of SAC; defaults as in RLlib."""
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "train_batch_size": 256,
+        "replay_buffer_config": {**OffPolicyConfig._defaults["replay_buffer_config"], "capacity": 1_000_000},
+        "num_steps_sampled_before_learning_starts": 1500,
+        "target_network_update_freq": 0,
+        "tau": 0.005,
+        "min_time_s_per_iteration": 1.0,
+        "min_sample_timesteps_per_iteration": 100,
+    }
+    _algorithm: ClassVar[str] = "SAC"
+    _learner_class: ClassVar[str] = "rlzmq.algorithms.sac.sac_learner:SACLearner"
+    _module_class: ClassVar[str] = "rlzmq.algorithms.sac.sac_module:DefaultSACModule"
+
+    @takes(SACTrainingSettings)
+    def training(self) -> Self:
+        """Set the training hyperparameters: see `SACTrainingSettings`."""
+        return self
+
+    @property
+    def _default_model_config(self) -> dict[str, Any]:
+        return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}
+
+    def validate(self) -> None:
+        """Check the settings as OffPolicyConfig.validate does, and that `lr` is not set.
+
+        Raises:
+            ConfigurationError: Settings are inconsistent; the text names them.
+        """
+        super().validate()
+        if self._validate_config and self.lr != OffPolicyConfig().lr:
+            raise ConfigurationError(
+                f"config.lr={self.lr!r} has no effect: SAC has three optimizers. Set actor_lr, critic_lr and alpha_lr."
+            )

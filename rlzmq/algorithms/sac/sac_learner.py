@@ -1,0 +1,106 @@
+"""SACLearner: critics, policy and temperature, each with its optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlzmq.algorithms.sac.sac_config import SACConfig, SACTrainingSettings
+from rlzmq.algorithms.sac.sac_loss import actor_loss, critic_loss, critic_targets, temperature_loss
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.optimizers import make_adam
+from rlzmq.learners.replay_learner import ReplayLearner, discounts
+
+__all__ = ["SACLearner"]
+
+# Share of the uniform policy's entropy that Discrete actions keep (arXiv:1910.07207).
+_DISCRETE_ENTROPY = 0.98
+
+
+class SACLearner(ReplayLearner):
+    """Trains modules like `DefaultSACModule` (arXiv:1812.05905; for Discrete actions arXiv:1910.07207).
+
+    One backward pass of the losses' sum serves all optimizers: the losses' gradients reach disjoint parameters.
+    """
+
+    config: SACConfig
+
+    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
+        """Register the optimizers "qf", "policy" and "alpha"."""
+        settings = cast(SACTrainingSettings, config)
+        module: Any = self.module[module_id].unwrapped()
+        critics, temperature = list(module.qfs.parameters()), [module.log_alpha]
+        others = {id(p) for p in (*critics, *temperature)}
+        policy = [p for p in self.get_parameters(module) if p.requires_grad and id(p) not in others]
+        for name, parameters, lr in (
+            ("qf", critics, settings.critic_lr),
+            ("policy", policy, settings.actor_lr),
+            ("alpha", temperature, settings.alpha_lr),
+        ):
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer_name=name,
+                optimizer=make_adam(parameters, 0.0),
+                params=parameters,
+                lr_or_lr_schedule=lr,
+            )
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Return the sum of the losses of critics, policy and temperature; see `sac_loss`."""
+        module: Any = self.module[module_id].unwrapped()
+        q_BC, logp_B = (module.require_output(fwd_out, name) for name in ("qf_preds", "logp_resampled"))
+        alpha = module.log_alpha.detach().exp()
+        critics = self.compute_critic_loss(module, config, batch, fwd_out, alpha)
+        policy_loss = actor_loss(q_B=module.require_output(fwd_out, "q_curr"), logp_B=logp_B, alpha=alpha)
+        target_entropy = _target_entropy(cast(SACTrainingSettings, config), module.action_space)
+        alpha_loss = temperature_loss(
+            log_alpha=module.log_alpha, logp_B=logp_B, target_entropy=target_entropy
+        )
+        self.note_td_errors(batch, critics.td_errors_B)
+        with torch.no_grad():
+            stats: Mapping[str, Tensor | float] = {
+                "qf_loss": critics.loss,
+                "policy_loss": policy_loss,
+                "alpha_loss": alpha_loss,
+                "alpha_value": alpha,
+                "log_alpha_value": module.log_alpha.detach(),
+                "target_entropy": target_entropy,
+                "logps_mean": logp_B.mean(),
+                "qf_mean": q_BC.mean(),
+                "qf_max": q_BC.max(),
+                "qf_min": q_BC.min(),
+                "td_error_mean": critics.td_errors_B.mean(),
+            }
+        self.log_stats(module_id, stats)
+        loss: Tensor = critics.loss + policy_loss + alpha_loss
+        return loss
+
+    def compute_critic_loss(
+        self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
+    ) -> Any:
+        """Return the critics' loss and the rows' TD errors; TQC overrides it."""
+        target = module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})
+        targets_B = critic_targets(
+            next_q_B=target["q_target_next"],
+            next_logp_B=target["logp_next_resampled"],
+            rewards_B=batch[Columns.REWARDS].float(),
+            discounts_B=discounts(batch, config.gamma),
+            alpha=alpha,
+        )
+        return critic_loss(q_BC=fwd_out["qf_preds"], targets_B=targets_B, weights_B=batch["weights"])
+
+
+def _target_entropy(settings: SACTrainingSettings, action_space: Any) -> float:
+    if isinstance(settings.target_entropy, int | float):
+        return float(settings.target_entropy)
+    if hasattr(action_space, "n"):
+        return _DISCRETE_ENTROPY * math.log(int(action_space.n))
+    return -float(np.prod(action_space.shape))

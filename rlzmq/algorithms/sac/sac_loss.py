@@ -1,0 +1,59 @@
+"""SAC's losses (arXiv:1812.05905, section 5).
+
+Shape suffixes: ``B`` rows of a minibatch, ``C`` critics.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["CriticLoss", "actor_loss", "critic_loss", "critic_targets", "temperature_loss"]
+
+
+class CriticLoss(NamedTuple):
+    """The loss, a 0-d tensor, and the TD error of each row, float [B], without gradients."""
+
+    loss: Tensor
+    td_errors_B: Tensor
+
+
+def critic_targets(
+    *, next_q_B: Tensor, next_logp_B: Tensor, rewards_B: Tensor, discounts_B: Tensor, alpha: Tensor
+) -> Tensor:
+    """Return r + discount · (q' - α log π'), float [B], without gradients.
+
+    Args:
+        next_q_B: The target critics' least values of the policy's next actions.
+        next_logp_B: Log-probabilities of these actions.
+        rewards_B: Sums of n rewards.
+        discounts_B: γ^n, or 0 after a terminal step.
+        alpha: The temperature.
+    """
+    return (rewards_B + discounts_B * (next_q_B - alpha * next_logp_B)).detach()
+
+
+def critic_loss(*, q_BC: Tensor, targets_B: Tensor, weights_B: Tensor) -> CriticLoss:
+    """Return the sum over critics of the weighted mean Huber loss (δ = 1); TD errors are means over critics.
+
+    Args:
+        q_BC: Each critic's values of the actions taken.
+        targets_B: See `critic_targets`.
+        weights_B: Importance weights.
+    """
+    targets_BC = targets_B[:, None].expand_as(q_BC)
+    losses_BC = functional.smooth_l1_loss(q_BC, targets_BC, reduction="none")
+    td_errors_B = (q_BC - targets_BC).abs().mean(-1).detach()
+    return CriticLoss((weights_B[:, None] * losses_BC).mean(0).sum(), td_errors_B)
+
+
+def actor_loss(*, q_B: Tensor, logp_B: Tensor, alpha: Tensor) -> Tensor:
+    """Return the mean of α log π - q, for actions drawn from the policy with gradients through them."""
+    return (alpha.detach() * logp_B - q_B).mean()
+
+
+def temperature_loss(*, log_alpha: Tensor, logp_B: Tensor, target_entropy: float) -> Tensor:
+    """Return the mean of -log α (log π + target entropy): α rises while the policy's entropy is below the target."""
+    return -(log_alpha * (logp_B + target_entropy).detach()).mean()

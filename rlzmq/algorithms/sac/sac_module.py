@@ -1,0 +1,196 @@
+"""DefaultSACModule: a stochastic policy with critics and target critics."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlzmq.config.model_config import DefaultModelConfig
+from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.episodes.columns import Columns
+from rlzmq.modules.apis import InferenceOnlyAPI, TargetNetworkAPI
+from rlzmq.modules.default_models.heads import ObservationMask, PolicyHead, apply_action_mask
+from rlzmq.modules.default_models.mlp import MLP
+from rlzmq.modules.default_models.streams import build_encoder
+from rlzmq.modules.distributions import TorchSquashedGaussian
+from rlzmq.modules.rl_module import TorchRLModule
+
+__all__ = ["DefaultSACModule"]
+
+
+class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
+    """Policy and critics, shaped by a DefaultModelConfig and SAC's settings.
+
+    ::
+
+        obs ────────► pi_encoder ─► pi ─► squashed Gaussian on (-1, 1), or categorical
+        obs, action ► qfs[i]           ─► value (Box)
+        obs ────────► qfs[i]           ─► a value for each action (Discrete)
+
+    `model_config`: fields of a DefaultModelConfig, and ``twin_q`` and ``initial_alpha`` (see `SACConfig`).
+
+    Attributes:
+        qfs, target_qfs: The critics.
+        log_alpha: Logarithm of the temperature, a 0-d parameter.
+    """
+
+    def setup(self) -> None:
+        where = self.describe()
+        model = dict(self.model_config)
+        twin_q, alpha = bool(model.pop("twin_q", True)), float(model.pop("initial_alpha", 1.0))
+        config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
+        if config.use_lstm:
+            raise ConfigurationError(
+                f"{where}: model_config['use_lstm'] is not supported by SAC's default module. Stack frames instead "
+                "(FrameStackingEnvToModule and FrameStackingLearner), or use PPO."
+            )
+        observation_space, action_space = self.observation_space, self.action_space
+        assert observation_space is not None
+        assert action_space is not None
+        self._is_discrete = isinstance(action_space, gym.spaces.Discrete)
+        if not self._is_discrete:
+            _check_box(action_space, where)
+            shape = action_space.shape
+            self.action_dist_cls = (
+                TorchSquashedGaussian
+                if shape is not None and len(shape) == 1
+                else TorchSquashedGaussian.get_partial_dist_cls(action_shape=shape)
+            )
+        self._mask = ObservationMask(observation_space, action_space, where=where)
+        space = self._mask.space
+        self.pi_encoder = _encoder(space, config, where)
+        self.pi = PolicyHead(self.pi_encoder.output_dim, action_space, config, where=where)
+        if not self.inference_only:
+            inputs = space if self._is_discrete else gym.spaces.Tuple((space, action_space))
+            width = int(action_space.n) if isinstance(action_space, gym.spaces.Discrete) else 1
+            num_critics = 2 if twin_q else 1
+            self.qfs = nn.ModuleList(_Critic(inputs, width, config, where) for _ in range(num_critics))
+            self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
+            self.make_target_networks()
+
+    def make_target_networks(self) -> None:
+        self.target_qfs = copy.deepcopy(self.qfs).requires_grad_(False)
+
+    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
+        return [(self.qfs, self.target_qfs)]
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["qfs", "target_qfs", "log_alpha"]
+
+    # -- forward passes ------------------------------------------------------------------------
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self._logits(batch[Columns.OBS])[0]}
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Return the critics' values, and values and log-probabilities of the policy's actions.
+
+        Returns:
+            ``qf_preds`` [B, C]: of the batch's actions, with gradients for the critics; ``q_curr`` [B] and
+            ``logp_resampled`` [B]: expected under the policy (Discrete) or for one drawn action, with gradients for
+            the policy; ``action_dist_inputs``.
+        """
+        logits, obs = self._logits(batch[Columns.OBS])
+        actions = batch[Columns.ACTIONS]
+        q = _values(self.qfs, obs if self._is_discrete else (obs, actions))
+        if isinstance(self.action_space, gym.spaces.Discrete):
+            # A Discrete space may begin at another number than 0.
+            index = actions.long() - int(self.action_space.start)
+            qf_preds = q.gather(-1, index[:, None, None].expand(-1, q.shape[1], 1)).squeeze(-1)
+        else:
+            qf_preds = q.squeeze(-1)
+        with _without_gradients(self.qfs):
+            q_curr, logp = self._soft_values(logits, obs, self.qfs)
+        return {
+            Columns.ACTION_DIST_INPUTS: logits,
+            "qf_preds": qf_preds,
+            "q_curr": q_curr,
+            "logp_resampled": logp,
+        }
+
+    @torch.no_grad()
+    def forward_target(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Return ``q_target_next`` and ``logp_next_resampled``, float [B], for the policy's actions at ``obs``."""
+        logits, obs = self._logits(batch[Columns.OBS])
+        q, logp = self._soft_values(logits, obs, self.target_qfs)
+        return {"q_target_next": q, "logp_next_resampled": logp}
+
+    def _logits(self, obs: Any) -> tuple[Tensor, Any]:
+        """Return the policy's distribution inputs, and the observations without their mask."""
+        obs, mask = self._mask.split(obs)
+        logits: Tensor = self.pi(self.pi_encoder(obs))
+        return (logits if mask is None else apply_action_mask(logits, mask)), obs
+
+    def _soft_values(self, logits: Tensor, obs: Any, critics: nn.ModuleList) -> tuple[Tensor, Tensor]:
+        """Return the least value of any critic and the log-probability of the policy's actions, float [B]."""
+        if self._is_discrete:
+            log_probs = logits.log_softmax(-1)
+            probs = log_probs.exp()
+            return (probs * _values(critics, obs).amin(1)).sum(-1), (probs * log_probs).sum(-1)
+        dist: Any = self.get_train_action_dist_cls().from_logits(logits)
+        actions, logp = dist.rsample_and_logp()
+        return _values(critics, (obs, actions)).amin(1).squeeze(-1), logp
+
+
+def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> Any:
+    return build_encoder(space, config, where=where)
+
+
+class _Critic(nn.Module):
+    """Observations (with actions) → values [B, width]."""
+
+    def __init__(self, space: gym.Space[Any], width: int, config: DefaultModelConfig, where: str) -> None:
+        super().__init__()
+        self.encoder = _encoder(space, config, where)
+        self.head = MLP(
+            self.encoder.output_dim,
+            config.head_fcnet_hiddens,
+            config.head_fcnet_activation,
+            config=config,
+            prefix="head_fcnet",
+            use_layernorm=config.head_fcnet_use_layernorm,
+            output_dim=width,
+        )
+
+    def forward(self, inputs: Any) -> Tensor:
+        values: Tensor = self.head(self.encoder(inputs))
+        return values
+
+
+def _values(critics: nn.ModuleList, inputs: Any) -> Tensor:
+    """Return the values of all critics, [B, C, width]."""
+    return torch.stack([critic(inputs) for critic in critics], 1)
+
+
+@contextmanager
+def _without_gradients(module: nn.Module) -> Iterator[None]:
+    """Use the module's parameters as constants within the block."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def _check_box(space: gym.Space[Any], where: str) -> None:
+    if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise UnsupportedSpaceError(
+            f"{where}: SAC needs a Box of floats or a Discrete action space, got {space}. Use PPO, or wrap the "
+            "environment so that its actions are one of them."
+        )
+    if not space.is_bounded():
+        raise UnsupportedSpaceError(
+            f"{where}: SAC's actions lie in (-1, 1) and are scaled to the bounds of the action space, but {space} has "
+            "none. Wrap the environment so that its actions have bounds."
+        )

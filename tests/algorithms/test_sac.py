@@ -1,0 +1,238 @@
+"""SAC's losses against numbers computed by hand, its gradients, a small task that it learns, and refused settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlzmq import Columns, ConfigurationError, SACConfig, UnsupportedSpaceError
+from rlzmq.algorithms.sac.sac_loss import actor_loss, critic_loss, critic_targets, temperature_loss
+
+STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+BOX = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
+
+
+def config(action_space: Any = BOX, **training: Any) -> SACConfig:
+    """Networks of one layer."""
+    made: Any = (
+        SACConfig()
+        .environment(observation_space=STATES, action_space=action_space)
+        .training(gamma=0.5, num_steps_sampled_before_learning_starts=0, **training)
+        .rl_module(model_config={"fcnet_hiddens": []})
+        .debugging(seed=0)
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def set_layer(network: Any, weight: Any, bias: Any) -> None:
+    with torch.no_grad():
+        network.layers[0].weight.copy_(torch.as_tensor(weight).expand_as(network.layers[0].weight))
+        network.layers[0].bias.copy_(torch.as_tensor(bias))
+
+
+def batch_of(actions: Any) -> dict[str, torch.Tensor]:
+    return {
+        Columns.OBS: torch.zeros(1, 2),
+        Columns.NEXT_OBS: torch.zeros(1, 2),
+        Columns.ACTIONS: torch.as_tensor(actions),
+        Columns.REWARDS: torch.tensor([3.0]),
+        Columns.TERMINATEDS: torch.tensor([False]),
+        "n_step": torch.tensor([2]),
+        "weights": torch.tensor([0.5]),
+    }
+
+
+def test_critic_targets_have_the_entropy_and_end_with_the_episode() -> None:
+    targets = critic_targets(
+        next_q_B=torch.tensor([4.0, 4.0]),
+        next_logp_B=torch.tensor([-1.5, -1.5]),
+        rewards_B=torch.tensor([1.0, 1.0]),
+        discounts_B=torch.tensor([0.25, 0.0]),
+        alpha=torch.tensor(2.0),
+    )
+    assert targets.tolist() == [1.0 + 0.25 * (4.0 + 2.0 * 1.5), 1.0]
+
+
+def test_critics_are_summed_and_rows_weighted() -> None:
+    loss, td_errors = critic_loss(
+        q_BC=torch.tensor([[1.0, 3.0], [0.0, 0.5]]),
+        targets_B=torch.tensor([1.0, 0.0]),
+        weights_B=torch.tensor([0.5, 1.0]),
+    )
+    first, second = (0.5 * 0.0 + 1.0 * 0.0) / 2, (0.5 * (2.0 - 0.5) + 1.0 * 0.5 * 0.25) / 2
+    assert float(loss) == pytest.approx(first + second)
+    assert td_errors.tolist() == [1.0, 0.25]
+
+
+def test_actor_and_temperature() -> None:
+    logp = torch.tensor([-1.0, -4.0])
+    loss = actor_loss(q_B=torch.tensor([2.0, 6.0]), logp_B=logp, alpha=torch.tensor(0.5))
+    assert float(loss) == pytest.approx((0.5 * -1.0 - 2.0 + 0.5 * -4.0 - 6.0) / 2)
+    log_alpha = torch.tensor(0.3, requires_grad=True)
+    temperature = temperature_loss(log_alpha=log_alpha, logp_B=logp, target_entropy=-1.0)
+    temperature.backward()  # type: ignore[no-untyped-call]
+    assert float(temperature.detach()) == pytest.approx(-0.3 * (-2.0 - 5.0) / 2)
+    # The entropy, 2.5, is above its target: a step down the gradient lowers α.
+    assert float(log_alpha.grad) == pytest.approx(3.5)  # type: ignore[arg-type]
+
+
+def test_log_probabilities_of_squashed_actions() -> None:
+    module: Any = config().build_learner().module["default_policy"]
+    loc, log_std = [0.5, -1.0], [0.0, math.log(0.5)]
+    dist = module.get_train_action_dist_cls().from_logits(torch.tensor([[*loc, *log_std]]))
+    raw = [0.25, -0.5]  # before tanh
+    density = 1.0
+    for x, mean, log_sigma in zip(raw, loc, log_std, strict=True):
+        sigma = math.exp(log_sigma)
+        normal = math.exp(-0.5 * ((x - mean) / sigma) ** 2) / (sigma * math.sqrt(2.0 * math.pi))
+        density *= normal / (1.0 - math.tanh(x) ** 2)
+    assert float(dist.logp(torch.tensor([[math.tanh(x) for x in raw]]))) == pytest.approx(
+        math.log(density), rel=1e-4
+    )
+    assert dist.to_deterministic().sample()[0].tolist() == pytest.approx([math.tanh(x) for x in loc])
+
+
+def test_the_learner_uses_the_lower_target_critic_and_its_own_temperature() -> None:
+    learner: Any = config(initial_alpha=2.0, train_batch_size=1).build_learner()
+    module = learner.module["default_policy"]
+    for critic, online, target in zip(range(2), (1.0, 4.0), (7.0, 5.0), strict=True):
+        set_layer(module.qfs[critic].head, 0.0, online)
+        set_layer(module.target_qfs[critic].head, 0.0, target)
+    batch = batch_of([[0.5, -0.5]])
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        outputs = module.forward_train(batch)
+        loss = learner.compute_loss_for_module(
+            module_id="default_policy", config=learner.config, batch=batch, fwd_out=outputs
+        )
+        torch.manual_seed(5)
+        logp = float(module.forward_train(batch)["logp_resampled"].detach())
+        next_logp = float(
+            module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})["logp_next_resampled"]
+        )
+    target = 3.0 + 0.25 * (5.0 - 2.0 * next_logp)
+    critics = sum(
+        0.5 * (abs(target - q) - 0.5 if abs(target - q) > 1 else 0.5 * (target - q) ** 2) for q in (1, 4)
+    )
+    actor, temperature = 2.0 * logp - 1.0, -math.log(2.0) * (logp - 2.0)
+    assert float(loss.detach()) == pytest.approx(critics + actor + temperature, rel=1e-5)
+
+
+def test_each_loss_reaches_its_own_parameters_only() -> None:
+    module: Any = config().build_learner().module["default_policy"]
+    outputs = module.forward_train(batch_of([[0.5, -0.5]]))
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    assert names
+
+    def reached(output: torch.Tensor) -> set[str]:
+        parameters = [module.get_parameter(name) for name in names]
+        gradients = torch.autograd.grad(output.sum(), parameters, allow_unused=True, retain_graph=True)
+        return {name for name, g in zip(names, gradients, strict=True) if g is not None}
+
+    critics = {name for name in names if name.startswith("qfs.")}
+    policy = {name for name in names if name.startswith("pi.")}
+    assert critics | policy | {"log_alpha"} == set(names)
+    assert reached(outputs["qf_preds"]) == critics
+    assert reached(outputs["q_curr"]) == reached(outputs["logp_resampled"]) == policy
+
+
+def test_discrete_actions_use_the_policys_expectations() -> None:
+    learner: Any = config(gym.spaces.Discrete(2, start=3), twin_q=True, train_batch_size=1).build_learner()
+    module = learner.module["default_policy"]
+    pi = [0.25, 0.75]
+    set_layer(module.pi, 0.0, [math.log(p) for p in pi])
+    for critic, online, target in ((0, [1.0, 5.0], [1.0, 3.0]), (1, [2.0, 4.0], [2.0, 1.0])):
+        set_layer(module.qfs[critic].head, 0.0, online)
+        set_layer(module.target_qfs[critic].head, 0.0, target)
+    outputs = module.forward_train(batch_of([4]))
+    minus_entropy = sum(p * math.log(p) for p in pi)
+    assert outputs["qf_preds"].tolist() == [[5.0, 4.0]]
+    assert float(outputs["q_curr"].detach()) == pytest.approx(0.25 * 1.0 + 0.75 * 4.0)
+    assert float(outputs["logp_resampled"].detach()) == pytest.approx(minus_entropy)
+    assert float(module.forward_target(batch_of([4]))["q_target_next"]) == pytest.approx(1.0)
+    learner.compute_loss_for_module(
+        module_id="default_policy", config=learner.config, batch=batch_of([4]), fwd_out=outputs
+    )
+    assert learner.mean_stats("target_entropy")["default_policy"] == pytest.approx(0.98 * math.log(2.0))
+
+
+def test_learning_rates_are_separate_and_the_temperature_is_state() -> None:
+    made = config(actor_lr=1e-3, critic_lr=[(0, 2e-3), (100, 0.0)], alpha_lr=3e-3, initial_alpha=0.7)
+    learner: Any = made.build_learner()
+    rates = {name: o.param_groups[0]["lr"] for name, o in learner.get_optimizers_for_module("default_policy")}
+    assert {name: float(rate) for name, rate in rates.items()} == pytest.approx(
+        {"qf": 2e-3, "policy": 1e-3, "alpha": 3e-3}
+    )
+    with torch.no_grad():
+        learner.module["default_policy"].log_alpha.fill_(-3.0)
+    other: Any = made.build_learner()
+    assert float(other.module["default_policy"].log_alpha.detach()) == pytest.approx(math.log(0.7))
+    other.set_state(learner.get_state())
+    assert float(other.module["default_policy"].log_alpha.detach()) == -3.0
+
+
+class Reach(gym.Env[Any, Any]):
+    """One step: the reward is 0 at the action 1 of -2 … 2, and falls with the distance."""
+
+    def __init__(self, env_config: Any = None) -> None:
+        self.observation_space, self.action_space = STATES, gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), -10.0 * abs(float(action[0]) - 1.0), True, False, {}
+
+
+def test_sac_learns_where_to_reach_in_300_steps() -> None:
+    made: Any = (
+        SACConfig()
+        .environment(Reach)
+        .env_runners(rollout_fragment_length=4)
+        .training(
+            train_batch_size=32, actor_lr=3e-3, critic_lr=1e-2, alpha_lr=1e-2, initial_alpha=0.1,
+            training_intensity=24.0, num_steps_sampled_before_learning_starts=64,
+        )
+        .rl_module(model_config={"fcnet_hiddens": [32], "fcnet_activation": "relu"})
+        .reporting(min_sample_timesteps_per_iteration=300, min_time_s_per_iteration=0)
+        .debugging(seed=1)
+    )  # fmt: skip
+    with made.build() as algo:
+        algo.train()
+        module: Any = algo.get_module()
+        logits = module.forward_inference({Columns.OBS: torch.zeros(1, 2)})[Columns.ACTION_DIST_INPUTS]
+    # The module acts in (-1, 1), so 1 of -2 … 2 is 0.5.
+    assert math.tanh(float(logits[0, 0])) == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (gym.spaces.MultiDiscrete([2, 3]), "needs a Box of floats or a Discrete"),
+        (gym.spaces.Box(0, 5, (2,), np.int64), "needs a Box of floats or a Discrete"),
+        (
+            gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            "Wrap the environment so that its actions have bounds",
+        ),
+    ],
+)
+def test_action_spaces_that_sac_cannot_use(space: Any, text: str) -> None:
+    with pytest.raises(UnsupportedSpaceError, match=text):
+        config(space).build_learner()
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Set actor_lr, critic_lr and alpha_lr"):
+        config(lr=1e-4).validate()
+    with pytest.raises(ConfigurationError, match="use_lstm"):
+        config().rl_module(model_config={"use_lstm": True}).build_learner()
+    with pytest.raises(ConfigurationError, match="initial_alpha"):
+        config(initial_alpha=0.0)
+    with pytest.raises(ConfigurationError, match="actor_lr"):
+        config(actor_lr=[(5, 1.0), (6, 0.0)]).validate()
