@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "protocol"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "wire"))
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from rlzmq.algorithms.results import merge_into
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ClosedError
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.typed_values import decode, encode_supported
+from rlzmq.core.plain import decode, encode_supported
 from rlzmq.driver.async_env_runner_group import AsyncEnvRunnerGroup
 from rlzmq.driver.session import Session
 from rlzmq.roles.runner.sampling_round import SamplingRound, UntilEnd

@@ -8,7 +8,7 @@ from typing import Any
 from rlzmq.algorithms.results import ResultBuilder
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import MetricsLogger
-from rlzmq.core.typed_values import decode, encode_supported
+from rlzmq.core.plain import decode, encode_supported
 from rlzmq.driver.session import Session
 
 __all__ = ["Iterations"]

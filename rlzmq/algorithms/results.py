@@ -10,7 +10,7 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE, ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
-from rlzmq.core.typed_values import decode, encode_supported
+from rlzmq.core.plain import decode, encode_supported
 from rlzmq.driver.update_results import Accounting, UpdateResult
 from rlzmq.runners.episode_metrics import HOW_TO_LIMIT, EpisodeMetrics, add_fragment_metas
 

@@ -3,7 +3,7 @@
 Layout of a checkpoint directory::
 
     manifest.json                    format version, size and SHA-256 of every other file, and its own SHA-256
-    <component>/state.json           the component's tree: plain values, and names of arrays
+    <component>/state.json           the component's tree (`rlzmq.core.plain`), with names of arrays
     <component>/state.safetensors    its arrays
 
 In an object store (``s3://…``) single objects are all that is replaced at once. There the files of each
@@ -39,6 +39,7 @@ from rlzmq.core import faults
 from rlzmq.core.cloud_path import CloudPath
 from rlzmq.core.errors import CheckpointError
 from rlzmq.core.files import make_directories, opener
+from rlzmq.core.plain import NotPlainError, TreeReader, TreeWriter
 
 __all__ = [
     "FORMAT_VERSION",
@@ -51,7 +52,7 @@ __all__ = [
     "write_checkpoint",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MANIFEST = "manifest.json"
 _FORMAT = "rlzmq-checkpoint"
 _KEYS = {"format", "version", "about", "files", "sha256"}
@@ -190,8 +191,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
             f"The checkpoint {folder} is of format version {manifest.get('version')!r}; this release reads "
             f"version {FORMAT_VERSION}. Use the release that wrote it."
         )
-    # Only checkpoints of the first releases have no manifest digest.
-    if set(manifest) - _KEYS or ("sha256" in manifest and manifest["sha256"] != digest):
+    if set(manifest) != _KEYS or manifest["sha256"] != digest:
         raise CheckpointError(
             f"The manifest of the checkpoint {folder} was altered: it differs from its SHA-256."
         )
@@ -276,11 +276,10 @@ def _files_of(name: str, state: Any) -> dict[str, bytes]:
 
     if not _is_inside(f"{name}/state.json"):
         raise ValueError(f"component name {name!r}: expected relative names joined by slashes.")
-    arrays: dict[str, np.ndarray] = {}
-    tree = _encode(state, name, arrays)
-    files = {f"{name}/state.json": json.dumps(tree).encode()}
-    if arrays:
-        files[f"{name}/state.safetensors"] = save(arrays)
+    writer = _FileWriter()
+    files = {f"{name}/state.json": json.dumps(writer.write(state, name)).encode()}
+    if writer.arrays:
+        files[f"{name}/state.safetensors"] = save(writer.arrays)
     return files
 
 
@@ -291,7 +290,7 @@ def _read_component(folder: Path, name: str, contents: Mapping[str, bytes]) -> A
     try:
         packed = contents.get(f"{name}/state.safetensors")
         arrays = load(packed) if packed is not None else {}
-        return _decode(json.loads(contents[f"{name}/state.json"]), arrays)
+        return _FileReader(arrays).read(json.loads(contents[f"{name}/state.json"]))
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(
             f"Component {name!r} of the checkpoint {folder} cannot be read: {error!r}."
@@ -312,54 +311,52 @@ def _checked_bytes(folder: Path, name: str, facts: dict[str, Any]) -> bytes:
     return data
 
 
-def _encode(value: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"__float__": repr(value)}
-    if isinstance(value, np.generic):
-        return _encode(value.item(), where, arrays)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        key = str(len(arrays))
-        arrays[key] = np.ascontiguousarray(value).reshape(value.shape)
-        return {"__array__": key}
-    if isinstance(value, bytes):
-        return {"__bytes__": base64.b64encode(value).decode()}
-    if isinstance(value, list):
-        return [_encode(item, f"{where}[{i}]", arrays) for i, item in enumerate(value)]
-    if isinstance(value, tuple):
-        return {"__tuple__": [_encode(item, f"{where}[{i}]", arrays) for i, item in enumerate(value)]}
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) and not key.startswith("__") for key in value):
-            return {key: _encode(item, f"{where}.{key}", arrays) for key, item in value.items()}
-        pairs = [[_encode(k, where, arrays), _encode(v, f"{where}[{k!r}]", arrays)] for k, v in value.items()]
-        return {"__items__": pairs}
-    if hasattr(value, "detach"):  # a torch tensor
-        return _encode(value.detach().cpu().numpy(), where, arrays)
-    raise TypeError(
-        f"{where}: a {type(value).__name__} cannot be stored in a checkpoint. Expected plain values, dicts, lists, "
-        "tuples and numeric arrays."
-    )
+class _FileWriter(TreeWriter):
+    """Writes a state for JSON, with arrays aside."""
+
+    leaves = frozenset({type(None), bool, str})
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def place(self, array: np.ndarray, where: str) -> Any:
+        if array.dtype.kind not in "biuf":
+            raise NotPlainError(f"{where}: expected an array of numbers, got dtype {array.dtype}.")
+        key = str(len(self.arrays))
+        self.arrays[key] = np.ascontiguousarray(array).reshape(array.shape)
+        return key
+
+    def other(self, value: Any, where: str, depth: int) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"__float__": repr(value)}
+        if isinstance(value, bytes):
+            return {"__bytes__": base64.b64encode(value).decode()}
+        if hasattr(value, "detach"):  # a torch tensor
+            return self.array(value.detach().cpu().numpy(), where)
+        kinds: tuple[Any, ...] = (int, str, list, tuple)
+        for kind in kinds:
+            if isinstance(value, kind):
+                return self.write(kind(value), where, depth)
+        if isinstance(value, Mapping):
+            return self.dict_(value, where, depth)
+        return super().other(value, where, depth)
 
 
-def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, arrays) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        (tag, content), *_ = value.items()
-        if tag == "__array__":
-            return arrays[content]
-        if tag == "__tuple__":
-            return tuple(_decode(item, arrays) for item in content)
+class _FileReader(TreeReader):
+    """Reads what `_FileWriter` wrote."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._arrays = arrays
+
+    def fetch(self, place: Any) -> np.ndarray:
+        return self._arrays[place]
+
+    def tagged(self, tag: str, content: Any, depth: int) -> Any:
         if tag == "__float__":
             return float(content)
         if tag == "__bytes__":
             return base64.b64decode(content)
-        if tag == "__items__":
-            return {_decode(key, arrays): _decode(item, arrays) for key, item in content}
-    return {key: _decode(item, arrays) for key, item in value.items()}
+        return super().tagged(tag, content, depth)
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:

@@ -1,32 +1,68 @@
-"""Conversion of numpy and Python data to plain values, which msgpack can pack, and back.
+"""The typed tree: the one form in which Python values are stored and sent.
 
-`to_plain` and `from_plain` are each other's inverse, types included (tuples stay tuples, numpy scalars numpy
-scalars). Nothing but this fixed set of types is ever made from plain values, so they are safe to read from
-files and peers.
+A value becomes a tree of None, bool, int, float, str, bytes, lists and dicts with str keys. All other types are a dict
+with one key, the tag:
+
+    tuple                          {"__tuple__": [item, …]}
+    dict with other or tagged keys {"__dict__": [[key, value], …]}
+    int beyond 64 bits             {"__int__": digits}
+    complex                        {"__complex__": [real, imag]}
+    numpy array, numpy scalar      {"__array__": place}, {"__scalar__": place}
+
+The encodings differ in where arrays are placed, and in further types with their own tags:
+
+| encoding                               | for                                     | an array's place             |
+|----------------------------------------|-----------------------------------------|------------------------------|
+| `to_plain`, `from_plain`               | episodes, message headers, spaces       | ``[dtype, shape, bytes]``    |
+| `rlzmq.core.checkpoint`                | states in files: JSON and safetensors   | a name in the second file    |
+| `rlzmq.wire.values`                    | messages; also episodes, metrics, spaces | a frame, or a part of one    |
+| `rlzmq.config.plain`                   | settings; also sets and names of code   | as `to_plain`                |
+
+Types are preserved (tuples stay tuples, numpy scalars numpy scalars). Nothing but this fixed set of types is ever made
+from a tree, so trees of files and peers are safe to read; only `rlzmq.config.plain` imports code that is named.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["NotPlainError", "checked_dtype", "from_plain", "to_plain"]
+__all__ = [
+    "NotPlainError",
+    "TreeReader",
+    "TreeWriter",
+    "checked_dtype",
+    "decode",
+    "encode",
+    "encode_supported",
+    "expect_list",
+    "from_plain",
+    "to_plain",
+]
 
-# The key that marks a dict as an encoded value of a type that msgpack lacks.
-_TAG = "__type__"
-_MAX_DEPTH = 64
+_LEAVES = frozenset({type(None), bool, int, float, str, bytes})
 _INT64 = range(-(2**63), 2**64)
+_MAX_DIGITS = 4000
+# Receivers of messages bound the length of maps; longer dicts are lists of pairs.
+_MAX_KEYS = 4000
 _DTYPE = re.compile(
     r"[<>|=]?(?:b1|[iu][1248]|f[248]|c(?:8|16)|[SU][1-9][0-9]{0,5}|[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,7}\])?)"
 )
+_TENSOR = "__tensor__"  # the key that marks a dict as an encoded tensor
 _known_dtypes: dict[str, np.dtype[Any]] = {}
 
 
 class NotPlainError(TypeError):
     """Raised for a value without a plain form; the message names its path and type."""
+
+
+class _TooDeepError(NotPlainError, ValueError):
+    """Raised for a value that is nested too deep."""
 
 
 def checked_dtype(text: object) -> np.dtype[Any]:
@@ -51,8 +87,189 @@ def checked_dtype(text: object) -> np.dtype[Any]:
     return dtype
 
 
+class TreeWriter:
+    """Converts values to trees, with arrays as in `to_plain`; subclasses place them elsewhere and know more types.
+
+    Attributes:
+        leaves: Types that are in the tree as they are.
+        max_depth: Nested containers allowed.
+    """
+
+    leaves: ClassVar[frozenset[type]] = frozenset({type(None), bool, str, float, bytes})
+    max_depth: ClassVar[int] = 64
+
+    def write(self, value: Any, where: str = "value", depth: int = 0) -> Any:
+        """Return the tree of a value.
+
+        Args:
+            value: The value.
+            where: Its name in error messages.
+            depth: Number of containers around it.
+
+        Raises:
+            NotPlainError: For an unknown type; the message names its path.
+        """
+        kind = type(value)
+        if kind in self.leaves:
+            return value
+        if kind is int:
+            return value if value in _INT64 else {"__int__": str(value)}
+        if depth >= self.max_depth:
+            raise _TooDeepError(f"{where[:200]}: nested deeper than {self.max_depth}, or contains itself.")
+        if kind is list:
+            return self.items(value, where, depth)
+        if kind is tuple:
+            return {"__tuple__": self.items(value, where, depth)}
+        if isinstance(value, dict):
+            return self.dict_(value, where, depth)
+        if isinstance(value, np.ndarray):
+            return self.array(value, where)
+        if isinstance(value, np.generic):
+            return self.scalar(value, where)
+        return self.other(value, where, depth)
+
+    def items(self, value: Any, where: str, depth: int) -> Any:
+        """Return the trees of a list's or tuple's items."""
+        leaves = self.leaves
+        return [
+            item if type(item) in leaves else self.write(item, f"{where}[{i}]", depth + 1)
+            for i, item in enumerate(value)
+        ]
+
+    def dict_(self, value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
+        """Return the tree of a dict."""
+        is_plain = all(type(key) is str and key[:2] != "__" for key in value)
+        if is_plain and len(value) <= _MAX_KEYS:
+            leaves = self.leaves
+            return {
+                key: item if type(item) in leaves else self.write(item, f"{where}[{key!r}]", depth + 1)
+                for key, item in value.items()
+            }
+        pairs = [
+            [
+                self.write(key, f"{where}: key {key!r}", depth + 1),
+                self.write(item, f"{where}[{key!r}]", depth + 1),
+            ]
+            for key, item in value.items()
+        ]
+        return {"__dict__": pairs}
+
+    def array(self, array: np.ndarray, where: str) -> Any:
+        """Return the tree of an array."""
+        return {"__array__": self.place(array, where)}
+
+    def scalar(self, value: np.generic, where: str) -> Any:
+        """Return the tree of a numpy scalar."""
+        return {"__scalar__": self.place(np.asarray(value), where)}
+
+    def place(self, array: np.ndarray, where: str) -> Any:
+        """Put an array where this encoding has its arrays; return its place.
+
+        Raises:
+            NotPlainError: For a dtype that has no place there.
+        """
+        if array.dtype.kind not in "biufcmMSU":
+            raise NotPlainError(f"{where}: expected an array of numbers or strings, got dtype {array.dtype}.")
+        return [array.dtype.str, list(array.shape), array.tobytes()]
+
+    def other(self, value: Any, where: str, depth: int) -> Any:
+        """Return the tree of a value of another type."""
+        if type(value) is complex:
+            return {"__complex__": [value.real, value.imag]}
+        raise NotPlainError(
+            f"{where}: expected None, bool, number, str, bytes, list, tuple, dict or a numpy array of numbers, "
+            f"got {_described(value)}."
+        )
+
+
+class TreeReader:
+    """Converts trees of `TreeWriter` back; a subclass reads what the matching writer adds.
+
+    Its input is not trusted: everything is checked before it is used.
+    """
+
+    max_depth: ClassVar[int] = 2 * TreeWriter.max_depth + 2
+
+    def read(self, tree: Any, depth: int = 0) -> Any:
+        """Return the value of a tree.
+
+        Raises:
+            ValueError: No writer makes such a tree.
+        """
+        kind = type(tree)
+        if kind in _LEAVES:
+            return tree
+        if depth > self.max_depth:
+            raise ValueError(f"expected values nested at most {TreeWriter.max_depth} deep, got deeper ones.")
+        if kind is list:
+            return [item if type(item) in _LEAVES else self.read(item, depth + 1) for item in tree]
+        if kind is not dict:
+            raise ValueError(f"expected a plain value, got {kind.__qualname__}.")
+        if len(tree) == 1:
+            ((tag, content),) = tree.items()
+            if type(tag) is str and tag[:2] == "__":
+                try:
+                    return self.tagged(tag, content, depth)
+                except (KeyError, TypeError, OverflowError) as error:
+                    raise ValueError(
+                        f"expected the content of {tag[:32]!r}, got another one ({type(error).__name__})."
+                    ) from error
+        return {
+            key: item if type(item) in _LEAVES else self.read(item, depth + 1) for key, item in tree.items()
+        }
+
+    def tagged(self, tag: str, content: Any, depth: int) -> Any:
+        """Return the value of a tagged dict."""
+        if tag == "__tuple__":
+            return tuple([self.read(item, depth + 1) for item in expect_list(content)])
+        if tag == "__dict__":
+            pairs = [expect_list(pair) for pair in expect_list(content)]
+            return {self.read(key, depth + 1): self.read(item, depth + 1) for key, item in pairs}
+        if tag == "__array__":
+            return self.fetch(content)
+        if tag == "__scalar__":
+            array = self.fetch(content)
+            if array.ndim:
+                raise ValueError(f"expected a scalar without dimensions, got shape {array.shape}.")
+            return array[()]
+        if tag == "__int__":
+            if not isinstance(content, str) or len(content) > _MAX_DIGITS:
+                raise ValueError(f"expected an integer as text of at most {_MAX_DIGITS} digits.")
+            return int(content)
+        if tag == "__complex__":
+            real, imag = content
+            return complex(real, imag)
+        raise ValueError(f"expected a known tag, got {tag[:32]!r}.")
+
+    def fetch(self, place: Any) -> np.ndarray:
+        """Return the array at a place of `TreeWriter.place`."""
+        text, shape, data = expect_list(place)
+        dtype = checked_dtype(text)
+        if len(expect_list(shape)) > 32 or any(type(n) is not int or not 0 <= n < 2**48 for n in shape):
+            raise ValueError(f"expected a shape of at most 32 sizes from 0, got {str(shape)[:200]}.")
+        expected = math.prod(shape) * dtype.itemsize
+        if not isinstance(data, bytes) or len(data) != expected:
+            actual = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__qualname__
+            raise ValueError(f"expected {expected} bytes for shape {shape} of {dtype}, got {actual}.")
+        if dtype.kind == "b" and data.strip(b"\x00\x01"):
+            raise ValueError("expected bools of 0 or 1, got other bytes.")
+        if expected == 0:
+            return np.zeros(shape, dtype)
+        return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def expect_list(value: Any) -> list[Any]:
+    """Return the value, a list of a tree; raise ValueError if it is none."""
+    if type(value) is not list:
+        raise ValueError(f"expected a list, got {type(value).__qualname__}.")
+    return value
+
+
+_writer, _reader = TreeWriter(), TreeReader()
+
+
 def to_plain(value: Any, where: str = "value") -> Any:
-    """Return the plain form of ``value``.
+    """Return the tree of ``value``, which msgpack can pack: arrays are bytes in it.
 
     Args:
         value: None, bool, int, float, complex, str, bytes, list, tuple, dict (any keys of these types), numpy
@@ -62,117 +279,71 @@ def to_plain(value: Any, where: str = "value") -> Any:
     Raises:
         NotPlainError: For any other type; the message names its path.
     """
-    return _encode(value, where, 0)
+    return _writer.write(value, where)
 
 
-def _encode(value: Any, where: str, depth: int) -> Any:
-    kind = type(value)
-    if value is None or kind is bool or kind is str or kind is float or kind is bytes:
-        return value
-    if kind is int:
-        return value if value in _INT64 else {_TAG: "int", "digits": str(value)}
-    if depth > _MAX_DEPTH:
-        raise NotPlainError(f"{where}: nested more than {_MAX_DEPTH} deep.")
-    if kind is list:
-        return [_encode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
-    if isinstance(value, np.ndarray):
-        return _encode_array(value, where)
-    if isinstance(value, np.generic):
-        array = np.asarray(value)
-        return {**_encode_array(array, where), _TAG: "scalar"}
-    if isinstance(value, dict):
-        if _TAG not in value and all(type(key) is str for key in value):
-            return {key: _encode(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()}
-        items = [
-            [_encode(key, f"{where} key", depth + 1), _encode(item, f"{where}[{key!r}]", depth + 1)]
-            for key, item in value.items()
-        ]
-        return {_TAG: "dict", "items": items}
-    if kind is tuple:
-        items = [_encode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
-        return {_TAG: "tuple", "items": items}
-    if kind is complex:
-        return {_TAG: "complex", "parts": [value.real, value.imag]}
-    raise NotPlainError(
-        f"{where}: expected None, bool, number, str, bytes, list, tuple, dict or a numpy array of numbers, "
-        f"got {kind.__module__}.{kind.__qualname__}."
-    )
-
-
-def _encode_array(array: np.ndarray, where: str) -> dict[str, Any]:
-    if array.dtype.kind not in "biufcmMSU":
-        raise NotPlainError(f"{where}: expected an array of numbers or strings, got dtype {array.dtype}.")
-    return {_TAG: "array", "dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
-
-
-def from_plain(value: Any) -> Any:
+def from_plain(tree: Any) -> Any:
     """Return the value that `to_plain` was given.
 
     Raises:
-        ValueError: If the value is no plain form (unknown tag, wrong size or dtype, too deep).
+        ValueError: If it is no such tree (unknown tag, wrong size or dtype, too deep).
     """
-    return _decode(value, 0)
+    return _reader.read(tree)
 
 
-def _decode(value: Any, depth: int) -> Any:
+def encode(value: Any, where: str = "value") -> Any:
+    """Return a copy of a part of a state, for messages and checkpoints, which preserve all types but tensors' devices.
+
+    Args:
+        value: None, bool, int, float, str, bytes, numpy scalars, arrays and tensors of numbers, in any nesting of
+            dicts, lists and tuples.
+        where: Name of the value in error messages.
+
+    Raises:
+        NotPlainError: For any other type; the message names its path.
+    """
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {encode(k, f"{where} key"): encode(item, f"{where}[{k!r}]") for k, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if hasattr(value, "detach") and str(value.dtype) != "torch.bfloat16":
+        return {_TENSOR: value.detach().cpu().numpy().copy(), "device": str(value.device)}
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    raise NotPlainError(
+        f"{where}: expected numbers, strings, arrays or tensors in dicts, lists and tuples, got {_described(value)}."
+    )
+
+
+def encode_supported(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Encode a dict without its unsupported items, e.g. user objects."""
+    kept = {}
+    for key, value in values.items():
+        with contextlib.suppress(NotPlainError):
+            kept[key] = encode(value)
+    return kept
+
+
+def decode(encoded: Any) -> Any:
+    """Return the value that `encode` was given, in new memory."""
+    if isinstance(encoded, np.ndarray):
+        return np.array(encoded)
+    if isinstance(encoded, list | tuple):
+        items = [decode(item) for item in encoded]
+        return items if isinstance(encoded, list) else tuple(items)
+    if not isinstance(encoded, Mapping):
+        return encoded
+    if _TENSOR in encoded:
+        import torch
+
+        return torch.from_numpy(np.array(encoded[_TENSOR])).to(encoded["device"])
+    return {key: decode(item) for key, item in encoded.items()}
+
+
+def _described(value: Any) -> str:
     kind = type(value)
-    if kind is not dict and kind is not list:
-        if value is None or kind in (bool, int, float, str, bytes):
-            return value
-        raise ValueError(f"expected a plain value, got {kind.__qualname__}.")
-    if depth > 2 * _MAX_DEPTH + 2:
-        raise ValueError(f"expected values nested at most {_MAX_DEPTH} deep, got deeper ones.")
-    if kind is list:
-        return [_decode(item, depth + 1) for item in value]
-    tag = value.get(_TAG)
-    if tag is None:
-        return {key: _decode(item, depth + 1) for key, item in value.items()}
-    try:
-        return _decode_tagged(tag, value, depth)
-    except (KeyError, TypeError, OverflowError) as error:
-        fields = sorted(map(str, value))
-        raise ValueError(f"expected the fields of a tagged {tag!r}, got {fields}.") from error
-
-
-def _decode_tagged(tag: object, value: dict[str, Any], depth: int) -> Any:
-    if tag in ("array", "scalar"):
-        return _decode_array(value, scalar=tag == "scalar")
-    if tag == "tuple":
-        return tuple(_decode(item, depth + 1) for item in _expect_list(value["items"]))
-    if tag == "dict":
-        pairs = [_expect_list(pair) for pair in _expect_list(value["items"])]
-        return {_decode(key, depth + 1): _decode(item, depth + 1) for key, item in pairs}
-    if tag == "int":
-        digits = value["digits"]
-        if not isinstance(digits, str) or len(digits) > 1000:
-            raise ValueError("expected an integer of at most 1000 digits.")
-        return int(digits)
-    if tag == "complex":
-        real, imag = value["parts"]
-        return complex(real, imag)
-    raise ValueError(f"expected a known tag (array, scalar, tuple, dict, int, complex), got {tag!r}.")
-
-
-def _expect_list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise ValueError(f"expected a list, got {type(value).__qualname__}.")
-    return value
-
-
-def _decode_array(value: dict[str, Any], *, scalar: bool) -> Any:
-    dtype, shape, data = checked_dtype(value["dtype"]), _expect_list(value["shape"]), value["data"]
-    if len(shape) > 32 or any(type(size) is not int or not 0 <= size < 2**48 for size in shape):
-        raise ValueError(f"expected a shape of at most 32 sizes from 0, got {str(shape)[:200]}.")
-    expected = math.prod(shape) * dtype.itemsize
-    if not isinstance(data, bytes) or len(data) != expected:
-        actual = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__qualname__
-        raise ValueError(f"expected {expected} bytes for shape {shape} of {dtype}, got {actual}.")
-    if dtype.kind == "b" and data.strip(b"\x00\x01"):
-        raise ValueError("expected bools of 0 or 1, got other bytes.")
-    if scalar:
-        if shape:
-            raise ValueError(f"expected a scalar, got shape {shape}.")
-        return np.frombuffer(data, dtype)[0]
-    if expected == 0:
-        return np.zeros(shape, dtype)
-    return np.frombuffer(data, dtype).reshape(shape).copy()
+    dtype = getattr(value, "dtype", None)
+    return f"{kind.__module__}.{kind.__qualname__}" + (f" of dtype {dtype}" if dtype is not None else "")

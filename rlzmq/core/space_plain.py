@@ -1,8 +1,9 @@
-"""Conversion of Gymnasium spaces to plain values and back."""
+"""Conversion of Gymnasium spaces to trees of plain values and arrays, and back."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -11,70 +12,25 @@ from gymnasium import spaces
 
 from rlzmq.core.plain import NotPlainError, checked_dtype, from_plain, to_plain
 
-__all__ = ["space_from_plain", "space_to_plain"]
+__all__ = ["space_from_parts", "space_from_plain", "space_parts", "space_to_plain"]
 
 _MAX_DEPTH = 16
 # Limit on a Box's size: 64 M elements are far above any real observation.
 _MAX_ELEMENTS = 2**26
+# A Box has two bounds, and makes two arrays of bools and copies of them.
+_BOX_COPIES = 6
 
 
 def space_to_plain(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     """Return the plain form of a Gymnasium space (or of None); random state and subclass are not part of it.
 
+    Equal spaces have equal plain forms, in all processes.
+
     Raises:
         NotPlainError: For a kind of space that is not Gymnasium's own.
     """
-    if space is None:
-        return None
-    if isinstance(space, spaces.Box):
-        return {
-            "kind": "box",
-            "low": _bound(space.low),
-            "high": _bound(space.high),
-            "shape": list(space.shape),
-            "dtype": space.dtype.str,
-        }
-    if isinstance(space, spaces.Discrete):
-        return {"kind": "discrete", "n": int(space.n), "start": int(space.start), "dtype": _dtype(space)}
-    if isinstance(space, spaces.MultiDiscrete):
-        return {
-            "kind": "multi_discrete",
-            "nvec": to_plain(np.asarray(space.nvec)),
-            "start": to_plain(np.asarray(space.start)),
-            "dtype": _dtype(space),
-        }
-    if isinstance(space, spaces.MultiBinary):
-        return {"kind": "multi_binary", "shape": list(space.shape)}
-    if isinstance(space, spaces.Dict):
-        return {"kind": "dict", "spaces": [[key, space_to_plain(sub)] for key, sub in space.spaces.items()]}
-    if isinstance(space, spaces.Tuple):
-        return {"kind": "tuple", "spaces": [space_to_plain(sub) for sub in space.spaces]}
-    if isinstance(space, spaces.OneOf):
-        return {"kind": "one_of", "spaces": [space_to_plain(sub) for sub in space.spaces]}
-    if isinstance(space, spaces.Sequence):
-        return {"kind": "sequence", "space": space_to_plain(space.feature_space), "stack": bool(space.stack)}
-    if isinstance(space, spaces.Text):
-        charset = "".join(sorted(space.character_set))
-        return {"kind": "text", "min": space.min_length, "max": space.max_length, "charset": charset}
-    if isinstance(space, spaces.Graph):
-        return {
-            "kind": "graph",
-            "node": space_to_plain(space.node_space),
-            "edge": space_to_plain(space.edge_space),
-        }
-    raise NotPlainError(f"expected one of Gymnasium's own spaces, got {type(space).__name__}: {space}.")
-
-
-def _dtype(space: gym.Space[Any]) -> str:
-    return np.dtype(space.dtype).str
-
-
-def _bound(bound: np.ndarray) -> dict[str, Any]:
-    """Return a Box's bound, as one value if all elements are equal."""
-    if bound.size > 1 and bool((bound == bound.flat[0]).all()):
-        bound = np.asarray(bound.flat[0])
-    encoded: dict[str, Any] = to_plain(np.asarray(bound))
-    return encoded
+    plain: dict[str, Any] | None = to_plain(space_parts(space, is_short=True))
+    return plain
 
 
 def space_from_plain(plain: Any) -> gym.Space[Any] | None:
@@ -83,56 +39,139 @@ def space_from_plain(plain: Any) -> gym.Space[Any] | None:
     Raises:
         ValueError: If the value is no space's plain form.
     """
+    return space_from_parts(from_plain(plain))
+
+
+def space_parts(space: gym.Space[Any] | None, *, is_short: bool = False) -> dict[str, Any] | None:
+    """Return a space's parts, a tree of plain values and arrays, for `space_from_parts`.
+
+    Args:
+        space: The space, or None.
+        is_short: Give a Box's bounds as one value where all elements are equal, and a Text's characters sorted.
+
+    Raises:
+        NotPlainError: For a kind of space that is not Gymnasium's own.
+    """
+    if space is None:
+        return None
+    if isinstance(space, spaces.Box):
+        bounds = {"low": np.asarray(space.low), "high": np.asarray(space.high)}
+        for name, bound in bounds.items():
+            if is_short and bound.size > 1 and bool((bound == bound.flat[0]).all()):
+                bounds[name] = np.asarray(bound.flat[0])
+        return {"kind": "box", **bounds, "shape": list(space.shape), "dtype": space.dtype.str}
+    if isinstance(space, spaces.Discrete):
+        return {"kind": "discrete", "n": int(space.n), "start": int(space.start), "dtype": _dtype(space)}
+    if isinstance(space, spaces.MultiDiscrete):
+        vectors = {"nvec": np.asarray(space.nvec), "start": np.asarray(space.start)}
+        return {"kind": "multi_discrete", **vectors, "dtype": _dtype(space)}
+    if isinstance(space, spaces.MultiBinary):
+        return {"kind": "multi_binary", "n": list(space.n) if isinstance(space.n, tuple) else int(space.n)}
+    if isinstance(space, spaces.Dict):
+        pairs = [[key, space_parts(sub, is_short=is_short)] for key, sub in space.spaces.items()]
+        return {"kind": "dict", "spaces": pairs}
+    if isinstance(space, spaces.Tuple | spaces.OneOf):
+        subs = [space_parts(sub, is_short=is_short) for sub in space.spaces]
+        return {"kind": "tuple" if isinstance(space, spaces.Tuple) else "one_of", "spaces": subs}
+    if isinstance(space, spaces.Sequence):
+        item = space_parts(space.feature_space, is_short=is_short)
+        return {"kind": "sequence", "space": item, "stack": bool(space.stack)}
+    if isinstance(space, spaces.Text):
+        charset = "".join(sorted(space.character_set) if is_short else space.character_list)
+        return {
+            "kind": "text",
+            "min": int(space.min_length),
+            "max": int(space.max_length),
+            "charset": charset,
+        }
+    if isinstance(space, spaces.Graph):
+        node, edge = (space_parts(sub, is_short=is_short) for sub in (space.node_space, space.edge_space))
+        return {"kind": "graph", "node": node, "edge": edge}
+    raise NotPlainError(f"expected one of Gymnasium's own spaces, got {type(space).__name__}: {space}.")
+
+
+def _dtype(space: gym.Space[Any]) -> str:
+    return np.dtype(space.dtype).str
+
+
+def space_from_parts(
+    parts: Any, allocate: Callable[[int], None] = lambda num_bytes: None
+) -> gym.Space[Any] | None:
+    """Return the space of these parts, which are not trusted.
+
+    Args:
+        parts: What `space_parts` returned.
+        allocate: Called with the bytes that a Box is about to take; may raise.
+
+    Raises:
+        ValueError: If these are no space's parts.
+    """
     try:
-        return _decode(plain, 0)
-    except (ValueError, KeyError, TypeError, AssertionError, OverflowError, AttributeError) as error:
-        raise ValueError(f"expected a space's plain form, got {str(plain)[:200]}: {error!r}.") from error
+        return _decode(parts, 0, allocate)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AssertionError,
+        OverflowError,
+        AttributeError,
+        IndexError,
+    ) as error:
+        raise ValueError(
+            f"expected a space's plain form, got one that does not fit: {repr(error)[:200]}."
+        ) from error
 
 
-def _decode_present(plain: Any, depth: int) -> gym.Space[Any]:
-    space = _decode(plain, depth)
+def _decode_present(parts: Any, depth: int, allocate: Callable[[int], None]) -> gym.Space[Any]:
+    space = _decode(parts, depth, allocate)
     if space is None:
         raise ValueError("expected a space inside of a space, got None.")
     return space
 
 
-def _decode(plain: Any, depth: int) -> gym.Space[Any] | None:
-    if plain is None:
+def _decode(parts: Any, depth: int, allocate: Callable[[int], None]) -> gym.Space[Any] | None:
+    if parts is None:
         return None
     if depth > _MAX_DEPTH:
         raise ValueError(f"expected spaces nested at most {_MAX_DEPTH} deep.")
-    kind = plain["kind"]
+    kind = parts["kind"]
     if kind == "box":
-        shape, dtype = tuple(plain["shape"]), checked_dtype(plain["dtype"])
-        if math.prod(shape) > _MAX_ELEMENTS:
+        shape, dtype = tuple(parts["shape"]), checked_dtype(parts["dtype"])
+        if not 0 <= math.prod(shape) <= _MAX_ELEMENTS:
             raise ValueError(f"expected a Box of at most {_MAX_ELEMENTS} elements, got shape {shape}.")
-        low, high = from_plain(plain["low"]), from_plain(plain["high"])
+        low, high = parts["low"], parts["high"]
         fits = all(bound.size == 1 or bound.shape == shape for bound in (low, high))
         if dtype.kind not in "biuf" or not fits:
             raise ValueError(f"expected a Box's bounds of shape {shape}, got {low.shape} and {high.shape}.")
+        allocate(_BOX_COPIES * math.prod(shape) * dtype.itemsize)
         if low.size == 1:
             low = np.broadcast_to(low.reshape(()), shape)
         if high.size == 1:
             high = np.broadcast_to(high.reshape(()), shape)
         return spaces.Box(np.array(low), np.array(high), shape, dtype.type)
     if kind == "discrete":
-        return spaces.Discrete(plain["n"], start=plain["start"], dtype=checked_dtype(plain["dtype"]).type)
+        return spaces.Discrete(parts["n"], start=parts["start"], dtype=_integer(parts["dtype"]))
     if kind == "multi_discrete":
-        nvec, start = from_plain(plain["nvec"]), from_plain(plain["start"])
-        return spaces.MultiDiscrete(nvec, dtype=checked_dtype(plain["dtype"]).type, start=start)
+        return spaces.MultiDiscrete(parts["nvec"], dtype=_integer(parts["dtype"]), start=parts["start"])
     if kind == "multi_binary":
-        shape = plain["shape"]
-        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+        return spaces.MultiBinary(parts["n"])
     if kind == "dict":
-        return spaces.Dict({key: _decode_present(sub, depth + 1) for key, sub in plain["spaces"]})
+        return spaces.Dict({key: _decode_present(sub, depth + 1, allocate) for key, sub in parts["spaces"]})
     if kind in ("tuple", "one_of"):
-        parts = [_decode_present(sub, depth + 1) for sub in plain["spaces"]]
-        return spaces.Tuple(parts) if kind == "tuple" else spaces.OneOf(parts)
+        subs = [_decode_present(sub, depth + 1, allocate) for sub in parts["spaces"]]
+        return spaces.Tuple(subs) if kind == "tuple" else spaces.OneOf(subs)
     if kind == "sequence":
-        return spaces.Sequence(_decode_present(plain["space"], depth + 1), stack=plain["stack"])
+        return spaces.Sequence(_decode_present(parts["space"], depth + 1, allocate), stack=parts["stack"])
     if kind == "text":
-        return spaces.Text(plain["max"], min_length=plain["min"], charset=plain["charset"])
+        return spaces.Text(parts["max"], min_length=parts["min"], charset=parts["charset"])
     if kind == "graph":
-        node, edge = _decode(plain["node"], depth + 1), _decode(plain["edge"], depth + 1)
+        node, edge = (_decode(parts[name], depth + 1, allocate) for name in ("node", "edge"))
         return spaces.Graph(node, edge)  # type: ignore[arg-type]
-    raise ValueError(f"expected a known kind of space, got {kind!r}.")
+    raise ValueError("expected a known kind of space.")
+
+
+def _integer(text: object) -> Any:
+    dtype = checked_dtype(text)
+    if dtype.kind not in "biu":
+        raise ValueError(f"expected the dtype of an integer, got {dtype}.")
+    return dtype.type

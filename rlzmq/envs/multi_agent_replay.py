@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.core.plain import decode, encode, from_plain, to_plain
 from rlzmq.core.tree import tree_stack, tree_unstack
-from rlzmq.core.typed_values import decode, encode
 from rlzmq.envs.env_state import MAX_REPLAYED_STEPS, History
 from rlzmq.envs.rng_state import get_random_states, set_random_states
 

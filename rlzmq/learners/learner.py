@@ -38,10 +38,10 @@ from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import NotFiniteError
 from rlzmq.core.metrics import METRICS_STATES, MetricsLogger
 from rlzmq.core.names import ALL_MODULES, BATCH_SOURCE
+from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
-from rlzmq.core.typed_values import decode, encode_supported
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.learner_ranks import UpdateAgreement, UpdateStart
 from rlzmq.learners.minibatches import MinibatchIterator

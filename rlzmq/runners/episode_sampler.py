@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlzmq.core.plain import decode, encode
 from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER, MODULE_TO_ENV_TIMER
-from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_state import plain_state
 from rlzmq.episodes.lookback_buffer import InfiniteLookbackBuffer

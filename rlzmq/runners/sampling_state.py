@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlzmq.core.plain import NotPlainError
-from rlzmq.core.typed_values import decode, encode, encode_supported
+from rlzmq.core.plain import NotPlainError, decode, encode, encode_supported
 from rlzmq.envs.multi_agent_vector import SyncVectorMultiAgentEnv
 from rlzmq.envs.rng_state import set_space_random_state, space_random_state
 from rlzmq.envs.sync_vector import LeanSyncVectorEnv

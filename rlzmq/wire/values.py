@@ -1,10 +1,10 @@
 """Serialization of Python values, e.g. the arguments and results of actor calls, as arrays.
 
 A value becomes a list of numpy arrays, ready for `codec.encode`: first one uint8 array with the
-value's *tree* in msgpack, then the arrays it refers to. The set of types is fixed: no class is imported
-by name, and pickle is not used.
+value's *tree* (`rlzmq.core.plain`) in msgpack, then the arrays it refers to. The set of types is fixed: no class is
+imported by name, and pickle is not used.
 
-Supported types: None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and scalars, torch
+Supported types: None, bool, int, float, complex, str, bytes, list, tuple, dict, numpy arrays and scalars, torch
 tensors (received on the CPU), episodes (`SingleAgentEpisode`, `MultiAgentEpisode`, alone or in a list,
 `EpisodeBatch`, `MultiAgentEpisodeBatch`), gymnasium spaces, and reduced metrics (`ReducedMetrics`). Types are
 preserved: a tuple arrives as a tuple.
@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlzmq.core.metrics import ReducedMetrics
+from rlzmq.core.plain import TreeReader, TreeWriter, expect_list
+from rlzmq.core.space_plain import space_from_parts, space_parts
 from rlzmq.wire.codec import (
     MAX_ARRAYS,
     Buffer,
@@ -38,13 +40,14 @@ from rlzmq.wire.errors import (
     WireError,
     wire_decoder,
 )
-from rlzmq.wire.value_spaces import SPACE_NAMES, pack_space, unpack_space
 
 __all__ = ["pack_blob", "pack_value", "unpack_blob", "unpack_value"]
 
 # The tree has a separate frame, so it may be larger than a header; it holds no array data.
 _MAX_TREE_BYTES = 1024 * 1024
-_MAX_TREE_DEPTH = 40
+# Containers in a value; each takes at most three in its tree.
+_MAX_DEPTH = 37
+_MAX_TREE_DEPTH = 3 * _MAX_DEPTH + 1
 # Arrays below this share one frame: a state dict of a thousand small tensors is one message.
 _POOL_BELOW_BYTES = 4096
 # A list of at least this many plain floats or ints is sent as one array.
@@ -53,15 +56,12 @@ _NUMBER_LIST_FROM = 64
 # `pack_value` refers to each byte once, and its result unpacks to at most six times the bytes (a list of numbers).
 _MAX_TIMES_UNPACKED = 8
 _UNPACKED_FLOOR_BYTES = 1024 * 1024
-_LIST_TIMES, _SPACE_TIMES = 5, 3  # Python's numbers, and a Box's copies, by the array's bytes
+_LIST_TIMES = 5  # Python's numbers, by the array's bytes
 
-# Tags: every container in the tree is a list that starts with one of these.
-_LIST, _TUPLE, _DICT, _ARRAY, _SCALAR, _TENSOR, _BFLOAT16, _BIG_INT, _BYTES = range(9)
-_FLOATS, _INTS, _EPISODES, _EPISODE, _EPISODE_BATCH, _MULTI_EPISODES, _MULTI_EPISODE, _SPACE = range(9, 17)
-_MULTI_EPISODE_BATCH, _METRICS = 17, 18
-_EPISODE_TAGS = frozenset(
-    {_EPISODES, _EPISODE, _EPISODE_BATCH, _MULTI_EPISODES, _MULTI_EPISODE, _MULTI_EPISODE_BATCH}
-)
+_EPISODES = {"SingleAgentEpisode": "__episode__", "MultiAgentEpisode": "__multi_agent_episode__"}
+_LISTS = {"SingleAgentEpisode": "__episodes__", "MultiAgentEpisode": "__multi_agent_episodes__"}
+_BATCHES = {"EpisodeBatch": "__batch__", "MultiAgentEpisodeBatch": "__multi_agent_batch__"}
+_EPISODE_TAGS = frozenset(tag for tags in (_EPISODES, _LISTS, _BATCHES) for tag in tags.values())
 
 
 def pack_value(value: Any) -> list[npt.NDArray[Any]]:
@@ -75,11 +75,10 @@ def pack_value(value: Any) -> list[npt.NDArray[Any]]:
 
     Raises:
         TypeError: An unsupported type; the text has its path, e.g. ``value['a'][2]``.
-        ValueError: Nested deeper than 40, or a tree (without arrays) above 1 MiB.
+        ValueError: Nested deeper than 37, or a tree (without arrays) above 1 MiB.
     """
-    packer = _Packer()
-    tree = packer.pack(value, "value", 0)
-    return packer.finish(tree)
+    writer = _Writer()
+    return writer.finish(writer.write(value))
 
 
 @wire_decoder
@@ -99,12 +98,15 @@ def unpack_value(arrays: Sequence[npt.NDArray[Any]]) -> Any:
                 f"a value's {name} frame is 1-D uint8, got {array.ndim}-D {array.dtype}"
             )
     tree = unpack_header(tree_array.data, max_bytes=_MAX_TREE_BYTES, max_depth=_MAX_TREE_DEPTH)
-    return _Unpacker(pool, arrays[2:]).unpack(tree)
+    try:
+        return _Reader(pool, arrays[2:]).read(tree)
+    except ValueError as error:
+        raise MalformedFrameError(f"a value's tree: {error}") from None
 
 
 def pack_blob(value: Any) -> bytes:
     """Return a value as one frame; arrays are copied. For small values such as metrics."""
-    frames: list[Buffer] = [memoryview(frame).cast("B") for frame in _frames(value)]
+    frames: list[Buffer] = [memoryview(frame).cast("B") for frame in encode(0, {}, pack_value(value))]
     lengths = np.array([len(frames), *map(len, frames)], dtype="<u8")
     return b"".join([lengths.tobytes(), *frames])
 
@@ -131,12 +133,11 @@ def unpack_blob(blob: Buffer) -> Any:
     return unpack_value(decode(frames).arrays)
 
 
-def _frames(value: Any) -> list[Buffer]:
-    return encode(0, {}, pack_value(value))
-
-
-class _Packer:
+class _Writer(TreeWriter):
     """State of one `pack_value` call: the arrays collected so far."""
+
+    leaves = frozenset({type(None), bool, str, float})
+    max_depth = _MAX_DEPTH
 
     def __init__(self) -> None:
         self._small: list[npt.NDArray[Any]] = []
@@ -158,93 +159,71 @@ class _Packer:
             offset = _aligned(end)
         return [np.frombuffer(packed, np.uint8), pool, *self._large]
 
-    def pack(self, value: Any, path: str, depth: int) -> Any:
+    def items(self, value: Any, where: str, depth: int) -> Any:
+        kinds = set(map(type, value)) if type(value) is list else ()
+        if len(kinds) == 1:
+            (kind,) = kinds
+            if len(value) >= _NUMBER_LIST_FROM and (
+                kind is float or (kind is int and min(value) >= -(2**63) and max(value) < 2**63)
+            ):
+                return {
+                    "__numbers__": self.place(
+                        np.array(value, np.float64 if kind is float else np.int64), where
+                    )
+                }
+            if _is_ours(kind, _EPISODES):
+                return {_LISTS[kind.__name__]: self._episodes(value)}
+        return super().items(value, where, depth)
+
+    def other(self, value: Any, where: str, depth: int) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if depth >= _MAX_TREE_DEPTH - 3:
-            raise ValueError(f"{path[:200]}: nested deeper than {_MAX_TREE_DEPTH - 3}, or contains itself")
-        if kind is int:
-            return value if -(2**63) <= value < 2**63 else [_BIG_INT, str(value)]
         if kind is bytes:
-            return (
-                value
-                if len(value) < _POOL_BELOW_BYTES
-                else [_BYTES, *self._ref(np.frombuffer(value, np.uint8))]
-            )
-        if kind is ReducedMetrics:
-            return [_METRICS, *(self.pack(part, path, depth + 1) for part in (dict(value), value.states))]
-        if isinstance(value, dict):
-            items: list[Any] = [_DICT]
-            for key, item in value.items():
-                items.append(self.pack(key, f"{path}: key {key!r}", depth + 1))
-                items.append(self.pack(item, f"{path}[{key!r}]", depth + 1))
-            return items
-        if kind is list or kind is tuple:
-            return self._pack_sequence(value, path, depth)
-        if isinstance(value, np.ndarray):
-            return [_ARRAY, *self._ref(value, path)]
-        if isinstance(value, np.generic):
-            return [_SCALAR, *self._ref(np.asarray(value), path)]
-        return self._pack_object(value, path)
-
-    def _pack_sequence(self, value: list[Any] | tuple[Any, ...], path: str, depth: int) -> Any:
-        if type(value) is list and value:
-            kinds = set(map(type, value))
-            if len(kinds) == 1 and len(value) >= _NUMBER_LIST_FROM:
-                if kinds == {float}:
-                    return [_FLOATS, *self._ref(np.array(value, np.float64))]
-                if kinds == {int} and min(value) >= -(2**63) and max(value) < 2**63:
-                    return [_INTS, *self._ref(np.array(value, np.int64))]
-            names = {kind.__name__ for kind in kinds}
-            if names <= {"SingleAgentEpisode"} and _is_episode_type(next(iter(kinds))):
-                return [_EPISODES, *self._pack_episodes(value)]
-            if names <= {"MultiAgentEpisode"} and _is_episode_type(next(iter(kinds))):
-                return [_MULTI_EPISODES, *self._pack_multi_agent(value)]
-        tag = _LIST if type(value) is list else _TUPLE
-        return [tag, *[self.pack(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]]
-
-    def _pack_object(self, value: Any, path: str) -> Any:
+            if len(value) < _POOL_BELOW_BYTES:
+                return value
+            return {"__bytes__": self.place(np.frombuffer(value, np.uint8), where)}
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             tensor = value.detach().cpu()
             if tensor.dtype is torch.bfloat16:
-                return [_BFLOAT16, *self._ref(tensor.contiguous().view(torch.int16).numpy(), path)]
-            return [_TENSOR, *self._ref(tensor.numpy(), path)]
-        name = type(value).__name__
-        if name == "EpisodeBatch" and _is_episode_type(type(value)):
-            return [_EPISODE_BATCH, *self._pack_wire(value.to_wire())]
-        if name == "MultiAgentEpisodeBatch" and _is_episode_type(type(value)):
-            return [_MULTI_EPISODE_BATCH, *self._pack_wire(value.to_wire())]
-        if name == "SingleAgentEpisode" and _is_episode_type(type(value)):
-            return [_EPISODE, *self._pack_episodes([value])]
-        if name == "MultiAgentEpisode" and _is_episode_type(type(value)):
-            return [_MULTI_EPISODE, *self._pack_multi_agent([value])]
-        if name in SPACE_NAMES:
-            packed = pack_space(value)
-            if packed is not None:
-                return [_SPACE, self.pack(packed, path, 0)]
-        raise TypeError(f"{path[:200]}: a {type(value).__module__}.{name} does not travel. {_way_out(value)}")
+                return {"__bfloat16__": self.place(tensor.contiguous().view(torch.int16).numpy(), where)}
+            return {"__tensor__": self.place(tensor.numpy(), where)}
+        if _is_ours(kind, _BATCHES):
+            return {_BATCHES[kind.__name__]: self._batch(value)}
+        if _is_ours(kind, _EPISODES):
+            return {_EPISODES[kind.__name__]: self._episodes([value])}
+        if kind.__module__.startswith("gymnasium.spaces."):
+            return {"__space__": self.write(space_parts(value), where, depth + 1)}
+        if kind is complex:
+            return super().other(value, where, depth)
+        raise TypeError(
+            f"{where[:200]}: a {kind.__module__}.{kind.__name__} does not travel. {_way_out(value)}"
+        )
 
-    def _pack_episodes(self, episodes: Sequence[Any]) -> list[Any]:
-        from rlzmq.episodes.episode_batch import EpisodeBatch
+    def dict_(self, value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
+        if type(value) is ReducedMetrics:
+            return {
+                "__metrics__": [self.write(part, where, depth + 1) for part in (dict(value), value.states)]
+            }
+        return super().dict_(value, where, depth)
 
-        return self._pack_wire(EpisodeBatch.from_episodes(list(episodes)).to_wire())
+    def _episodes(self, episodes: Sequence[Any]) -> list[Any]:
+        if type(episodes[0]).__name__ == "SingleAgentEpisode":
+            from rlzmq.episodes.episode_batch import EpisodeBatch
 
-    def _pack_multi_agent(self, episodes: Sequence[Any]) -> list[Any]:
+            return self._batch(EpisodeBatch.from_episodes(list(episodes)))
         from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
-        return self._pack_wire(MultiAgentEpisodeBatch.from_episodes(list(episodes)).to_wire())
+        return self._batch(MultiAgentEpisodeBatch.from_episodes(list(episodes)))
 
-    def _pack_wire(self, wire: tuple[dict[str, Any], list[npt.NDArray[Any]]]) -> list[Any]:
-        header, frames = wire
-        return [header, [self._ref(frame) for frame in frames]]
+    def _batch(self, batch: Any) -> list[Any]:
+        header, frames = batch.to_wire()
+        return [header, [self.place(frame, "value") for frame in frames]]
 
-    def _ref(self, array: npt.NDArray[Any], path: str = "value") -> list[Any]:
-        """Add an array; return its reference: ``[index]`` of a frame, or ``[offset, dtype, *shape]``."""
+    def place(self, array: npt.NDArray[Any], where: str) -> list[Any]:
+        """Add an array; return its place: ``[index]`` of a frame, or ``[offset, dtype, *shape]``."""
         if array.dtype.hasobject:
             raise TypeError(
-                f"{path[:200]}: an array of Python objects (dtype {array.dtype}) does not travel. "
+                f"{where[:200]}: an array of Python objects (dtype {array.dtype}) does not travel. "
                 "Convert it to a numeric or text array, or send a list."
             )
         is_large = array.nbytes >= _POOL_BELOW_BYTES
@@ -254,7 +233,7 @@ class _Packer:
         try:
             spec = unpack_header(memoryview(encode(0, {}, [array])[0])[2:])[1][0]
         except WireError as error:
-            raise TypeError(f"{path[:200]}: {error}") from None
+            raise TypeError(f"{where[:200]}: {error}") from None
         wire = np.ascontiguousarray(array, dtype=spec[0])
         offset = self._small_bytes
         self._small.append(wire)
@@ -262,7 +241,7 @@ class _Packer:
         return [offset, *spec]
 
 
-class _Unpacker:
+class _Reader(TreeReader):
     """State of one `unpack_value` call."""
 
     def __init__(self, pool: npt.NDArray[Any], large: Sequence[npt.NDArray[Any]]) -> None:
@@ -271,44 +250,27 @@ class _Unpacker:
         num_bytes = pool.nbytes + sum(array.nbytes for array in large)
         self._bytes_left = _MAX_TIMES_UNPACKED * num_bytes + _UNPACKED_FLOOR_BYTES
 
-    def unpack(self, node: Any) -> Any:
-        if type(node) is not list:
-            if type(node) is dict:
-                raise MalformedFrameError("a value's tree holds tagged lists, got a map")
-            return node
-        if not node or type(node[0]) is not int or not 0 <= node[0] <= _METRICS:
-            raise MalformedFrameError("a value's tree holds tagged lists, got an unknown tag")
-        tag, body = node[0], node[1:]
-        if tag == _LIST:
-            return [self.unpack(item) for item in body]
-        if tag == _TUPLE:
-            return tuple(self.unpack(item) for item in body)
-        if tag == _DICT:
-            return self._dict(body)
+    def tagged(self, tag: str, content: Any, depth: int) -> Any:
+        if tag == "__numbers__":
+            array = self.fetch(content)
+            if array.ndim != 1 or array.dtype not in (np.float64, np.int64):
+                raise MalformedFrameError(f"a list of numbers is 1-D, got {array.ndim}-D {array.dtype}")
+            self._spend(_LIST_TIMES * array.nbytes)
+            return array.tolist()
+        if tag == "__bytes__":
+            return self.fetch(content).tobytes()
+        if tag in ("__tensor__", "__bfloat16__"):
+            return _tensor(self.fetch(content), bfloat16=tag == "__bfloat16__")
+        if tag == "__space__":
+            return space_from_parts(self.read(content, depth + 1), self._spend)
+        if tag == "__metrics__":
+            parts = [self.read(part, depth + 1) for part in expect_list(content)]
+            if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):
+                raise MalformedFrameError("packed metrics are two dicts: values and states")
+            return ReducedMetrics(parts[0], parts[1])
         if tag in _EPISODE_TAGS:
-            return self._episodes(tag, body)
-        if tag == _BIG_INT:
-            return _big_int(body)
-        if tag == _SPACE:
-            return self._space(body)
-        if tag == _METRICS:
-            return self._metrics(body)
-        return self._array_like(tag, self._array(body))
-
-    def _space(self, body: list[Any]) -> Any:
-        if len(body) != 1:
-            raise MalformedFrameError("a packed space has one part")
-        parts = self.unpack(body[0])
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, np.ndarray):
-                self._spend(_SPACE_TIMES * part.nbytes)
-        return unpack_space(parts)
-
-    def _metrics(self, body: list[Any]) -> ReducedMetrics:
-        parts = [self.unpack(part) for part in body]
-        if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):
-            raise MalformedFrameError("packed metrics are two dicts: values and states")
-        return ReducedMetrics(parts[0], parts[1])
+            return self._episodes(tag, content)
+        return super().tagged(tag, content, depth)
 
     def _spend(self, num_bytes: int) -> None:
         """Count memory about to be allocated against the limit."""
@@ -319,68 +281,42 @@ class _Unpacker:
                 "the same ones again and again"
             )
 
-    def _dict(self, body: list[Any]) -> dict[Any, Any]:
-        if len(body) % 2:
-            raise MalformedFrameError("a dict has as many values as keys")
-        keys = [self.unpack(key) for key in body[::2]]
-        try:
-            return dict(zip(keys, map(self.unpack, body[1::2]), strict=True))
-        except TypeError:
-            raise MalformedFrameError("a dict key that cannot be a key") from None
-
-    def _array_like(self, tag: int, array: npt.NDArray[Any]) -> Any:
-        if tag == _ARRAY:
-            return array
-        if tag == _SCALAR:
-            if array.ndim:
-                raise MalformedFrameError(f"a scalar has no dimensions, got {array.ndim}")
-            return array[()]
-        if tag in (_FLOATS, _INTS):
-            if array.ndim != 1 or array.dtype != (np.float64 if tag == _FLOATS else np.int64):
-                raise MalformedFrameError(f"a list of numbers is 1-D, got {array.ndim}-D {array.dtype}")
-            self._spend(_LIST_TIMES * array.nbytes)
-            return array.tolist()
-        if tag == _BYTES:
-            return array.tobytes()
-        return _tensor(array, bfloat16=tag == _BFLOAT16)
-
-    def _episodes(self, tag: int, body: list[Any]) -> Any:
-        if len(body) != 2 or not isinstance(body[0], dict) or not isinstance(body[1], list):
+    def _episodes(self, tag: str, content: Any) -> Any:
+        header, places = content
+        if not isinstance(header, dict) or not isinstance(places, list):
             raise MalformedFrameError("packed episodes are a header and their arrays")
-        arrays = [self._array(ref) for ref in body[1]]
+        arrays = [self.fetch(place) for place in places]
         batch: Any
-        if tag in (_MULTI_EPISODES, _MULTI_EPISODE, _MULTI_EPISODE_BATCH):
+        if tag.startswith("__multi_agent_"):
             from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 
-            batch = MultiAgentEpisodeBatch.from_wire(body[0], arrays)
-            if tag == _MULTI_EPISODE_BATCH:
-                return batch
+            batch = MultiAgentEpisodeBatch.from_wire(header, arrays)
         else:
             from rlzmq.episodes.episode_batch import EpisodeBatch
 
-            batch = EpisodeBatch.from_wire(body[0], arrays)
-            if tag == _EPISODE_BATCH:
-                return batch
+            batch = EpisodeBatch.from_wire(header, arrays)
+        if tag in _BATCHES.values():
+            return batch
         episodes = list(batch)
-        if tag in (_EPISODES, _MULTI_EPISODES):
+        if tag in _LISTS.values():
             return episodes
         if len(episodes) != 1:
             raise MalformedFrameError(f"one episode was packed, {len(episodes)} came")
         return episodes[0]
 
-    def _array(self, ref: Any) -> npt.NDArray[Any]:
-        if not isinstance(ref, list) or not ref or type(ref[0]) is not int or ref[0] < 0:
+    def fetch(self, place: Any) -> npt.NDArray[Any]:
+        if not isinstance(place, list) or not place or type(place[0]) is not int or place[0] < 0:
             raise MalformedFrameError("an array reference is [index] or [offset, dtype, *shape]")
-        if len(ref) == 1:
-            if ref[0] >= len(self._large):
-                raise ArrayMismatchError(f"array {ref[0]} is referred to, {len(self._large)} came")
-            array = self._large[ref[0]]
+        if len(place) == 1:
+            if place[0] >= len(self._large):
+                raise ArrayMismatchError(f"array {place[0]} is referred to, {len(self._large)} came")
+            array = self._large[place[0]]
             self._spend(array.nbytes)
             return array
-        dtype, shape = decode_spec(ref[1:], 0)
+        dtype, shape = decode_spec(place[1:], 0)
         num_bytes = math.prod(shape) * dtype.itemsize
         self._spend(num_bytes)
-        return decode_arrays([(dtype, shape)], [self._pool[ref[0] : ref[0] + num_bytes]])[0]
+        return decode_arrays([(dtype, shape)], [self._pool[place[0] : place[0] + num_bytes]])[0]
 
 
 def _tensor(array: npt.NDArray[Any], *, bfloat16: bool) -> Any:
@@ -393,17 +329,8 @@ def _tensor(array: npt.NDArray[Any], *, bfloat16: bool) -> Any:
         raise MalformedFrameError(f"no torch tensor has dtype {array.dtype}") from None
 
 
-def _big_int(body: list[Any]) -> int:
-    if len(body) == 1 and isinstance(body[0], str) and len(body[0]) <= 4000:
-        try:
-            return int(body[0])
-        except ValueError:
-            pass
-    raise MalformedFrameError("a large int is decimal text")
-
-
-def _is_episode_type(kind: type) -> bool:
-    return kind.__module__.startswith("rlzmq.episodes.")
+def _is_ours(kind: type, names: Mapping[str, str]) -> bool:
+    return kind.__name__ in names and kind.__module__.startswith("rlzmq.episodes.")
 
 
 def _aligned(offset: int) -> int:
@@ -423,6 +350,3 @@ def _way_out(value: Any) -> str:
         "Send None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays, torch tensors, episodes "
         "or gymnasium spaces, e.g. its get_state()."
     )
-
-
-_PLAIN = frozenset({type(None), bool, float, str})

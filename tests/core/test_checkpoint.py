@@ -91,7 +91,7 @@ def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["version"] = 99
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"version 99; this release reads version 1"):
+    with pytest.raises(CheckpointError, match=r"version 99; this release reads version 2"):
         ckpt.read_checkpoint(path)
 
 
@@ -125,7 +125,7 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
 
 
 def test_objects_are_refused_by_place(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"one\.a\[1\]: a object cannot"):
+    with pytest.raises(TypeError, match=r"one\['a'\]\[1\]: expected .* got builtins\.object"):
         ckpt.write_checkpoint(tmp_path / "c", {"one": {"a": [0, object()]}})
     assert list(tmp_path.iterdir()) == []
 
@@ -134,7 +134,7 @@ def test_a_manifest_that_points_outside_is_refused(tmp_path: Path) -> None:
     path = ckpt.write_checkpoint(tmp_path / "c", {"one": {}})
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["../../etc/passwd"] = {"bytes": 1, "sha256": ""}
-    del manifest["sha256"]  # as a forger would
+    manifest["sha256"] = ckpt._digest_of(manifest)  # as a forger would
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="outside"):
         ckpt.read_checkpoint(path)

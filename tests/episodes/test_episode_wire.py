@@ -269,8 +269,8 @@ def test_malformed_texts_are_refused() -> None:
         ({"infos": [[0, 5]]}, "infos: expected a dict"),
         ({"infos": [5]}, "infos: expected a pair"),
         ({"infos": [[0, {"x": nested}]]}, "infos: expected values nested"),
-        ({"infos": [[0, {"x": {"__type__": "array"}}]]}, "infos: expected the fields of a tagged"),
-        ({"infos": [[0, {"__type__": "eval", "code": "1"}]]}, "infos: expected a known tag"),
+        ({"infos": [[0, {"x": {"__array__": []}}]]}, "infos: not enough values"),
+        ({"infos": [[0, {"__eval__": "1"}]]}, "infos: expected a known tag"),
         ({"custom_data": [[6, {}]]}, "custom_data: expected a dict at a place within 0…5"),
         ({"more": 1}, "text: expected the fields"),
     ):
@@ -290,7 +290,7 @@ _VALUES = st.one_of(
     st.integers(-2, 70),
     st.floats(),
     st.text(max_size=5),
-    st.sampled_from(["<f4", "<i8", "|b1", "<U4", "obs", "rewards", "dict", "tuple", "__type__"]),
+    st.sampled_from(["<f4", "<i8", "|b1", "<U4", "obs", "rewards", "dict", "tuple", "__tuple__"]),
     st.lists(st.integers(-1, 40), max_size=4),
     st.dictionaries(st.sampled_from(["dict", "tuple", "x"]), st.lists(st.none(), max_size=2), max_size=2),
 )

@@ -14,7 +14,7 @@ from sampling_cases import facts, make_config, random_env_config
 from test_fused_equals_generic import PIECES, AddsObservations, NoOp
 
 from rlzmq.core.checkpoint import read_checkpoint, write_checkpoint
-from rlzmq.core.typed_values import decode, encode
+from rlzmq.core.plain import decode, encode
 from rlzmq.envs import step_history as positions
 from rlzmq.envs.examples import RandomEnv, StatelessCartPole
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner

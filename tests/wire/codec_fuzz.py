@@ -191,9 +191,18 @@ _VALUES: list[Any] = [
         [[]],
         [None, None],
     ),
-    *({"__type__": "tuple", "items": [1]}, {"__type__": "int", "digits": "9" * 999}, {"__type__": "dict"}),
-    {"__type__": "array", "dtype": "<f4", "shape": [0, 2**40], "data": b""},
-    {"__type__": "scalar", "dtype": "<f8", "shape": [], "data": b"\xff" * 8},
+    *(
+        {"__tuple__": [1]},
+        {"__int__": "9" * 999},
+        {"__dict__": [[1, 2]]},
+        {"__dict__": []},
+        {"__array__": [0]},
+    ),
+    *(
+        {"__array__": ["<f4", [0, 2**40], b""]},
+        {"__scalar__": ["<f8", [], b"\xff" * 8]},
+        {"__numbers__": [0]},
+    ),
 ]
 
 

@@ -188,18 +188,23 @@ def test_a_damaged_blob_is_refused():
             unpack_blob(damaged)
 
 
-@pytest.mark.parametrize("what", ["bytes", "tensor", "floats", "array", "box", "pooled"])
+_OF_BOX = {"shape": [1 << 17], "dtype": "<f8"}
+_WHOLE, _ZERO = {"__array__": [0]}, {"__array__": [0, "<f8"]}
+
+
+@pytest.mark.parametrize("what", ["bytes", "tensor", "floats", "array", "box", "uniform box", "pooled"])
 def test_a_value_that_refers_to_one_array_again_and_again_is_refused(what):
     large = np.zeros(1 << 17, np.float64)
     nodes = {
-        "bytes": [8, 0],
-        "tensor": [5, 0],
-        "floats": [9, 0],
-        "array": [3, 0],
-        "box": [16, [0, "Box", [3, 0], [3, 0], "<f8"]],
-        "pooled": [8, 0, "|u1", 8000],
+        "bytes": {"__bytes__": [0]},
+        "tensor": {"__tensor__": [0]},
+        "floats": {"__numbers__": [0]},
+        "array": {"__array__": [0]},
+        "box": {"__space__": {"kind": "box", "low": _WHOLE, "high": _WHOLE, **_OF_BOX}},
+        "uniform box": {"__space__": {"kind": "box", "low": _ZERO, "high": _ZERO, **_OF_BOX}},
+        "pooled": {"__bytes__": [0, "|u1", 8000]},
     }
-    tree = np.frombuffer(msgpack.packb([0, *[nodes[what]] * 2000]), np.uint8)
+    tree = np.frombuffer(msgpack.packb([nodes[what]] * 2000), np.uint8)
     tracemalloc.start()
     try:
         with pytest.raises(WireError, match="again and again"):

@@ -236,47 +236,40 @@ def test_a_class_that_is_only_called_like_a_space_or_an_episode_does_not_travel(
 
 # ------------------------------------------------------------------ trees that no packer makes
 
-_ARRAY, _SCALAR, _TENSOR, _BIG_INT, _BYTES, _FLOATS, _INTS = 3, 4, 5, 7, 8, 9, 10
-_EPISODES, _EPISODE, _SPACE, _METRICS = 11, 12, 16, 18
-
 
 @pytest.mark.parametrize(
     ("node", "says"),
     [
-        ({"a": 1}, "tagged lists, got a map"),
-        ([0, {"a": 1}], "tagged lists, got a map"),
-        ([], "an unknown tag"),
-        ([-1], "an unknown tag"),
-        ([19], "an unknown tag"),
-        ([True], "an unknown tag"),
-        (["x"], "an unknown tag"),
-        ([2, "key"], "as many values as keys"),
-        ([2, [0], 1], "a dict key that cannot be a key"),
-        ([_BIG_INT, 5], "decimal text"),
-        ([_BIG_INT, "x"], "decimal text"),
-        ([_BIG_INT], "decimal text"),
-        ([_BIG_INT, "1", "2"], "decimal text"),
-        ([_BIG_INT, "1" * 4001], "decimal text"),
-        ([_SPACE], "one part"),
-        ([_SPACE, [0], [0]], "one part"),
-        ([_METRICS, [2]], "two dicts"),
-        ([_METRICS, [2], [2], [2]], "two dicts"),
-        ([_METRICS, [2], [0]], "two dicts"),
-        ([_ARRAY], "an array reference is"),
-        ([_ARRAY, -1], "an array reference is"),
-        ([_ARRAY, True], "an array reference is"),
-        ([_ARRAY, 1], "array 1 is referred to, 1 came"),
-        ([_SCALAR, 0, "|u1", 2], "no dimensions, got 1"),
-        ([_FLOATS, 0, "<f4", 2], "1-D, got 1-D float32"),
-        ([_FLOATS, 0, "<f8", 1, 1], "1-D, got 2-D float64"),
-        ([_INTS, 0, "<f8", 1], "1-D, got 1-D float64"),
-        ([_TENSOR, 0, "<U1", 1], "no torch tensor has dtype"),
-        ([_EPISODES, {}], "a header and their arrays"),
-        ([_EPISODES, {}, {}], "a header and their arrays"),
-        ([_EPISODES, [0], []], "a header and their arrays"),
-        ([_EPISODES, {}, [], []], "a header and their arrays"),
-        ([_EPISODES, {}, [5]], "an array reference is"),
-        ([_EPISODES, {}, [[]]], "an array reference is"),
+        ({"__pickle__": []}, "a known tag"),
+        ([{"__": []}], "a known tag"),
+        ({"__tuple__": 5}, "expected a list"),
+        ({"__dict__": [["key"]]}, "not enough values"),
+        ({"__dict__": [[[], 1]]}, "content of '__dict__'"),
+        ({"__int__": 5}, "an integer as text"),
+        ({"__int__": "x"}, "invalid literal"),
+        ({"__int__": "1" * 4001}, "at most 4000 digits"),
+        ({"__space__": []}, "a space's plain form"),
+        ({"__metrics__": [{}]}, "two dicts"),
+        ({"__metrics__": [{}, {}, {}]}, "two dicts"),
+        ({"__metrics__": [{}, []]}, "two dicts"),
+        ({"__metrics__": {}}, "expected a list"),
+        ({"__array__": []}, "an array reference is"),
+        ({"__array__": 0}, "an array reference is"),
+        ({"__array__": [-1]}, "an array reference is"),
+        ({"__array__": [True]}, "an array reference is"),
+        ({"__array__": [1]}, "array 1 is referred to, 1 came"),
+        ({"__scalar__": [0, "|u1", 2]}, "without dimensions"),
+        ({"__numbers__": [0, "<f4", 2]}, "1-D, got 1-D float32"),
+        ({"__numbers__": [0, "<f8", 1, 1]}, "1-D, got 2-D float64"),
+        ({"__tensor__": [0, "<U1", 1]}, "no torch tensor has dtype"),
+        ({"__episodes__": [{}]}, "not enough values"),
+        ({"__episodes__": [{}, {}]}, "a header and their arrays"),
+        ({"__episodes__": [[], []]}, "a header and their arrays"),
+        ({"__multi_agent_batch__": [[], []]}, "a header and their arrays"),
+        ({"__episodes__": [{}, [], []]}, "too many values"),
+        ({"__episodes__": [{}, [5]]}, "an array reference is"),
+        ({"__batch__": [{}, [[]]]}, "an array reference is"),
+        ({"__episode_x__": [{}, []]}, "a known tag"),
     ],
 )
 def test_a_tree_that_no_packer_makes_is_refused(node, says):
@@ -286,13 +279,13 @@ def test_a_tree_that_no_packer_makes_is_refused(node, says):
 
 def test_what_a_reference_names_must_have_come():
     with pytest.raises(ArrayMismatchError, match="needs 8 bytes, its frame has 7"):
-        _unpack([_ARRAY, 9, "<f8", 1], bytes(16))
-    assert _unpack([_ARRAY, 8, "<f8", 1], bytes(16)).tolist() == [0.0]
-    assert _unpack([_BIG_INT, "1" * 4000]) == int("1" * 4000)
-    assert _unpack([_SCALAR, 0, "|u1"], b"\7") == 7
-    assert _unpack([_BYTES, 1, "|u1", 2], b"abc") == b"bc"
-    assert _unpack([_FLOATS, 0, "<f8", 1], bytes(8)) == [0.0]
-    assert _unpack([_METRICS, [2, "a", 1], [2]]) == {"a": 1}
+        _unpack({"__array__": [9, "<f8", 1]}, bytes(16))
+    assert _unpack({"__array__": [8, "<f8", 1]}, bytes(16)).tolist() == [0.0]
+    assert _unpack({"__int__": "1" * 4000}) == int("1" * 4000)
+    assert _unpack({"__scalar__": [0, "|u1"]}, b"\7") == 7
+    assert _unpack({"__bytes__": [1, "|u1", 2]}, b"abc") == b"bc"
+    assert _unpack({"__numbers__": [0, "<f8", 1]}, bytes(8)) == [0.0]
+    assert _unpack({"__metrics__": [{"a": 1}, {}]}) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -313,15 +306,15 @@ def test_a_value_is_a_tree_and_its_arrays(arrays, says):
 def test_one_episode_is_one():
     header, frames = EpisodeBatch.from_episodes([_single(), _single()]).to_wire()
     node = [header, [[index] for index in range(len(frames))]]
-    assert len(_unpack([_EPISODES, *node], b"", *frames)) == 2
+    assert len(_unpack({"__episodes__": node}, b"", *frames)) == 2
     with pytest.raises(MalformedFrameError, match="one episode was packed, 2 came"):
-        _unpack([_EPISODE, *node], b"", *frames)
+        _unpack({"__episode__": node}, b"", *frames)
 
 
 def test_a_value_may_unpack_to_eight_times_its_bytes_and_a_mebibyte():
     large = np.zeros(1 << 20, np.uint8)
     for num, is_good in ((9, True), (10, False)):
-        node = [0, *[[_ARRAY, 0]] * num]
+        node = [{"__array__": [0]}] * num
         if is_good:
             assert len(_unpack(node, b"", large)) == num
         else:
@@ -332,7 +325,9 @@ def test_a_value_may_unpack_to_eight_times_its_bytes_and_a_mebibyte():
 @pytest.mark.parametrize(("num", "is_good"), [(1, True), (2, False)])
 def test_a_box_counts_for_its_copies_of_the_bounds(num, is_good):
     large = np.zeros(1 << 20, np.uint8)
-    node = [0, *[[_SPACE, [0, "Box", [_ARRAY, 0], [_ARRAY, 0], "|u1"]]] * num]
+    bound = {"__array__": [0]}
+    parts = {"kind": "box", "low": bound, "high": bound, "shape": [1 << 20], "dtype": "|u1"}
+    node = [{"__space__": parts}] * num
     if is_good:
         assert _unpack(node, b"", large)[0].shape == (1 << 20,)
     else:
@@ -341,10 +336,10 @@ def test_a_box_counts_for_its_copies_of_the_bounds(num, is_good):
 
 
 @pytest.mark.parametrize(("num", "is_good"), [(1, True), (2, False)])
-@pytest.mark.parametrize("tag", [_FLOATS, _INTS])
-def test_lists_of_numbers_count_for_what_python_makes_of_them(tag, num, is_good):
-    large = np.zeros(1 << 17, np.float64 if tag == _FLOATS else np.int64)
-    node = [0, *[[tag, 0]] * num]
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_lists_of_numbers_count_for_what_python_makes_of_them(dtype, num, is_good):
+    large = np.zeros(1 << 17, dtype)
+    node = [{"__numbers__": [0]}] * num
     if is_good:
         assert len(_unpack(node, b"", large)[0]) == 1 << 17
     else:
@@ -352,33 +347,44 @@ def test_lists_of_numbers_count_for_what_python_makes_of_them(tag, num, is_good)
             _unpack(node, b"", large)
 
 
+_ZERO, _ONE = {"__array__": [0, "<f4"]}, {"__array__": [4, "<f4"]}
+_BOX = {"kind": "box", "low": _ZERO, "high": _ONE, "shape": [2], "dtype": "<f4"}
+
+
 @pytest.mark.parametrize(
     "parts",
     [
-        [0, "Box"],
-        [0, "Box", 0, 1, "O"],
-        [0, "Box", 0, 1, ">f4"],
-        [0, "Box", 0, 1, 5],
-        [0, "Box", 0, 1, "<f4", 1],
-        [0, "Discrete", 0, 0, "<i8"],
-        [0, "Discrete", 3, 0],
-        [0, "MultiDiscrete", 3],
-        [0, "MultiBinary"],
-        [0, "Text", 1],
-        [0, "Text", 5, 1, "ab"],
-        [0, "Dict", 5],
-        [0, "Tuple", 5],
-        [0, "Sequence", 5, True],
-        [0, "Graph", 5, 5],
-        [0, "Graph", 5],
-        [0, "Path", 5],
-        [0],
+        {"kind": "box"},
+        {**_BOX, "dtype": "O"},
+        {**_BOX, "dtype": "<U1"},
+        {**_BOX, "dtype": 5},
+        {**_BOX, "low": 0},
+        {**_BOX, "low": {"__array__": [0, "<f4", 3]}},
+        {**_BOX, "shape": 2},
+        {**_BOX, "shape": [-2]},
+        {**_BOX, "shape": ["2"]},
+        {"kind": "discrete", "n": 0, "start": 0, "dtype": "<i8"},
+        {"kind": "discrete", "n": 3, "start": 0, "dtype": "<f8"},
+        {"kind": "discrete", "n": 3, "start": 0},
+        {"kind": "multi_discrete", "nvec": "x", "start": 0, "dtype": "<i8"},
+        {"kind": "multi_binary"},
+        {"kind": "text", "max": 1},
+        {"kind": "text", "max": 1, "min": 5, "charset": "ab"},
+        {"kind": "dict", "spaces": 5},
+        {"kind": "dict", "spaces": [5]},
+        {"kind": "tuple", "spaces": 5},
+        {"kind": "sequence", "space": 5, "stack": True},
+        {"kind": "graph", "node": 5, "edge": 5},
+        {"kind": "graph", "node": None},
+        {"kind": "planet"},
+        {"kind": []},
+        [],
         5,
     ],
 )
 def test_a_packed_space_whose_parts_do_not_fit_is_refused(parts):
     with pytest.raises(MalformedFrameError, match="space"):
-        _unpack([_SPACE, parts])
+        _unpack({"__space__": parts}, bytes(16))
 
 
 @pytest.mark.parametrize(

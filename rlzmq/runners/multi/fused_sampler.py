@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.core.plain import decode, encode, from_plain, to_plain
 from rlzmq.core.stage_timers import ENV_TO_MODULE_TIMER, INFERENCE_TIMER
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
-from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.runners.episode_totals import EpisodeTotals

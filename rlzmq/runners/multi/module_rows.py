@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlzmq.core.plain import decode, encode
 from rlzmq.core.tree import tree_flatten, tree_map, value_kind
-from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import Columns
 from rlzmq.runners.module_step import ModuleStep
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlzmq.core.plain import from_plain, to_plain
+from rlzmq.core.plain import decode, encode, from_plain, to_plain
 from rlzmq.core.tree import tree_map
-from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.agent_timelines import LAST_OBSERVATION, AgentEvent, AgentTrack, SavedTimeline, Timeline
 from rlzmq.episodes.episode_state import plain_infos
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode

@@ -16,8 +16,8 @@ from rlzmq.connectors.common import (
     BatchIndividualItems,
     NumpyToTensor,
 )
+from rlzmq.core.plain import decode, encode
 from rlzmq.core.tree import tree_map, tree_stack, tree_unstack
-from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode

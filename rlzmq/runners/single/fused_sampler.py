@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlzmq.connectors.columnar import VectorStepRows
 from rlzmq.core.errors import EnvironmentError_
-from rlzmq.core.plain import from_plain
+from rlzmq.core.plain import decode, encode, from_plain
 from rlzmq.core.stage_timers import (
     ENV_STEP_TIMER,
     ENV_TO_MODULE_TIMER,
@@ -23,7 +23,6 @@ from rlzmq.core.stage_timers import (
     MODULE_TO_ENV_TIMER,
 )
 from rlzmq.core.tree import tree_leaves, tree_map
-from rlzmq.core.typed_values import decode, encode
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.episodes.episode_state import plain_infos
