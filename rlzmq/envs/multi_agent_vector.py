@@ -14,11 +14,10 @@ from rlzmq.envs.env_state import Replay, env_state
 from rlzmq.envs.multi_agent_env import AgentDict, agent_spaces
 from rlzmq.envs.multi_agent_replay import MultiAgentHistory
 from rlzmq.envs.registry import EnvContext, EnvEntry, make_env, resolve_env
+from rlzmq.envs.sync_vector import Recover
 from rlzmq.episodes.step_dicts import as_flag
 
 __all__ = ["SyncVectorMultiAgentEnv", "make_multi_agent_vec"]
-
-Recover = Callable[[int, Exception], int | None]
 
 _RESET_PARTS = ("observations", "infos")
 _STEP_PARTS = ("observations", "rewards", "terminateds", "truncateds", "infos")
@@ -43,8 +42,7 @@ class SyncVectorMultiAgentEnv:
         is_resetting: Whether one of them is being made or reset in a step right now, for another thread to see.
         failed: Indices of the environments that were recreated in the last step or reset.
         ways: How each environment came to where it is.
-        recover: Called with (index, error) when an environment raises; it raises itself, or returns the seed
-            with which a new environment is reset in its place. None: the error is raised.
+        recover: See `LeanSyncVectorEnv`.
     """
 
     def __init__(self, creators: Sequence[Callable[[], Any]]) -> None:
@@ -149,7 +147,7 @@ class SyncVectorMultiAgentEnv:
                 try:
                     row = env.step(action_dict)
                 except Exception as error:
-                    observations, infos = self._recovered(index, error)
+                    observations, infos = self._recovered(index, "step", error)
                 else:
                     if not _has_form(row):
                         row = self._checked(index, row, "step", _STEP_PARTS)
@@ -198,7 +196,7 @@ class SyncVectorMultiAgentEnv:
         try:
             row = self.envs[index].reset(seed=seed, options=options)
         except Exception as error:
-            return self._recovered(index, error)
+            return self._recovered(index, "reset", error)
         finally:
             self.is_resetting = False
         return self._checked(index, row, "reset", _RESET_PARTS)  # type: ignore[no-any-return]
@@ -217,7 +215,7 @@ class SyncVectorMultiAgentEnv:
                 )
         return row
 
-    def _recovered(self, index: int, error: Exception) -> tuple[AgentDict, AgentDict]:
+    def _recovered(self, index: int, where: str, error: Exception) -> tuple[AgentDict, AgentDict]:
         """Replace an environment that raised, and return the new one's first observations."""
         attempt: Exception = error
         while True:
@@ -225,7 +223,7 @@ class SyncVectorMultiAgentEnv:
                 raise EnvironmentError_(
                     f"Environment {index} of {self.num_envs} raised {type(attempt).__name__}: {attempt}"
                 ) from attempt
-            seed = self.recover(index, attempt)
+            seed = self.recover(index, where, attempt)
             if index not in self.failed:
                 self.failed.append(index)
             self.resetting[index] = True
@@ -240,7 +238,7 @@ class SyncVectorMultiAgentEnv:
                 self.envs[index] = self._creators[index]()
                 row = self.envs[index].reset(seed=seed, options=None)
             except Exception as again:
-                attempt = again
+                attempt, where = again, "reset"
                 continue
             finally:
                 self.is_resetting = False

@@ -128,10 +128,6 @@ class StepHistory:
         self._begins[index] = history
         self.due[index] = self.num_steps + due_in
 
-    def begin_of(self, index: int) -> ActionHistory | None:
-        """Return the recorded reset of environment `index`."""
-        return self._begins[index]
-
     def restart(self, index: int, seed: int | None) -> None:
         """Record that environment `index` was replaced and reset with `seed` in the current vector step."""
         self._begins[index] = None if seed is None else ActionHistory(self.num_steps, seed, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -21,7 +22,9 @@ from rlzmq.envs.step_history import ActionHistory, StepHistory
 from rlzmq.episodes.rewards import REWARD_TYPES, as_reward
 from rlzmq.episodes.step_dicts import as_flag
 
-__all__ = ["LeanSyncVectorEnv", "SparseStep"]
+__all__ = ["LeanSyncVectorEnv", "Recover", "SparseStep"]
+
+Recover = Callable[[int, str, Exception], int | None]
 
 SparseInfos = dict[int, dict[str, Any]]
 SparseStep = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], SparseInfos]
@@ -35,8 +38,8 @@ class LeanSyncVectorEnv(SyncVectorEnv):
     call) and the infos by environment index, without the empty ones.
 
     Attributes:
-        recover: Called with (env index, exception) when an environment raises; it must return the
-            (observation, info) of a reset replacement. None: the exception becomes an ``EnvironmentError_``.
+        recover: Called with (index, "step" or "reset", error) when an environment raises; it raises itself, or returns
+            the seed with which a new environment is reset in its place. None: the error is raised.
         history: What `get_env_states` needs.
         failed: Indices of the environments that were recovered in the last ``step_sparse``: they were
             reset, not stepped, and their action was not used.
@@ -45,7 +48,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], *, copy: bool = True) -> None:
         super().__init__(env_fns, copy=copy, autoreset_mode=AutoresetMode.NEXT_STEP)
-        self.recover: Callable[[int, Exception], tuple[Any, dict[str, Any]]] | None = None
+        self.recover: Recover | None = None
         self.failed: list[int] = []
         self.is_resetting = False
         num_envs = self.num_envs
@@ -92,7 +95,7 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             try:
                 self._latest_obs[index], info = env.reset(seed=seeds[index], options=options)
             except Exception as error:
-                self._latest_obs[index], info = self._recovered(index, error)
+                self._latest_obs[index], info = self._recovered(index, "reset", error)
             if info:
                 infos[index] = info
         self._needs_reset = [False] * self.num_envs
@@ -157,7 +160,8 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             except Exception as error:
                 if index < 0:
                     raise
-                latest[index], info = self._recovered(index, error)
+                where = "reset" if needs_reset[index] else "step"
+                latest[index], info = self._recovered(index, where, error)
                 needs_reset[index] = terminated[index] = truncated[index] = False
                 rewards[index] = 0.0
                 if info:
@@ -272,19 +276,28 @@ class LeanSyncVectorEnv(SyncVectorEnv):
             raise
         return self._buffer
 
-    def _recovered(self, index: int, error: Exception) -> tuple[Any, dict[str, Any]]:
-        if self.recover is None:
-            raise EnvironmentError_(
-                f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
-            ) from error
-        begin = self.history.begin_of(index)
-        self.is_resetting = True
-        observation, info = self.recover(index, error)
-        self.is_resetting = False
-        if self.history.begin_of(index) is begin:
-            self.history.resume(index, None)
-        self.failed.append(index)
-        return observation, info
+    def _recovered(self, index: int, where: str, error: Exception) -> tuple[Any, dict[str, Any]]:
+        """Replace an environment that raised, and return the new one's first observation and info."""
+        while True:
+            if self.recover is None:
+                raise EnvironmentError_(
+                    f"Environment {index} of {self.num_envs} raised {type(error).__name__}: {error}"
+                ) from error
+            seed = self.recover(index, where, error)
+            self.is_resetting = True
+            try:
+                with contextlib.suppress(Exception):  # it is broken already: only the new one counts
+                    self.envs[index].close()
+                self.envs[index] = self.env_fns[index]()
+                self.history.restart(index, seed)
+                observation, info = self.envs[index].reset(seed=seed)
+            except Exception as again:
+                error, where = again, "reset"
+                continue
+            finally:
+                self.is_resetting = False
+            self.failed.append(index)
+            return observation, info
 
     def _reset_some(
         self, mask: NDArray[np.bool_], seeds: list[int | None], options: dict[str, Any] | None

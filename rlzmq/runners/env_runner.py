@@ -291,6 +291,10 @@ class EnvRunner(EnvRunnerState):
         """Return the entries of the batch's meta that count steps by agent and by module."""
 
     @abc.abstractmethod
+    def _way_there(self, index: int) -> Reproduction | None:
+        """Return the steps that led environment ``index`` to where it is, if known."""
+
+    @abc.abstractmethod
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         """Return the steps that led an environment to a value in the last sampled batch, if known."""
 
@@ -393,6 +397,11 @@ class EnvRunner(EnvRunnerState):
                 ``config.env_failures_per_minute_tolerance``; from ``error``, with `way` as its ``way_there``.
         """
         self._failures.count(error, env_index, where, way)
+
+    def recover_env(self, index: int, where: str, error: Exception) -> int | None:
+        """Return the seed of the environment that replaces a failed one; see `count_env_failure`."""
+        self.count_env_failure(error, index, where, self._way_there(index))
+        return self.env_seed(index, self.num_env_failures)
 
     def forget_env_failures(self) -> None:
         """Reset the count of failures in a row, after an episode ended normally."""

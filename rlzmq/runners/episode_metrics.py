@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlzmq.core.metrics import MetricsLogger
@@ -20,10 +20,25 @@ HOW_TO_LIMIT = (
 )
 """Advice for episodes that never end."""
 
-_COUNTS = ("num_episodes", "num_env_steps", "num_episodes_lifetime", "num_env_steps_lifetime")
-_COUNTS_BY_NAME = ("agent_steps", "module_steps", "agent_steps_lifetime", "module_steps_lifetime")
-_WINDOWS = ("returns", "lengths", "durations_s")
-_WINDOWS_BY_NAME = ("agent_returns", "module_returns")
+# Attributes of EpisodeMetrics, and their names in results.
+_COUNTS = {"num_episodes": "num_episodes", "num_env_steps": "num_env_steps_sampled"}
+_COUNTS_BY_ID = {"agent_steps": "num_agent_steps_sampled", "module_steps": "num_module_steps_sampled"}
+_WINDOWS = {"returns": "episode_return", "lengths": "episode_len", "durations_s": "episode_duration_sec"}
+_WINDOWS_BY_ID = {
+    "agent_returns": "agent_episode_return_mean",
+    "module_returns": "module_episode_return_mean",
+}
+_REDUCTIONS: dict[str, Callable[[Any], Any]] = {
+    "mean": lambda values: sum(values) / len(values),
+    "min": min,
+    "max": max,
+}
+_STATISTICS = [
+    (attribute, f"{name}_{reduction}", reduction)
+    for attribute, name in _WINDOWS.items()
+    for reduction in _REDUCTIONS
+    if reduction == "mean" or attribute != "durations_s"
+]
 
 
 class EpisodeMetrics:
@@ -41,15 +56,13 @@ class EpisodeMetrics:
         self.module_returns: dict[str, deque[float]] = {}
         self.timers = StageTimers()
         self._num_smoothed = num_smoothed
-        self.num_episodes = 0
-        self._num_split_returns: Counter[tuple[str, str]] = Counter()
-        self.num_env_steps = 0
-        self.agent_steps: dict[str, int] = {}
-        self.module_steps: dict[str, int] = {}
-        self.num_episodes_lifetime = 0
-        self.num_env_steps_lifetime = 0
-        self.agent_steps_lifetime: dict[str, int] = {}
-        self.module_steps_lifetime: dict[str, int] = {}
+        self._num_new_returns: Counter[tuple[str, str]] = Counter()  # by attribute and id
+        self.num_episodes = self.num_episodes_lifetime = 0
+        self.num_env_steps = self.num_env_steps_lifetime = 0
+        self.agent_steps: Counter[str] = Counter()
+        self.module_steps: Counter[str] = Counter()
+        self.agent_steps_lifetime: Counter[str] = Counter()
+        self.module_steps_lifetime: Counter[str] = Counter()
 
     def add_fragment(self, meta: Mapping[str, Any]) -> None:
         """Add a fragment's metadata: step counts, finished episodes and timers.
@@ -61,121 +74,90 @@ class EpisodeMetrics:
         num_env_steps = int(meta.get("num_env_steps", 0))
         self.num_env_steps += num_env_steps
         self.num_env_steps_lifetime += num_env_steps
-        agent_steps = meta.get("agent_steps", {DEFAULT_AGENT_ID: num_env_steps})
-        module_steps = meta.get("module_steps", {DEFAULT_MODULE_ID: num_env_steps})
-        for counts, lifetime, new in (
-            (self.agent_steps, self.agent_steps_lifetime, agent_steps),
-            (self.module_steps, self.module_steps_lifetime, module_steps),
-        ):
-            for name, num in new.items():
-                counts[name] = counts.get(name, 0) + num
-                lifetime[name] = lifetime.get(name, 0) + num
+        for name, default_id in (("agent_steps", DEFAULT_AGENT_ID), ("module_steps", DEFAULT_MODULE_ID)):
+            counts, lifetime = getattr(self, name), getattr(self, f"{name}_lifetime")
+            for id_, count in meta.get(name, {default_id: num_env_steps}).items():
+                counts[id_] += count
+                lifetime[id_] += count
         finished = meta.get("episode_metrics") or {}
-        returns = finished.get("returns", ())
-        self.returns.extend(returns)
-        self.lengths.extend(finished.get("lengths", ()))
-        self.durations_s.extend(finished.get("durations_s", ()))
-        self.num_episodes += len(returns)
-        self.num_episodes_lifetime += len(returns)
-        for key, own in (("agent", self.agent_returns), ("module", self.module_returns)):
-            for name, returns in finished.get(f"{key}_returns", {}).items():
-                self._num_split_returns[key, name] += len(returns)
-                own.setdefault(name, deque(maxlen=self._num_smoothed)).extend(returns)
+        for name in _WINDOWS:
+            getattr(self, name).extend(finished.get(name, ()))
+        self.num_episodes += len(finished.get("returns", ()))
+        self.num_episodes_lifetime += len(finished.get("returns", ()))
+        for name in _WINDOWS_BY_ID:
+            for id_, returns in finished.get(name, {}).items():
+                self._num_new_returns[name, id_] += len(returns)
+                getattr(self, name).setdefault(id_, self._window()).extend(returns)
         self.timers.merge(meta.get("timers") or {})
+
+    def _window(self, values: Iterable[Any] = ()) -> deque[Any]:
+        return deque(values, maxlen=self._num_smoothed)
 
     def get_state(self) -> dict[str, Any]:
         """Return windows and counts as plain values, without timers."""
-        state: dict[str, Any] = {name: dict(getattr(self, name)) for name in _COUNTS_BY_NAME}
-        state |= {name: getattr(self, name) for name in _COUNTS}
-        state |= {
-            name: [value.item() if hasattr(value, "item") else value for value in getattr(self, name)]
-            for name in _WINDOWS
-        }
-        for name in _WINDOWS_BY_NAME:
-            state[name] = {
-                key: [float(value) for value in values] for key, values in getattr(self, name).items()
-            }
+        state: dict[str, Any] = {}
+        for end in ("", "_lifetime"):
+            state |= {name + end: getattr(self, name + end) for name in _COUNTS}
+            state |= {name + end: dict(getattr(self, name + end)) for name in _COUNTS_BY_ID}
+        for name in _WINDOWS:
+            state[name] = [value.item() if hasattr(value, "item") else value for value in getattr(self, name)]
+        for name in _WINDOWS_BY_ID:
+            state[name] = {id_: list(map(float, values)) for id_, values in getattr(self, name).items()}
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned; missing entries keep their values."""
-        for name in _COUNTS:
-            setattr(self, name, int(state.get(name, getattr(self, name))))
-        for name in _COUNTS_BY_NAME:
-            setattr(self, name, dict(state.get(name, getattr(self, name))))
-        for name in _WINDOWS:
-            if name in state:
-                setattr(self, name, deque(state[name], maxlen=self._num_smoothed))
-        for name in _WINDOWS_BY_NAME:
-            windows = state.get(name, getattr(self, name))
-            setattr(
-                self, name, {key: deque(values, maxlen=self._num_smoothed) for key, values in windows.items()}
-            )
+        for end in ("", "_lifetime"):
+            for name in (name + end for name in _COUNTS if name + end in state):
+                setattr(self, name, int(state[name]))
+            for name in (name + end for name in _COUNTS_BY_ID if name + end in state):
+                setattr(self, name, Counter(state[name]))
+        for name in _WINDOWS.keys() & state.keys():
+            setattr(self, name, self._window(state[name]))
+        for name in _WINDOWS_BY_ID.keys() & state.keys():
+            setattr(self, name, {id_: self._window(values) for id_, values in state[name].items()})
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return everything since the last `reduce` as states that `MetricsLogger.aggregate` merges."""
         states: dict[str, dict[str, Any]] = {}
-        for name, count in (
-            ("num_episodes", self.num_episodes),
-            ("num_env_steps_sampled", self.num_env_steps),
-            *((f"num_agent_steps_sampled/{agent}", num) for agent, num in self.agent_steps.items()),
-            *((f"num_module_steps_sampled/{module}", num) for module, num in self.module_steps.items()),
-        ):
-            base, slash, rest = name.partition("/")
-            states[name] = logged_state("sum", [count])
-            states[f"{base}_lifetime{slash}{rest}"] = logged_state("lifetime_sum", [count])
-        for what, unit, window in (
-            ("episode_return", "", self.returns),
-            ("episode_len", "", self.lengths),
-            ("episode_duration", "_sec", self.durations_s),
-        ):
-            new = _newest(window, self.num_episodes)
-            for reduction in ("mean", "min", "max") if new and not unit else ("mean",) if new else ():
-                states[f"{what}{unit}_{reduction}"] = self._windowed(reduction, new)
-        for key, by_name in (("agent", self.agent_returns), ("module", self.module_returns)):
-            for name, window in by_name.items():
-                new = _newest(window, self._num_split_returns[key, name])
-                if new:
-                    states[f"{key}_episode_return_mean/{name}"] = self._windowed("mean", new)
-        return states
 
-    def _windowed(self, reduction: str, values: Sequence[float]) -> dict[str, Any]:
-        return logged_state(reduction, values, window=self._num_smoothed)
+        def add_count(name: str, id_: str, count: int) -> None:
+            states[name + id_] = logged_state("sum", [count])
+            states[f"{name}_lifetime{id_}"] = logged_state("lifetime_sum", [count])
+
+        for attribute, name in _COUNTS.items():
+            add_count(name, "", getattr(self, attribute))
+        for attribute, name in _COUNTS_BY_ID.items():
+            for id_, count in getattr(self, attribute).items():
+                add_count(name, f"/{id_}", count)
+        for attribute, name, reduction in _STATISTICS:
+            new = _newest(getattr(self, attribute), self.num_episodes)
+            if new:
+                states[name] = logged_state(reduction, new, window=self._num_smoothed)
+        for attribute, name in _WINDOWS_BY_ID.items():
+            for id_, window in getattr(self, attribute).items():
+                new = _newest(window, self._num_new_returns[attribute, id_])
+                if new:
+                    states[f"{name}/{id_}"] = logged_state("mean", new, window=self._num_smoothed)
+        return states
 
     def reduce(self) -> dict[str, Any]:
         """Return the results under RLlib's keys; reset counts, keep the windows of means, average timers per call."""
-        result: dict[str, Any] = {
-            "num_episodes": self.num_episodes,
-            "num_episodes_lifetime": self.num_episodes_lifetime,
-            "num_env_steps_sampled": self.num_env_steps,
-            "num_env_steps_sampled_lifetime": self.num_env_steps_lifetime,
-            "num_agent_steps_sampled": dict(self.agent_steps),
-            "num_agent_steps_sampled_lifetime": dict(self.agent_steps_lifetime),
-            "num_module_steps_sampled": dict(self.module_steps),
-            "num_module_steps_sampled_lifetime": dict(self.module_steps_lifetime),
-        }
-        result = EpisodeResults(result)
-        if self.returns:
-            result.update(
-                episode_return_mean=sum(self.returns) / len(self.returns),
-                episode_return_min=min(self.returns),
-                episode_return_max=max(self.returns),
-                episode_len_mean=sum(self.lengths) / len(self.lengths),
-                episode_len_min=min(self.lengths),
-                episode_len_max=max(self.lengths),
-                episode_duration_sec_mean=sum(self.durations_s) / len(self.durations_s),
-            )
-        for key, by_name in (
-            ("agent_episode_return_mean", self.agent_returns),
-            ("module_episode_return_mean", self.module_returns),
-        ):
-            if by_name:
-                result[key] = {name: sum(values) / len(values) for name, values in by_name.items() if values}
+        result = EpisodeResults()
+        for attribute, name in {**_COUNTS, **_COUNTS_BY_ID}.items():
+            for end in ("", "_lifetime"):
+                count = getattr(self, attribute + end)
+                result[name + end] = count if isinstance(count, int) else dict(count)
+        for attribute, name, reduction in _STATISTICS if self.returns else ():
+            result[name] = _REDUCTIONS[reduction](getattr(self, attribute))
+        for attribute, name in _WINDOWS_BY_ID.items():
+            windows = getattr(self, attribute)
+            if windows:
+                result[name] = {id_: sum(values) / len(values) for id_, values in windows.items() if values}
         result.update(self.timers.reduce())
         self.num_episodes = self.num_env_steps = 0
-        self._num_split_returns.clear()
-        self.agent_steps = {}
-        self.module_steps = {}
+        self._num_new_returns.clear()
+        self.agent_steps, self.module_steps = Counter(), Counter()
         return result
 
 
@@ -186,13 +168,10 @@ class EpisodeResults(dict[str, Any]):
     absent for ``in``, ``get`` and iteration.
     """
 
-    _STATISTICS = frozenset(
-        [f"episode_{what}_{kind}" for what in ("return", "len") for kind in ("mean", "min", "max")]
-        + ["episode_duration_sec_mean"]
-    )
+    _NAMES = frozenset(name for _, name, _ in _STATISTICS)
 
     def __missing__(self, name: str) -> float:
-        if name in self._STATISTICS:
+        if name in self._NAMES:
             return math.nan
         raise KeyError(name)
 

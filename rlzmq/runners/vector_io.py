@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,7 @@ class VectorStepper:
         self._lean: LeanSyncVectorEnv | None = None
         if type(self.env) is LeanSyncVectorEnv:
             self._lean = self.env
-            self._lean.recover = self._recover_one
+            self._lean.recover = runner.recover_env
         self._was_checked = False
         self.failed: list[int] = []
 
@@ -119,28 +118,6 @@ class VectorStepper:
             truncated,
             sparse_infos(dense, self.num_envs) if dense else {},
         )
-
-    def _recover_one(self, index: int, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Replace an environment by a new one; return the result of its reset."""
-        lean = self._lean
-        assert lean is not None
-        where = "reset" if lean.needs_reset(index) else "step"
-        known = lean.history.history_of(index)
-        way = None if known is None else Reproduction.of_history(known, known.actions)
-        while True:
-            self._runner.count_env_failure(error, index, where, way)
-            with contextlib.suppress(Exception):
-                lean.envs[index].close()
-            try:
-                lean.envs[index] = lean.env_fns[index]()
-                seed = self._runner.env_seed(index, self._runner.num_env_failures)
-                way = Reproduction(seed, None, [])
-                observation, info = lean.envs[index].reset(seed=seed)
-            except Exception as next_error:
-                error, where = next_error, "reset"
-            else:
-                lean.history.restart(index, seed)
-                return observation, info
 
     def way_to(self, batch: Any, chunk: int, num_steps: int) -> Reproduction | None:
         """Return the steps that led an environment to a step of the last sampled fragment.

@@ -284,7 +284,7 @@ def test_an_env_that_raises_is_recreated_or_its_error_raised() -> None:
         vector.step(actions)
     seen: list[Any] = []
 
-    def recover(index: int, error: Exception) -> int:
+    def recover(index: int, where: str, error: Exception) -> int:
         seen.append((index, str(error)))
         return 77
 

@@ -190,10 +190,9 @@ def test_a_raising_env_is_named_or_recovered() -> None:
 
     replaced = []
 
-    def recover(index: int, error: Exception) -> tuple[Any, dict[str, Any]]:
-        replaced.append((index, str(error)))
-        env.envs[index] = Raising()
-        return env.envs[index].reset(seed=5)
+    def recover(index: int, where: str, error: Exception) -> int:
+        replaced.append((index, where, str(error)))
+        return 5
 
     env = LeanSyncVectorEnv([RandomEnv, Raising, RandomEnv])
     env.recover = recover
@@ -205,7 +204,7 @@ def test_a_raising_env_is_named_or_recovered() -> None:
             assert (rewards[1], terminated[1], truncated[1]) == (0.0, False, False)
             assert same(observations[1], Raising().reset(seed=5)[0])
             assert step == 2
-    assert replaced == [(1, "boom")]
+    assert replaced == [(1, "step", "boom")]
 
 
 class NativeEnv(gym.vector.VectorEnv[Any, Any, Any]):

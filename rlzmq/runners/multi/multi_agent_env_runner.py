@@ -53,6 +53,10 @@ class MultiAgentEnvRunner(EnvRunner):
             return MultiAgentEpisodeSampler(self)
         return FusedMultiAgentSampler(self, *plans)
 
+    def _way_there(self, index: int) -> Reproduction:
+        came = self.env.histories[index]
+        return Reproduction.of_agents(came.episode_seed, came.episode_actions)
+
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         e = value.episode
         came = self.env.histories[value.env_index]
@@ -70,21 +74,13 @@ class MultiAgentEnvRunner(EnvRunner):
             mode=getattr(self.config, "gym_env_vectorize_mode", "sync"),
             context=context,
         )
-        env.recover = self._recover_env
+        env.recover = self.recover_env
         return env
 
     @property
     def random_action_space(self) -> gym.Space[Any]:
         space: gym.Space[Any] = self.env.single_action_spaces
         return space
-
-    def _recover_env(self, index: int, error: Exception) -> int | None:
-        """Return the seed of the environment that replaces a failed one; raise if it must not be replaced."""
-        came = self.env.histories[index]
-        actions = came.episode_actions
-        way = Reproduction.of_agents(came.episode_seed, actions)
-        self.count_env_failure(error, index, "step" if actions else "reset", way)
-        return self.env_seed(index, self.num_env_failures)
 
     def _acting_module(self) -> Any:
         return self.multi_rl_module

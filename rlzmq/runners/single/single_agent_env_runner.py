@@ -41,6 +41,10 @@ class SingleAgentEnvRunner(EnvRunner):
     def _make_sampler(self, plans: tuple[Any, Any] | None) -> FusedSampler | SingleAgentEpisodeSampler:
         return SingleAgentEpisodeSampler(self) if plans is None else FusedSampler(self, *plans)
 
+    def _way_there(self, index: int) -> Reproduction | None:
+        known = self.env.history.history_of(index)
+        return None if known is None else Reproduction.of_history(known, known.actions)
+
     def _way_to(self, batch: Any, value: BadValue) -> Reproduction | None:
         steps = value.num_env_steps - int(batch.t_started[value.episode])
         way: Reproduction | None = self._sampler.stepper.way_to(batch, value.episode, steps)
