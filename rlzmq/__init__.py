@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
     from rlzmq.algorithms.sac import SAC as SAC, SACConfig as SACConfig
     from rlzmq.algorithms.sac.sac_learner import SACLearner as SACLearner
+    from rlzmq.algorithms.tqc import TQC as TQC, TQCConfig as TQCConfig
+    from rlzmq.algorithms.tqc.tqc_learner import TQCLearner as TQCLearner
     from rlzmq.config.settings import NotProvided as NotProvided
     from rlzmq.connectors.common import (
         AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
@@ -287,6 +289,8 @@ _EXPORTS: dict[str, str] = {
         "algorithms.ppo": "PPO PPOConfig",
         "algorithms.sac": "SAC SACConfig",
         "algorithms.sac.sac_learner": "SACLearner",
+        "algorithms.tqc": "TQC TQCConfig",
+        "algorithms.tqc.tqc_learner": "TQCLearner",
         "algorithms.policy": "Policy",
     }.items()
     for name in names.split()

@@ -54,6 +54,7 @@ LAZY_IMPORTS = {
         "algorithms/impala/__init__.py",
         "algorithms/ppo/__init__.py",
         "algorithms/sac/__init__.py",
+        "algorithms/tqc/__init__.py",
     ),
     "a standalone broker imports no torch": ("driver/join_files.py",),
     "a broker does not read the episodes that it forwards": ("wire/values.py",),

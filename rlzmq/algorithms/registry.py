@@ -25,6 +25,7 @@ ALGORITHMS: dict[str, str] = {
     "impala": "rlzmq.algorithms.impala:IMPALAConfig",
     "ppo": "rlzmq.algorithms.ppo:PPOConfig",
     "sac": "rlzmq.algorithms.sac:SACConfig",
+    "tqc": "rlzmq.algorithms.tqc:TQCConfig",
 }
 BASE_CONFIG = "rlzmq.algorithms.algorithm_config:AlgorithmConfig"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +19,7 @@ from rlzmq import (
     UnsupportedSpaceError,
 )
 from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_distribution
+from rlzmq.algorithms.dqn.noisy_linear import NoisyLinear
 from rlzmq.learners.replay_learner import discounts
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
@@ -245,6 +247,46 @@ def test_masked_actions_are_never_explored() -> None:
     assert sorted(probabilities[0].tolist()) == pytest.approx([0.0, 0.45, 0.55])
 
 
+def test_noisy_weights_are_factorised_and_learned() -> None:
+    layer = NoisyLinear(4, 3, 0.5)
+    assert layer.weight_sigma.unique().tolist() == [0.5 / 2.0]  # σ0 / √inputs
+    x = torch.eye(4)
+    with torch.no_grad():
+        layer.eval()
+        without = layer(x)
+        assert torch.equal(without, x @ layer.weight.T + layer.bias)
+        layer.fix_noise(torch.Generator().manual_seed(7))
+        drawn = torch.randn(7, generator=torch.Generator().manual_seed(7)).tolist()
+        ins, outs = ([math.copysign(math.sqrt(abs(n)), n) for n in part] for part in (drawn[:4], drawn[4:]))
+        noise = layer(x) - without
+        for i, of_input in enumerate(ins):
+            for o, of_output in enumerate(outs):
+                assert float(noise[i, o]) == pytest.approx(
+                    0.25 * (of_output * of_input + of_output), abs=1e-6
+                )
+        layer.fix_noise(None)
+        assert torch.equal(layer(x), without)
+    layer.train()
+    layer(x).sum().backward()
+    assert layer.weight_sigma.grad is not None
+    assert layer.weight_sigma.grad.abs().sum() > 0.0
+
+
+def test_noise_explores_and_is_that_of_the_runs_step() -> None:
+    module: Any = config(noisy=True, epsilon=0.0, sigma0=50.0).build_learner().module["default_policy"]
+    batch = {Columns.OBS: torch.tensor([S0])}
+
+    def actions() -> list[int]:
+        outputs = [module.forward_exploration(batch, t=t)[Columns.ACTION_DIST_INPUTS] for t in range(30)]
+        return [int(logits.argmax(-1)) for logits in outputs]
+
+    explored = actions()
+    assert set(explored) == {0, 1}
+    assert actions() == explored
+    greedy = [module.forward_inference(batch)[Columns.ACTION_DIST_INPUTS] for _ in range(2)]
+    assert torch.equal(*greedy)
+
+
 class Corridor(gym.Env[Any, Any]):
     """Four places in a row; going right (1) from the last one ends the episode with the only reward."""
 
@@ -267,10 +309,10 @@ class Corridor(gym.Env[Any, Any]):
     "training",
     [
         {"n_step": (1, 3)},
-        {"num_atoms": 11, "v_min": 0.0, "v_max": 1.0},
+        {"num_atoms": 11, "v_min": 0.0, "v_max": 1.0, "noisy": True},
         {"replay_buffer_config": {"type": "EpisodeReplayBuffer"}, "dueling": False, "double_q": False},
     ],
-    ids=["n-step", "atoms", "plain"],
+    ids=["n-step", "noisy atoms", "plain"],
 )
 def test_dqn_learns_to_walk_right_in_600_steps(training: dict[str, Any]) -> None:
     made: Any = (

@@ -20,6 +20,7 @@ from rlzmq import (
     IMPALAConfig,
     PPOConfig,
     SACConfig,
+    TQCConfig,
 )
 
 # What the library does not read itself, and what is so whatever the value.
@@ -41,7 +42,9 @@ def test_each_setting_is_read_or_fixed() -> None:
         assert field.default in field.only, name
 
 
-@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig])
+@pytest.mark.parametrize(
+    "config_class", [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TQCConfig]
+)
 def test_each_setting_is_declared_once_and_explained(config_class: type[AlgorithmConfig]) -> None:
     config = config_class()
     assert config.keys() == list(config_class._fields)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings
-from rlzmq.config.settings import PositiveInt, Schedule, setting, settings, takes
+from rlzmq.config.settings import Positive, PositiveInt, Schedule, setting, settings, takes
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["DQNConfig", "DQNTrainingSettings"]
 
 # Settings that the default module reads, too.
-_OF_MODULE = ("dueling", "epsilon", "num_atoms", "v_min", "v_max")
+_OF_MODULE = ("dueling", "epsilon", "noisy", "sigma0", "num_atoms", "v_min", "v_max")
 
 
 @settings
@@ -23,6 +23,9 @@ class DQNTrainingSettings(OffPolicySettings):
         double_q: Whether the trained network chooses the next action and the target network only rates it
             (arXiv:1509.06461).
         dueling: Whether the network has separate streams for state values and advantages (arXiv:1511.06581).
+        noisy: Whether the heads' weights have learned noise, which explores by itself (arXiv:1706.10295); then set
+            `epsilon` to 0.
+        sigma0: Initial scale of that noise.
         num_atoms: Number of atoms of the return's distribution (arXiv:1707.06887); 1: the network predicts its mean.
         v_min, v_max: Least and largest atom.
         td_error_loss_fn: "huber" (with δ = 1) or "mse"; with several atoms the loss is a cross-entropy instead.
@@ -31,6 +34,8 @@ class DQNTrainingSettings(OffPolicySettings):
     epsilon: Schedule = setting(default=[(0, 1.0), (10_000, 0.05)])
     double_q: bool = True
     dueling: bool = True
+    noisy: bool = False
+    sigma0: Positive = 0.5
     num_atoms: PositiveInt = 1
     v_min: float = -10.0
     v_max: float = 10.0

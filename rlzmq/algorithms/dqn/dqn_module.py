@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from rlzmq.algorithms.dqn.noisy_linear import NoisyLinear
 from rlzmq.config.model_config import DefaultModelConfig
 from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
@@ -35,7 +38,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
     With a dueling head Q = V + A - mean_a A, atom by atom. While exploring, the outputs are the log-probabilities of
     the ε-greedy policy, so that the runner draws the actions from its random generator.
 
-    `model_config`: fields of a DefaultModelConfig, and ``dueling``, ``epsilon``, ``num_atoms``, ``v_min``, ``v_max``
+    `model_config`: fields of a DefaultModelConfig, and ``dueling``, ``epsilon``, ``noisy``, ``sigma0``, ``num_atoms``,
+    ``v_min``, ``v_max``
     (see `DQNConfig`).
     """
 
@@ -46,6 +50,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         model = dict(self.model_config)
         self.dueling = bool(model.pop("dueling", True))
         self.epsilon = Schedule(model.pop("epsilon", 0.05), "epsilon")
+        sigma0 = float(model.pop("sigma0", 0.5))
+        self._sigma0 = sigma0 if model.pop("noisy", False) else None
         self.num_atoms = int(model.pop("num_atoms", 1))
         v_min, v_max = model.pop("v_min", -10.0), model.pop("v_max", 10.0)
         config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
@@ -69,7 +75,7 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
             self.make_target_networks()
 
     def _head(self, config: DefaultModelConfig, width: int) -> MLP:
-        return MLP(
+        head = MLP(
             self.encoder.output_dim,
             config.head_fcnet_hiddens,
             config.head_fcnet_activation,
@@ -78,6 +84,11 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
             use_layernorm=config.head_fcnet_use_layernorm,
             output_dim=width * self.num_atoms,
         )
+        if self._sigma0 is not None:
+            for i, layer in enumerate(head.layers):
+                if isinstance(layer, nn.Linear):
+                    head.layers[i] = NoisyLinear(layer.in_features, layer.out_features, self._sigma0)
+        return head
 
     def make_target_networks(self) -> None:
         for name, network in zip(_TARGETS, self._networks(), strict=False):
@@ -127,7 +138,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         return {Columns.ACTION_DIST_INPUTS: self.compute_q_values(batch)["qf_preds"]}
 
     def _forward_exploration(self, batch: dict[str, Any], *, t: int = 0, **kwargs: Any) -> dict[str, Any]:
-        q_BA = self.compute_q_values(batch)["qf_preds"]
+        with self._noise_of_step(t):
+            q_BA = self.compute_q_values(batch)["qf_preds"]
         is_allowed = q_BA > torch.finfo(q_BA.dtype).min
         epsilon = self.epsilon.value(t)
         probs_BA = epsilon * is_allowed / is_allowed.sum(-1, keepdim=True).clamp(min=1)
@@ -135,3 +147,16 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
             -1, q_BA.argmax(-1, keepdim=True), torch.full_like(q_BA[..., :1], 1.0 - epsilon)
         )
         return {Columns.ACTION_DIST_INPUTS: probs_BA.log().clamp(min=torch.finfo(q_BA.dtype).min)}
+
+    @contextmanager
+    def _noise_of_step(self, t: int) -> Iterator[None]:
+        """Within the block, noisy layers have noise that depends on the run's env steps only, so that runs repeat."""
+        layers = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)] if self._sigma0 else []
+        generator = torch.Generator().manual_seed(t) if layers else None
+        for layer in layers:
+            layer.fix_noise(generator)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.fix_noise(None)

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from rlzmq.algorithms.sac.sac_config import SACConfig, SACTrainingSettings
-from rlzmq.algorithms.sac.sac_loss import actor_loss, critic_loss, critic_targets, temperature_loss
+from rlzmq.algorithms.sac.sac_loss import (
+    CriticLoss,
+    actor_loss,
+    critic_loss,
+    critic_targets,
+    temperature_loss,
+)
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.optimizers import make_adam
@@ -85,7 +91,7 @@ class SACLearner(ReplayLearner):
 
     def compute_critic_loss(
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
-    ) -> Any:
+    ) -> CriticLoss:
         """Return the critics' loss and the rows' TD errors; TQC overrides it."""
         target = module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})
         targets_B = critic_targets(

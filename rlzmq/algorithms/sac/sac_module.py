@@ -45,7 +45,9 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
     def setup(self) -> None:
         where = self.describe()
         model = dict(self.model_config)
-        twin_q, alpha = bool(model.pop("twin_q", True)), float(model.pop("initial_alpha", 1.0))
+        alpha = float(model.pop("initial_alpha", 1.0))
+        num_critics = int(model.pop("n_critics", 2 if model.pop("twin_q", True) else 1))
+        num_outputs = int(model.pop("n_quantiles", 1))
         config = DefaultModelConfig.from_dict(model, where=f"model_config of the {where}")
         if config.use_lstm:
             raise ConfigurationError(
@@ -70,9 +72,9 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         self.pi = PolicyHead(self.pi_encoder.output_dim, action_space, config, where=where)
         if not self.inference_only:
             inputs = space if self._is_discrete else gym.spaces.Tuple((space, action_space))
-            width = int(action_space.n) if isinstance(action_space, gym.spaces.Discrete) else 1
-            num_critics = 2 if twin_q else 1
-            self.qfs = nn.ModuleList(_Critic(inputs, width, config, where) for _ in range(num_critics))
+            if isinstance(action_space, gym.spaces.Discrete):
+                num_outputs = int(action_space.n)
+            self.qfs = nn.ModuleList(_Critic(inputs, num_outputs, config, where) for _ in range(num_critics))
             self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
             self.make_target_networks()
 
@@ -106,7 +108,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
             index = actions.long() - int(self.action_space.start)
             qf_preds = q.gather(-1, index[:, None, None].expand(-1, q.shape[1], 1)).squeeze(-1)
         else:
-            qf_preds = q.squeeze(-1)
+            qf_preds = self._predictions(q)
         with _without_gradients(self.qfs):
             q_curr, logp = self._soft_values(logits, obs, self.qfs)
         return {
@@ -135,9 +137,24 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
             log_probs = logits.log_softmax(-1)
             probs = log_probs.exp()
             return (probs * _values(critics, obs).amin(1)).sum(-1), (probs * log_probs).sum(-1)
+        values, logp = self._values_of_policy(logits, obs, critics)
+        return self._combined(values), logp
+
+    def _values_of_policy(self, logits: Tensor, obs: Any, critics: nn.ModuleList) -> tuple[Tensor, Tensor]:
+        """Return the critics' outputs [B, C, K] for actions drawn from the policy, and their log-probabilities [B]."""
         dist: Any = self.get_train_action_dist_cls().from_logits(logits)
         actions, logp = dist.rsample_and_logp()
-        return _values(critics, (obs, actions)).amin(1).squeeze(-1), logp
+        return _values(critics, (obs, actions)), logp
+
+    # What the critics' outputs for Box actions, [B, C, K], mean: here K = 1. TQC overrides both.
+
+    def _predictions(self, outputs: Tensor) -> Tensor:
+        """Return what is compared with the targets, as ``qf_preds``."""
+        return outputs.squeeze(-1)
+
+    def _combined(self, outputs: Tensor) -> Tensor:
+        """Return one value for each row, float [B]."""
+        return outputs.amin(1).squeeze(-1)
 
 
 def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> Any:
@@ -145,9 +162,11 @@ def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> A
 
 
 class _Critic(nn.Module):
-    """Observations (with actions) → values [B, width]."""
+    """Observations (with actions) → values [B, K]."""
 
-    def __init__(self, space: gym.Space[Any], width: int, config: DefaultModelConfig, where: str) -> None:
+    def __init__(
+        self, space: gym.Space[Any], num_outputs: int, config: DefaultModelConfig, where: str
+    ) -> None:
         super().__init__()
         self.encoder = _encoder(space, config, where)
         self.head = MLP(
@@ -157,7 +176,7 @@ class _Critic(nn.Module):
             config=config,
             prefix="head_fcnet",
             use_layernorm=config.head_fcnet_use_layernorm,
-            output_dim=width,
+            output_dim=num_outputs,
         )
 
     def forward(self, inputs: Any) -> Tensor:
@@ -166,7 +185,7 @@ class _Critic(nn.Module):
 
 
 def _values(critics: nn.ModuleList, inputs: Any) -> Tensor:
-    """Return the values of all critics, [B, C, width]."""
+    """Return the values of all critics, [B, C, K]."""
     return torch.stack([critic(inputs) for critic in critics], 1)
 
 

@@ -1,0 +1,52 @@
+"""NoisyLinear: a linear layer with learned parameter noise, for exploration (arXiv:1706.10295)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["NoisyLinear"]
+
+
+class NoisyLinear(nn.Linear):
+    """A linear layer whose weights are mean + σ · noise, with factorised Gaussian noise (equations 10 and 11).
+
+    In training mode every forward pass draws new noise from torch's global generator; in evaluation mode there is
+    none, unless `fix_noise` set some.
+
+    Args:
+        inputs, outputs: Features per row.
+        sigma0: Initial σ, in units of 1 / √inputs.
+    """
+
+    def __init__(self, inputs: int, outputs: int, sigma0: float) -> None:
+        super().__init__(inputs, outputs)
+        bound = 1.0 / math.sqrt(inputs)
+        with torch.no_grad():
+            self.weight.uniform_(-bound, bound)
+            self.bias.uniform_(-bound, bound)
+        self.weight_sigma = nn.Parameter(torch.full_like(self.weight, sigma0 * bound))
+        self.bias_sigma = nn.Parameter(torch.full_like(self.bias, sigma0 * bound))
+        self._fixed: tuple[Tensor, Tensor] | None = None
+
+    def fix_noise(self, generator: torch.Generator | None) -> None:
+        """Use the same noise in all forward passes, drawn from a generator; None: no longer."""
+        self._fixed = None if generator is None else self._draw(generator)
+
+    def _draw(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        device = self.weight.device
+        ins, outs = (
+            torch.randn(size, generator=generator).to(device)
+            for size in (self.in_features, self.out_features)
+        )
+        return tuple(noise.sign() * noise.abs().sqrt() for noise in (ins, outs))  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = self._draw(None) if self._fixed is None and self.training else self._fixed
+        if noise is None:
+            return super().forward(x)
+        ins, outs = noise
+        weight = self.weight + self.weight_sigma * torch.outer(outs, ins)
+        return nn.functional.linear(x, weight, self.bias + self.bias_sigma * outs)

@@ -1,0 +1,14 @@
+"""TQC: SAC with critics that predict distributions of returns."""
+
+from __future__ import annotations
+
+from rlzmq.algorithms.sac.sac import SAC
+from rlzmq.algorithms.tqc.tqc_config import TQCConfig
+
+__all__ = ["TQC"]
+
+
+class TQC(SAC):
+    """TQC (arXiv:2005.04269)."""
+
+    config_class = TQCConfig

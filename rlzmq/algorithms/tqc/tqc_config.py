@@ -1,0 +1,62 @@
+"""TQCConfig: TQC's settings and their defaults."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from rlzmq.algorithms.sac.sac_config import SACConfig, SACTrainingSettings
+from rlzmq.config.settings import NonNegativeInt, PositiveInt, settings, takes
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["TQCConfig", "TQCTrainingSettings"]
+
+
+@settings
+class TQCTrainingSettings(SACTrainingSettings):
+    """TQC's settings, in addition to those of `SACConfig.training`; `n_critics` takes the place of `twin_q`.
+
+    Args:
+        n_quantiles: Number of quantiles that each critic predicts.
+        n_critics: Number of critics.
+        top_quantiles_to_drop_per_net: Number of the largest quantiles left out of the targets, for each critic.
+    """
+
+    n_quantiles: PositiveInt = 25
+    n_critics: PositiveInt = 2
+    top_quantiles_to_drop_per_net: NonNegativeInt = 2
+
+
+class TQCConfig(SACConfig, TQCTrainingSettings):
+    """Settings of TQC; defaults as in RLlib."""
+
+    _algorithm: ClassVar[str] = "TQC"
+    _learner_class: ClassVar[str] = "rlzmq.algorithms.tqc.tqc_learner:TQCLearner"
+    _module_class: ClassVar[str] = "rlzmq.algorithms.tqc.tqc_module:DefaultTQCModule"
+
+    @takes(TQCTrainingSettings)
+    def training(self) -> Self:
+        """Set the training hyperparameters: see `TQCTrainingSettings`."""
+        return self
+
+    @property
+    def _default_model_config(self) -> dict[str, Any]:
+        return {
+            "n_critics": self.n_critics,
+            "n_quantiles": self.n_quantiles,
+            "initial_alpha": self.initial_alpha,
+        }
+
+    def validate(self) -> None:
+        """Check the settings as SACConfig.validate does, and that quantiles are left.
+
+        Raises:
+            ConfigurationError: Settings are inconsistent; the text names them.
+        """
+        super().validate()
+        if self._validate_config and not self.twin_q:
+            raise ConfigurationError("config.twin_q=False has no effect: TQC has n_critics. Set n_critics=1.")
+        if self._validate_config and self.top_quantiles_to_drop_per_net >= self.n_quantiles:
+            raise ConfigurationError(
+                f"config.top_quantiles_to_drop_per_net={self.top_quantiles_to_drop_per_net} leaves none of "
+                f"n_quantiles={self.n_quantiles}. Set at most {self.n_quantiles - 1}."
+            )
