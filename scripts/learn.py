@@ -210,6 +210,17 @@ def pendulum_sac() -> Any:
     )
 
 
+def multi_agent_cartpole_dqn() -> Any:
+    """RLlib's settings for its own learning test."""
+    return (
+        DQNConfig()
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .multi_agent(policies=["p0", "p1"], policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
+        .training(lr=6.5e-4, n_step=(2, 5), epsilon=[(0, 1.0), (20_000, 0.02)])
+        .rl_module(model_config={"fcnet_hiddens": [256, 256], "head_fcnet_hiddens": [256]})
+    )
+
+
 def mean_std_filter(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
     return MeanStdFilter()
 
@@ -226,6 +237,7 @@ TASKS = {
     "cartpole-appo": Task(cartpole_appo, 450.0, 1_000_000, 16, 500),
     "cartpole-dqn": Task(cartpole_dqn, 450.0, 200_000, 1, 32),
     "pendulum-sac": Task(pendulum_sac, -250.0, 20_000, 1, 256),
+    "multi-agent-cartpole-dqn": Task(multi_agent_cartpole_dqn, 150.0, 500_000, 1, 48),
     "multi-agent-cartpole-appo": Task(multi_agent_cartpole_appo, 350.0, 2_000_000, 16, 500),
 }
 

@@ -16,7 +16,12 @@ __all__ = ["OffPolicyConfig", "OffPolicySettings"]
 
 # An update is committed as a whole, and nothing is sampled meanwhile.
 _MOST_BATCHES = 10_000
-_BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
+_BUFFERS = (
+    "EpisodeReplayBuffer",
+    "PrioritizedEpisodeReplayBuffer",
+    "MultiAgentEpisodeReplayBuffer",
+    "MultiAgentPrioritizedEpisodeReplayBuffer",
+)
 
 
 @settings
@@ -28,7 +33,8 @@ class OffPolicySettings(TrainingSettings):
             for each row.
         replay_buffer_config: ``{"type": …, "capacity": …, "alpha": …, "beta": …}``; keys left out keep their
             defaults. The type is "EpisodeReplayBuffer" (uniform) or "PrioritizedEpisodeReplayBuffer"
-            (arXiv:1511.05952), the capacity is in env steps of all learners together.
+            (arXiv:1511.05952); multi-agent runs use their variants "MultiAgent…", also under the single-agent name. The
+            capacity is in env steps (multi-agent: in agent steps of each module) of all learners together.
         num_steps_sampled_before_learning_starts: Env steps sampled before the first update trains.
         training_intensity: Env steps trained, repetitions counted, per env step sampled; None: one batch for each
             round of `rollout_fragment_length` steps of all environments.
@@ -106,11 +112,6 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
         super().validate()
         if not self._validate_config:
             return
-        if self.is_multi_agent:
-            raise ConfigurationError(
-                f"{type(self).__name__} trains single-agent environments only, and the config has multi_agent() "
-                f"settings (modules {self.module_ids}). Use PPO, IMPALA or APPO."
-            )
         if self.num_epochs != 1 or self.minibatch_size is not None:
             raise ConfigurationError(
                 f"config.num_epochs={self.num_epochs}, config.minibatch_size={self.minibatch_size}: each batch drawn "
@@ -128,6 +129,11 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
             if name == "type" and value not in _BUFFERS:
                 raise ConfigurationError(
                     f"{where}: expected {' or '.join(map(repr, _BUFFERS))}, got {value!r}."
+                )
+            if name == "type" and value.startswith("MultiAgent") and not self.is_multi_agent:
+                raise ConfigurationError(
+                    f"{where}={value!r}: the config has no multi_agent() settings. Use "
+                    f"{value.removeprefix('MultiAgent')!r}."
                 )
             if name == "capacity" and (not isinstance(value, int) or value < 1):
                 raise ConfigurationError(f"{where}: expected a number of env steps >= 1, got {value!r}.")

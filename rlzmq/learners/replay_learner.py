@@ -16,9 +16,22 @@ from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.replay_source import REPLAY_KEY, EpisodeReplay
 from rlzmq.learners.target_networks import update_target_networks
 from rlzmq.modules.apis import TargetNetworkAPI
-from rlzmq.replay import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
+from rlzmq.replay import (
+    EpisodeReplayBuffer,
+    MultiAgentEpisodeReplayBuffer,
+    MultiAgentPrioritizedEpisodeReplayBuffer,
+    PrioritizedEpisodeReplayBuffer,
+)
 
 __all__ = ["ReplayLearner"]
+
+# By name, and whether for multi-agent episodes.
+_BUFFERS: dict[tuple[str, bool], Any] = {
+    ("EpisodeReplayBuffer", False): EpisodeReplayBuffer,
+    ("EpisodeReplayBuffer", True): MultiAgentEpisodeReplayBuffer,
+    ("PrioritizedEpisodeReplayBuffer", False): PrioritizedEpisodeReplayBuffer,
+    ("PrioritizedEpisodeReplayBuffer", True): MultiAgentPrioritizedEpisodeReplayBuffer,
+}
 
 
 class _ReplaySettings(Protocol):
@@ -29,6 +42,9 @@ class _ReplaySettings(Protocol):
     tau: float
     target_network_update_freq: int
     train_batch_size_per_learner: int
+
+    @property
+    def is_multi_agent(self) -> bool: ...
 
     @property
     def replay_buffer_config(self) -> dict[str, Any]: ...
@@ -55,7 +71,7 @@ class ReplayLearner(TorchLearner):
         self.num_target_updates = 0
         self.last_target_update_ts = 0
         self._num_env_steps_sampled = 0
-        self._td_errors: tuple[Tensor, Tensor] | None = None
+        self._td_errors: dict[str, tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def rl_module_required_apis(cls) -> list[type]:
@@ -70,16 +86,15 @@ class ReplayLearner(TorchLearner):
         """Return this rank's replay buffer; the ranks share the capacity equally."""
         settings = self._replay_settings
         plan, given = settings.update_plan(), settings.replay_buffer_config
-        capacity = -(-given["capacity"] // plan.num_ranks)
+        arguments: dict[str, Any] = {
+            "capacity": -(-given["capacity"] // plan.num_ranks),
+            "keeps_extra_model_outputs": False,
+        }
         options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
-        buffer: EpisodeReplayBuffer
-        if given["type"] == PrioritizedEpisodeReplayBuffer.__name__:
-            buffer = PrioritizedEpisodeReplayBuffer(
-                capacity, alpha=given["alpha"], keeps_extra_model_outputs=False
-            )
-            options["beta"] = given["beta"]
-        else:
-            buffer = EpisodeReplayBuffer(capacity, keeps_extra_model_outputs=False)
+        kind: str = given["type"]
+        if kind.endswith(PrioritizedEpisodeReplayBuffer.__name__):
+            arguments["alpha"], options["beta"] = given["alpha"], given["beta"]
+        buffer = _BUFFERS[kind.removeprefix("MultiAgent"), settings.is_multi_agent](**arguments)
         return EpisodeReplay.of_plan(
             plan, buffer, batch_size=settings.train_batch_size_per_learner, **options
         )
@@ -91,25 +106,25 @@ class ReplayLearner(TorchLearner):
             add_next_observations(pipeline)
         return pipeline
 
-    def note_td_errors(self, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
-        """Set the TD errors of a minibatch's rows, float [B]; if its step is taken, they become priorities."""
+    def note_td_errors(self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
+        """Set the TD errors of a module's rows, float [B]; if the minibatch's step is taken, they become priorities."""
         if REPLAY_KEY in batch:  # not for batches that the user made
-            self._td_errors = (batch[REPLAY_KEY], td_errors_B.detach())
+            self._td_errors[module_id] = (batch[REPLAY_KEY], td_errors_B.detach())
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().before_gradient_based_update(timesteps=timesteps)
         self._num_env_steps_sampled = self._clock(timesteps)
-        self._td_errors = None
+        self._td_errors = {}
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
         """Step the optimizers, then update priorities and, if due, target networks."""
         super().apply_gradients(gradients_dict)
-        noted, self._td_errors = self._td_errors, None
-        if noted is not None and isinstance(self.source, EpisodeReplay):
-            keys: NDArray[np.int64] = noted[0].cpu().numpy()
-            td_errors: NDArray[np.float32] = noted[1].cpu().numpy()
+        noted, self._td_errors = self._td_errors, {}
+        for module_id, (keys_B, td_errors_B) in noted.items():
+            keys: NDArray[np.int64] = keys_B.cpu().numpy()
+            td_errors: NDArray[np.float32] = td_errors_B.cpu().numpy()
             is_finite = np.isfinite(td_errors)
-            self.source.update_priorities(td_errors[is_finite], keys[is_finite])
+            self.source.update_priorities(module_id, td_errors[is_finite], keys[is_finite])
         settings = self._replay_settings
         if self._num_env_steps_sampled - self.last_target_update_ts >= settings.target_network_update_freq:
             for module_id in self.module:

@@ -12,10 +12,18 @@ from rlzmq.core.replay_ratio import ReplayRatio
 from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.learners.sources import BatchSource, batches_of
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
+from rlzmq.replay.multi_agent_episode_replay_buffer import (
+    MultiAgentEpisodeReplayBuffer,
+    MultiAgentPrioritizedEpisodeReplayBuffer,
+    joined,
+)
+from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 
 __all__ = ["REPLAY_KEY", "EpisodeReplay"]
 
 REPLAY_KEY = "replay_key"
+
+ReplayBuffer = EpisodeReplayBuffer | MultiAgentEpisodeReplayBuffer
 """Column of sampled batches, int64: identifies the step that a row begins with."""
 
 
@@ -26,7 +34,7 @@ class EpisodeReplay(BatchSource):
     has less weight. Steps evicted for an update that failed are not restored.
 
     Args:
-        buffer: An EpisodeReplayBuffer or a subclass.
+        buffer: An EpisodeReplayBuffer or a MultiAgentEpisodeReplayBuffer, or a subclass.
         batch_size: Env steps of a batch on each rank.
         train_ratio, warm_up: See `ReplayRatio`; set by `UpdatePlan`.
         options: Further arguments of `buffer.sample`: n_step, gamma, beta, batch_length_T, lookback, …
@@ -34,7 +42,7 @@ class EpisodeReplay(BatchSource):
 
     def __init__(
         self,
-        buffer: EpisodeReplayBuffer,
+        buffer: ReplayBuffer,
         *,
         batch_size: int,
         train_ratio: float,
@@ -49,7 +57,7 @@ class EpisodeReplay(BatchSource):
 
     @classmethod
     def of_plan(
-        cls, plan: UpdatePlan, buffer: EpisodeReplayBuffer, *, batch_size: int, **options: Any
+        cls, plan: UpdatePlan, buffer: ReplayBuffer, *, batch_size: int, **options: Any
     ) -> EpisodeReplay:
         """Create from an update plan with a train ratio."""
         return cls(
@@ -70,7 +78,10 @@ class EpisodeReplay(BatchSource):
                 yield []
                 continue
             num_items = min(self.batch_size, len(self.buffer))
-            yield self.buffer.sample(num_items, rng=rng, **self.options)
+            if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
+                yield joined(self.buffer.sample_modules(num_items, rng=rng, **self.options))
+            else:
+                yield self.buffer.sample(num_items, rng=rng, **self.options)
 
     @property
     def keeps_data(self) -> bool:
@@ -78,7 +89,7 @@ class EpisodeReplay(BatchSource):
 
     @property
     def num_env_steps(self) -> int:
-        return len(self.buffer)
+        return self.buffer.get_num_timesteps()
 
     @property
     def num_added(self) -> int:
@@ -88,13 +99,15 @@ class EpisodeReplay(BatchSource):
     def num_bytes(self) -> int:
         return self.buffer.num_bytes
 
-    def update_priorities(self, td_errors: Any, keys: Any) -> None:
-        """Call `PrioritizedEpisodeReplayBuffer.update_priorities`; do nothing for uniform buffers."""
-        update = getattr(self.buffer, "update_priorities", None)
-        if update is not None:
-            update(td_errors, keys)
+    def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:
+        if isinstance(self.buffer, MultiAgentPrioritizedEpisodeReplayBuffer):
+            self.buffer.update_priorities(td_errors, module_id, keys)
+        elif isinstance(self.buffer, PrioritizedEpisodeReplayBuffer):
+            self.buffer.update_priorities(td_errors, keys)
 
-    def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]]:
+    def remove_steps(self, batch: Any, steps: NDArray[np.int64]) -> list[tuple[Any, int]] | None:
+        if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
+            return None
         return self.buffer.remove(batch.columns[REPLAY_KEY][batch.step_slots()[steps]])
 
     def checkpoint(self) -> Any:

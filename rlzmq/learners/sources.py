@@ -113,10 +113,11 @@ class BatchSource(ABC):
         """
         return None
 
-    def update_priorities(self, td_errors: Any, keys: Any) -> None:  # noqa: B027
-        """Note the errors of drawn steps; ignored by sources that do not draw by priority.
+    def update_priorities(self, module_id: str, td_errors: Any, keys: Any) -> None:  # noqa: B027
+        """Note the errors of a module's drawn steps; ignored by sources that do not draw by priority.
 
         Args:
+            module_id: Id.
             td_errors: float [K].
             keys: int64 [K], the train batch's column ``replay_key``.
         """

@@ -1,18 +1,25 @@
 """Columnar replay buffers and offline data, usable alone and by the learners' batch sources.
 
 ``EpisodeReplayBuffer`` samples uniformly, ``PrioritizedEpisodeReplayBuffer`` by priorities; both store each
-observation once and return samples as an `EpisodeBatch`. ``EpisodeRecorder`` joins fragments to whole episodes;
-``write_shard`` writes an `EpisodeBatch` to a file, and ``open_shards`` maps such files into memory.
+observation once and return samples as an `EpisodeBatch`. Their multi-agent variants have one of them per module.
+``EpisodeRecorder`` joins fragments to whole episodes; ``write_shard`` writes an `EpisodeBatch` to a file, and
+``open_shards`` maps such files into memory.
 """
 
 from rlzmq.replay.episode_recorder import EpisodeRecorder
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
+from rlzmq.replay.multi_agent_episode_replay_buffer import (
+    MultiAgentEpisodeReplayBuffer,
+    MultiAgentPrioritizedEpisodeReplayBuffer,
+)
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from rlzmq.replay.shards import open_shards, write_shard
 
 __all__ = [
     "EpisodeRecorder",
     "EpisodeReplayBuffer",
+    "MultiAgentEpisodeReplayBuffer",
+    "MultiAgentPrioritizedEpisodeReplayBuffer",
     "PrioritizedEpisodeReplayBuffer",
     "open_shards",
     "write_shard",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,9 @@ class EpisodeReplayBuffer:
         batch_size_B, batch_length_T: Default number of items in a sample, and of steps in an item.
         keeps_extra_model_outputs: Whether extra model outputs are stored; without them steps take less memory.
         seed: Seed of the generator that `sample` uses if none is passed; None: from the operating system.
+
+    Attributes:
+        on_removed: Called with the slots of steps that were removed.
     """
 
     def __init__(
@@ -64,12 +67,18 @@ class EpisodeReplayBuffer:
         self.batch_length_T = batch_length_T
         self._keeps_extra_model_outputs = keeps_extra_model_outputs
         self._rng = np.random.default_rng(seed)
+        self.on_removed: Callable[[IntArray], None] = lambda slots: None
         self._store = self._new_store()
         self._num_sampled = self._num_items_sampled = self._num_redrawn = 0
         self._leaving: set[int] = set()  # keys of steps that leave at the next mark
 
     def _new_store(self) -> StepStore:
-        return StepStore(self.capacity, keeps_extra_model_outputs=self._keeps_extra_model_outputs)
+        return StepStore(
+            self.capacity, self._forget, keeps_extra_model_outputs=self._keeps_extra_model_outputs
+        )
+
+    def _forget(self, slots: IntArray) -> None:
+        self.on_removed(slots)
 
     # -- facts ----------------------------------------------------------------------------------------
 
@@ -234,7 +243,20 @@ class EpisodeReplayBuffer:
         rng = self._rng if rng is None else rng
         length = self.batch_length_T if batch_length_T is None else batch_length_T
         num = self._num_to_draw(num_items, batch_size_B, length)
-        least, most = (1, 1) if n_step is None else (n_step, n_step) if isinstance(n_step, int) else n_step
+        self._check_sample(n_step, length)
+        starts = self._draw(num, rng)
+        if min_batch_length_T > 1:
+            starts = self._redraw_short(starts, min(min_batch_length_T, length), rng)
+        if length > 1:
+            batch = self._sequences(starts, length, lookback)
+        else:
+            batch = self._transitions(starts, drawn_n(n_step, num, rng), gamma, beta)
+            if n_step is None:
+                del batch.columns["n_step"]
+        return self._filled(batch, include_infos, include_extra_model_outputs)
+
+    def _check_sample(self, n_step: int | tuple[int, int] | None, length: int) -> None:
+        least, most = n_range(n_step)
         if not 1 <= least <= most:
             raise ValueError(f"{type(self).__name__}.sample: expected n_step >= 1, got {n_step}.")
         if most > 1 and length > 1:
@@ -244,20 +266,6 @@ class EpisodeReplayBuffer:
             )
         if not len(self):
             raise ValueError(f"{type(self).__name__}.sample: the buffer is empty.")
-        starts = self._draw(num, rng)
-        if min_batch_length_T > 1:
-            starts = self._redraw_short(starts, min(min_batch_length_T, length), rng)
-        if length > 1:
-            batch = self._sequences(starts, length, lookback)
-        else:
-            n = np.full(num, least) if least == most else rng.integers(least, most, num, endpoint=True)
-            batch = self._transitions(starts, n, gamma, beta)
-            if n_step is None:
-                del batch.columns["n_step"]
-        slots = batch.columns.pop("slots")
-        self._fill(batch, slots, include_infos, include_extra_model_outputs)
-        self._num_sampled += batch.num_env_steps
-        return batch
 
     def _num_to_draw(self, num_items: int | None, batch_size_B: int | None, length: int) -> int:
         if num_items is not None and batch_size_B is not None:
@@ -374,14 +382,16 @@ class EpisodeReplayBuffer:
             "action_space": self._store.action_space,
         }
 
-    def _fill(self, batch: EpisodeBatch, slots: IntArray, infos: bool, extra_model_outputs: bool) -> None:
-        columns = self._store.columns
+    def _filled(self, batch: EpisodeBatch, infos: bool, extra_model_outputs: bool) -> EpisodeBatch:
+        slots, columns = batch.columns.pop("slots"), self._store.columns
         for name, column in columns.items():
             if name not in batch.columns and (name in STEP_COLUMNS or extra_model_outputs):
                 batch.columns[name] = tree_map(lambda leaf: leaf[slots], column)
         if infos and self._store.infos:
             stored = self._store.infos
             batch.infos = {i: stored[slot] for i, slot in enumerate(slots.tolist()) if slot in stored}
+        self._num_sampled += batch.num_env_steps
+        return batch
 
     # -- state ----------------------------------------------------------------------------------------
 
@@ -448,6 +458,17 @@ class EpisodeReplayBuffer:
 
     def _add_stored(self, batch: EpisodeBatch, state: Mapping[str, Any]) -> IntArray:
         return self._store.add(batch, join=False)
+
+
+def n_range(n_step: int | tuple[int, int] | None) -> tuple[int, int]:
+    """Return the least and the largest n."""
+    return (1, 1) if n_step is None else (n_step, n_step) if isinstance(n_step, int) else n_step
+
+
+def drawn_n(n_step: int | tuple[int, int] | None, num: int, rng: np.random.Generator) -> IntArray:
+    """Return an n for each of `num` transitions, int64 [num]."""
+    least, most = n_range(n_step)
+    return np.full(num, least) if least == most else rng.integers(least, most, num, endpoint=True)
 
 
 def _as_batches(episodes: Any) -> list[EpisodeBatch]:

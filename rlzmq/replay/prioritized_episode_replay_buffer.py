@@ -57,11 +57,10 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
 
     def _new_store(self) -> StepStore:
         self._tree = PriorityTree(1)
-        return StepStore(
-            self.capacity, self._forget, keeps_extra_model_outputs=self._keeps_extra_model_outputs
-        )
+        return super()._new_store()
 
     def _forget(self, slots: IntArray) -> None:
+        super()._forget(slots)
         self._tree.set(slots[slots < self._tree.size], 0.0)
 
     def add(self, episodes: Any, weight: float | None = None) -> None:
@@ -133,11 +132,9 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             self._tree.set(keys[known] & _SLOT_MASK, priorities[known])
 
     def get_state(self) -> dict[str, Any]:
-        _, slots = self._store.ordered_slots()
-        is_step = self._store.has_step(slots)
         return {
             **super().get_state(),
-            "priorities": self._tree.get(slots[is_step]),
+            "priorities": self._tree.get(self._store.ordered_steps()),
             "greatest_priority": self._greatest,
         }
 

@@ -148,6 +148,11 @@ class StepStore:
         parts = [part for stretch in self._stretches for part in stretch.slots]
         return list(self._stretches), np.concatenate(parts) if parts else np.empty(0, np.int64)
 
+    def ordered_steps(self) -> IntArray:
+        """Return the slots of the steps of all stretches, the oldest first."""
+        slots = self.ordered_slots()[1]
+        return slots[self.has_step(slots)]
+
     def has_step(self, slots: IntArray) -> NDArray[np.bool_]:
         """Return whether each slot holds a step, not only a last observation; False for slot -1."""
         has: NDArray[np.bool_] = (slots >= 0) & (self.next[slots] >= 0)

@@ -15,6 +15,7 @@ from rlzmq import (
     ConfigurationError,
     DQNConfig,
     EpisodeBatch,
+    MultiAgentEpisode,
     SingleAgentEpisode,
     UnsupportedSpaceError,
 )
@@ -384,13 +385,54 @@ def test_spaces_and_models_without_action_values_are_refused() -> None:
         box.build_learner()
     with pytest.raises(ConfigurationError, match="use_lstm"):
         config().rl_module(model_config={"use_lstm": True}).build_learner()
-    two = (
+
+
+def test_each_modules_td_errors_become_priorities_of_its_own_steps() -> None:
+    made: Any = (
         DQNConfig()
-        .environment("CartPole-v1")
-        .multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, episode: "a")
+        .environment(observation_space=STATES, action_space=gym.spaces.Discrete(2))
+        .multi_agent(policies={"p", "q"}, policy_mapping_fn=lambda agent_id, episode: agent_id)
+        .training(
+            gamma=GAMMA,
+            num_steps_sampled_before_learning_starts=0,
+            dueling=False,
+            td_error_loss_fn="mse",
+            train_batch_size_per_learner=20,
+            training_intensity=20.0,
+            replay_buffer_config={"alpha": 1.0, "beta": 0.0, "capacity": 100},
+            lr=1e-9,
+        )
+        .rl_module(model_config={"fcnet_hiddens": []})
+        .debugging(seed=0)
     )
-    with pytest.raises(ConfigurationError, match="single-agent environments only"):
-        two.validate()
+    learner: Any = made.build_learner()
+    for module_id, value in (("p", 3.0), ("q", 5.0)):
+        module = learner.module[module_id]
+        with torch.no_grad():
+            for head in (module.af, module._target_af):
+                head.layers[0].weight.zero_()
+                head.layers[0].bias.fill_(value)
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent_id, episode: agent_id)
+    states = np.eye(3, dtype=np.float32)
+    episode.add_env_reset(observations={"p": states[0], "q": states[0]})
+    episode.add_env_step(
+        {"p": states[1], "q": states[1]},
+        {"p": 0, "q": 1},
+        {"p": 1.0, "q": 2.0},
+        terminateds={"__all__": True},
+    )
+    results = learner.update(episodes=[episode.to_numpy()])
+    # All rows are the one terminal step of each agent: |reward - q|.
+    priorities = {m: b.get_state()["priorities"].tolist() for m, b in learner.source.buffer.buffers.items()}
+    assert priorities == {"p": [pytest.approx(2.0)], "q": [pytest.approx(3.0)]}
+    assert (results["p"]["qf_mean"], results["q"]["qf_mean"]) == (pytest.approx(3.0), pytest.approx(5.0))
+
+
+def test_a_multi_agent_buffer_is_for_multi_agent_runs() -> None:
+    single = DQNConfig().environment("CartPole-v1")
+    single.training(replay_buffer_config={"type": "MultiAgentEpisodeReplayBuffer"})
+    with pytest.raises(ConfigurationError, match=r"no multi_agent\(\) settings. Use 'EpisodeReplayBuffer'"):
+        single.validate()
 
 
 def test_replay_settings_are_merged_with_their_defaults() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlzmq import DQNConfig, SACConfig
+from rlzmq.envs.examples import MultiAgentCartPole
 
 FRESH, BATCH, RATIO, WARM_UP = 40, 32, 2.5, 100
 
@@ -16,6 +17,9 @@ def replay_config(
     config: Any = DQNConfig().environment("CartPole-v1").training(lr=1e-3, epsilon=[(0, 1.0), (400, 0.1)])
     if algorithm == "sac":
         config = SACConfig().environment("Pendulum-v1").training(actor_lr=1e-3, alpha_lr=1e-2)
+    elif algorithm == "multi-agent dqn":
+        config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        config.multi_agent(policies=["p0", "p1"], policy_mapping_fn=lambda agent_id, episode: f"p{agent_id}")
     config = (
         config.env_runners(
             num_env_runners=num_env_runners,

@@ -27,7 +27,7 @@ def check(result: dict[str, Any]) -> int:
     return int(result["learners"]["__all_modules__"]["num_env_steps_trained"])
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "multi-agent dqn"])
 def test_serial_and_distributed_runs_replay_the_same_numbers(algorithm: str) -> None:
     weights = []
     for num_env_runners, num_learners in ((0, 0), (1, 1)):
@@ -35,10 +35,12 @@ def test_serial_and_distributed_runs_replay_the_same_numbers(algorithm: str) -> 
             trained = [check(algo.train()) for _ in range(8)]
             assert trained[0] == trained[1] == 0
             assert min(trained[3:]) > 0
-            weights.append(algo.get_module().get_state())
-    assert weights[0].keys() == weights[1].keys()
-    for name, value in weights[0].items():
-        assert (value == weights[1][name]).all(), name
+            modules = algo.config.module_ids
+            weights.append({module_id: algo.get_module(module_id).get_state() for module_id in modules})
+    for serial, distributed in zip(weights[0].values(), weights[1].values(), strict=True):
+        assert serial.keys() == distributed.keys()
+        for name, value in serial.items():
+            assert (value == distributed[name]).all(), name
 
 
 @pytest.mark.parametrize(("staleness", "algorithm"), [(0, "dqn"), (1, "sac")])

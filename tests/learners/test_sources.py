@@ -154,7 +154,7 @@ def test_what_is_drawn_goes_through_the_learner_connector() -> None:
         def compute_loss_for_module(self, *, batch: dict[str, Any], **kwargs: Any) -> Any:
             self.seen = batch
             errors = np.arange(len(batch["weights"])) + 10.0
-            source.update_priorities(errors, batch["replay_key"])
+            source.update_priorities("default_policy", errors, batch["replay_key"])
             return super().compute_loss_for_module(batch=batch, **kwargs)
 
     learner = square_learner(learner_class=Replaying, minibatch_size=8, num_epochs=1)

@@ -65,7 +65,7 @@ class DQNLearner(ReplayLearner):
             loss, td_errors_B = distribution_loss(
                 logits_BZ=logits_BZ, targets_BZ=targets_BZ, weights_B=weights_B
             )
-        self.note_td_errors(batch, td_errors_B)
+        self.note_td_errors(module_id, batch, td_errors_B)
         with torch.no_grad():
             stats = {
                 "qf_loss": loss,

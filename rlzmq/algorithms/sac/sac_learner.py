@@ -70,7 +70,7 @@ class SACLearner(ReplayLearner):
         alpha_loss = temperature_loss(
             log_alpha=module.log_alpha, logp_B=logp_B, target_entropy=target_entropy
         )
-        self.note_td_errors(batch, critics.td_errors_B)
+        self.note_td_errors(module_id, batch, critics.td_errors_B)
         with torch.no_grad():
             stats: Mapping[str, Tensor | float] = {
                 "qf_loss": critics.loss,

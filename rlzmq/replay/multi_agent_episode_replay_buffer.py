@@ -1,0 +1,514 @@
+"""Replay buffers of multi-agent episodes: one single-agent buffer for the agents of each module."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial, reduce
+from typing import Any, Literal
+
+import numpy as np
+
+from rlzmq.episodes.agent_rows import AgentRows
+from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer, IntArray, drawn_n
+from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+
+__all__ = ["MultiAgentEpisodeReplayBuffer", "MultiAgentPrioritizedEpisodeReplayBuffer", "joined"]
+
+
+class MultiAgentEpisodeReplayBuffer:
+    """Buffer of the newest steps of multi-agent episodes, with an `EpisodeReplayBuffer` for the agents of each module.
+
+    Example:
+        >>> buffer = MultiAgentEpisodeReplayBuffer(capacity=50_000)
+        >>> buffer.add(env_runner.sample(num_timesteps=1000))
+        >>> by_module = buffer.sample_modules(256, n_step=3)
+        >>> by_module["p0"].columns["rewards"].shape
+        (512,)
+
+    Args:
+        capacity: Agent steps that the buffer of each module holds, >= 1.
+        batch_size_B, batch_length_T: Default number of items per module in a sample, and of steps in an item.
+        keeps_extra_model_outputs: Whether extra model outputs are stored; without them steps take less memory.
+        seed: Seed of the generator that `sample` uses if none is passed; None: from the operating system.
+
+    Attributes:
+        buffers: The buffer of each module, created when its first step is added.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        *,
+        batch_size_B: int = 16,
+        batch_length_T: int = 1,
+        keeps_extra_model_outputs: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        self.capacity = capacity
+        self.batch_size_B = batch_size_B
+        self.batch_length_T = batch_length_T
+        self.buffers: dict[str, EpisodeReplayBuffer] = {}
+        self._keeps_extra_model_outputs = keeps_extra_model_outputs
+        self._rng = np.random.default_rng(seed)
+        self._env_steps = _EnvSteps()
+        self._num_episodes_added = 0
+        self._marked = False
+        self._new_buffer()  # checks the arguments
+
+    def _new_buffer(self) -> EpisodeReplayBuffer:
+        return EpisodeReplayBuffer(
+            self.capacity,
+            batch_size_B=self.batch_size_B,
+            batch_length_T=self.batch_length_T,
+            keeps_extra_model_outputs=self._keeps_extra_model_outputs,
+        )
+
+    # -- facts ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Env steps of which at least one agent's step is stored."""
+        return self._env_steps.num_stored
+
+    def get_module_ids(self) -> list[str]:
+        """Ids of the modules with stored steps."""
+        return [module_id for module_id, buffer in self.buffers.items() if len(buffer)]
+
+    def get_num_timesteps(self, module_id: str | None = None) -> int:
+        """Steps stored for a module; None: env steps, see `len`."""
+        return len(self) if module_id is None else len(self.buffers.get(module_id, ()))
+
+    def get_added_timesteps(self, module_id: str | None = None) -> int:
+        """Steps added for a module over the lifetime; None: env steps."""
+        if module_id is None:
+            return self._env_steps.num_added
+        return self.buffers[module_id].get_added_timesteps() if module_id in self.buffers else 0
+
+    def get_sampled_timesteps(self, module_id: str | None = None) -> int:
+        """Steps sampled for a module over the lifetime; None: of all modules."""
+        buffers = self.buffers.values() if module_id is None else [self.buffers[module_id]]
+        return sum(buffer.get_sampled_timesteps() for buffer in buffers)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the stored steps in bytes."""
+        return sum(buffer.num_bytes for buffer in self.buffers.values())
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return counts over the lifetime, and each module's under ``modules``."""
+        return {
+            "num_env_steps_stored": len(self),
+            "num_env_steps_added_lifetime": self._env_steps.num_added,
+            "num_episodes_added_lifetime": self._num_episodes_added,
+            "num_agent_steps_stored": sum(map(len, self.buffers.values())),
+            "modules": {module_id: buffer.get_metrics() for module_id, buffer in self.buffers.items()},
+        }
+
+    # -- in -------------------------------------------------------------------------------------------
+
+    def add(self, episodes: Any, weight: Any = None) -> None:
+        """Add multi-agent episodes or chunks of them; lookback parts are ignored.
+
+        Args:
+            episodes: A MultiAgentEpisode, a MultiAgentEpisodeBatch, or a list of either.
+            weight: Priority of the new steps, or priorities by module; None: the highest so far. Prioritised buffers
+                only.
+
+        Raises:
+            TypeError: `episodes` is anything else, or a weight is given to a uniform buffer.
+            ValueError: A module's columns differ from those of its earlier steps.
+        """
+        for batch in _as_batches(episodes):
+            self._num_episodes_added += self._env_steps.add(batch)
+            for module_id in batch.module_ids:
+                own_weight = weight.get(module_id) if isinstance(weight, Mapping) else weight
+                for rows in batch.rows:
+                    self._add_rows(module_id, batch, rows, own_weight)
+            self._env_steps.forget_done(batch)
+
+    def _add_rows(self, module_id: str, batch: MultiAgentEpisodeBatch, rows: AgentRows, weight: Any) -> None:
+        is_mine = np.array([mid == module_id for mid in rows.batch.module_ids or ()], np.bool_)
+        mine = np.flatnonzero(is_mine & (rows.batch.length > 0))
+        if not len(mine):
+            return
+        chunks = rows.batch.select(mine)
+        episodes = [batch.episode_ids[e] for e in rows.episode[mine].tolist()]
+        # Agents of one episode are episodes of their own here.
+        chunks.episode_ids = [
+            f"{of}/{agent}" for of, agent in zip(episodes, chunks.agent_ids or (), strict=True)
+        ]
+        chunks.agent_ids = None
+        buffer = self._buffer_of(module_id)
+        num_before = buffer.get_added_timesteps()
+        self._add_chunks(buffer, chunks, weight)
+        first_observations = np.cumsum(rows.counts)[mine] - chunks.length - 1
+        env_ts = rows.obs_env_ts[ragged_arange(first_observations, chunks.length)]
+        numbers = self._env_steps.numbers_of(episodes, chunks.length, env_ts)
+        store = buffer._store
+        slots = store.steps(np.arange(store.num_steps))
+        new = slots[store.serial[slots] >= num_before]
+        self._env_steps.store(module_id, store.num_slots, new, numbers[store.serial[new] - num_before])
+
+    def _buffer_of(self, module_id: str) -> EpisodeReplayBuffer:
+        if module_id not in self.buffers:
+            buffer = self.buffers[module_id] = self._new_buffer()
+            buffer.on_removed = partial(self._env_steps.remove, module_id)
+            if self._marked:
+                buffer.mark()
+        return self.buffers[module_id]
+
+    def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> None:
+        if weight is not None:
+            raise TypeError(
+                f"{type(self).__name__}.add: expected no weight, got {weight!r}: all steps are drawn alike."
+            )
+        buffer.add(chunks)
+
+    def mark(self) -> None:
+        """Make later calls of `add` and `remove` undoable, until the next `mark`."""
+        self._marked = True
+        for buffer in self.buffers.values():
+            buffer.mark()
+
+    def undo(self) -> None:
+        """Remove the steps added since `mark`, and keep those removed since; see `EpisodeReplayBuffer.undo`."""
+        for buffer in self.buffers.values():
+            buffer.undo()
+
+    # -- out ------------------------------------------------------------------------------------------
+
+    def sample(self, num_items: int | None = None, **arguments: Any) -> list[SingleAgentEpisode]:
+        """Sample as `sample_modules` does, and return the items of all modules in one list."""
+        return [
+            episode for batch in self.sample_modules(num_items, **arguments).values() for episode in batch
+        ]
+
+    def sample_modules(
+        self,
+        num_items: int | None = None,
+        *,
+        batch_size_B: int | None = None,
+        n_step: int | tuple[int, int] | None = None,
+        gamma: float = 0.99,
+        beta: float = 0.0,
+        replay_mode: Literal["independent", "synchronized"] = "independent",
+        modules_to_sample: Collection[str] | None = None,
+        include_infos: bool = False,
+        include_extra_model_outputs: bool = False,
+        rng: np.random.Generator | None = None,
+        **sequences: int,
+    ) -> dict[str, EpisodeBatch]:
+        """Sample items for each module, with replacement.
+
+        Args:
+            num_items, batch_size_B, n_step, gamma, beta, include_infos, include_extra_model_outputs, rng: See
+                `EpisodeReplayBuffer.sample`; the number of items is that of each module.
+            replay_mode: "independent": each module's items are drawn from its own steps. "synchronized": env steps
+                are drawn, uniformly, at which all the modules have stored a step, and each module's items are the
+                steps of all its agents there, in the same order. Transitions only; weights are 1.
+            modules_to_sample: Ids; None: all modules with stored steps.
+            sequences: ``batch_length_T``, ``lookback``, ``min_batch_length_T`` of `EpisodeReplayBuffer.sample`, for
+                independent replay.
+
+        Returns:
+            Module id → its items, with `EpisodeBatch.module_ids` set.
+
+        Raises:
+            ValueError: A module has no stored step, there is no common env step, or as `EpisodeReplayBuffer.sample`.
+        """
+        where = f"{type(self).__name__}.sample"
+        rng = self._rng if rng is None else rng
+        chosen = self.get_module_ids() if modules_to_sample is None else sorted(modules_to_sample)
+        for module_id in chosen or ("any module",):
+            if not self.get_num_timesteps(module_id):
+                raise ValueError(
+                    f"{where}: no stored step of {module_id!r}; modules: {self.get_module_ids()}."
+                )
+        includes = {
+            "include_infos": include_infos,
+            "include_extra_model_outputs": include_extra_model_outputs,
+        }
+        if replay_mode == "independent":
+            options: dict[str, Any] = {
+                "n_step": n_step,
+                "gamma": gamma,
+                "beta": beta,
+                **includes,
+                **sequences,
+            }
+            result = {
+                module_id: self.buffers[module_id].sample(
+                    num_items, batch_size_B=batch_size_B, rng=rng, **options
+                )
+                for module_id in chosen
+            }
+        elif replay_mode == "synchronized":
+            if sequences or self.batch_length_T > 1:
+                raise ValueError(f"{where}: synchronized replay is for transitions, got {sequences}.")
+            num = self.buffers[chosen[0]]._num_to_draw(num_items, batch_size_B, 1)
+            result = self._sample_synchronized(chosen, num, n_step, gamma, rng, includes)
+        else:
+            raise ValueError(
+                f"{where}: expected replay_mode 'independent' or 'synchronized', got {replay_mode!r}."
+            )
+        for module_id, batch in result.items():
+            batch.module_ids = [module_id] * len(batch)
+        return result
+
+    def _sample_synchronized(
+        self,
+        module_ids: list[str],
+        num: int,
+        n_step: int | tuple[int, int] | None,
+        gamma: float,
+        rng: np.random.Generator,
+        includes: dict[str, bool],
+    ) -> dict[str, EpisodeBatch]:
+        stored: dict[str, tuple[IntArray, IntArray]] = {}
+        for module_id in module_ids:
+            buffer = self.buffers[module_id]
+            buffer._check_sample(n_step, 1)
+            slots = buffer._store.steps(np.arange(len(buffer)))
+            env_steps = self._env_steps.of_slots(module_id, slots)
+            order = np.lexsort([slots, env_steps])
+            stored[module_id] = env_steps[order], slots[order]
+        common = reduce(np.intersect1d, (env_steps for env_steps, _ in stored.values()))
+        if not len(common):
+            raise ValueError(
+                f"{type(self).__name__}.sample: no stored env step at which all modules {module_ids} have a step."
+            )
+        drawn, n = common[rng.integers(len(common), size=num)], drawn_n(n_step, num, rng)
+        result = {}
+        for module_id, (env_steps, slots) in stored.items():
+            begin, end = (np.searchsorted(env_steps, drawn, side) for side in ("left", "right"))
+            counts = end - begin
+            rows = ragged_arange(begin, counts)
+            buffer = self.buffers[module_id]
+            batch = buffer._transitions(slots[rows], np.repeat(n, counts), gamma, 0.0)
+            if n_step is None:
+                del batch.columns["n_step"]
+            result[module_id] = buffer._filled(
+                batch, includes["include_infos"], includes["include_extra_model_outputs"]
+            )
+        return result
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the stored steps, counters and random generator as plain values and arrays."""
+        modules = {}
+        for module_id, buffer in self.buffers.items():
+            state = buffer.get_state()
+            state["env_steps"] = self._env_steps.of_slots(module_id, buffer._store.ordered_steps())
+            modules[module_id] = state
+        return {
+            "modules": modules,
+            "env_steps": self._env_steps.get_state(),
+            "num_episodes_added": self._num_episodes_added,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the output of `get_state`, replacing all stored steps. The capacity is unchanged."""
+        self.buffers, self._env_steps = {}, _EnvSteps()
+        self._env_steps.set_state(state["env_steps"])
+        for module_id, own in state["modules"].items():
+            buffer = self._buffer_of(module_id)
+            buffer.set_state(own)
+            slots = buffer._store.ordered_steps()
+            # With a smaller capacity than before, only the newest steps are there.
+            numbers = np.asarray(own["env_steps"], np.int64)[-len(slots) :]
+            self._env_steps.store(module_id, buffer._store.num_slots, slots, numbers)
+        self._num_episodes_added = int(state["num_episodes_added"])
+        self._rng.bit_generator.state = state["rng"]
+
+
+class _EnvSteps:
+    """Which env step each stored agent step began at: env steps are numbered as they are added.
+
+    Attributes:
+        num_added: Number of env steps added.
+        num_stored: Number of env steps of which at least one agent's step is stored.
+    """
+
+    def __init__(self) -> None:
+        self.num_added = self.num_stored = 0
+        self._by_slot: dict[str, IntArray] = {}  # module id → number of the env step, -1: none
+        self._counts = np.zeros(0, np.int32)  # stored agent steps by env step, from number _first on
+        self._first = 0
+        # Ongoing episodes: for each chunk its first env step's time and number.
+        self._chunks: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, batch: MultiAgentEpisodeBatch) -> int:
+        """Number the env steps of a batch; return how many of its episodes are new."""
+        num_new = 0
+        lengths = (batch.env_t - batch.env_t_started).tolist()
+        for episode_id, begin, length in zip(
+            batch.episode_ids, batch.env_t_started.tolist(), lengths, strict=True
+        ):
+            if length:
+                num_new += episode_id not in self._chunks
+                self._chunks.setdefault(episode_id, []).append((begin, self.num_added))
+                self.num_added += length
+        self._counts = np.concatenate([self._counts, np.zeros(sum(lengths), np.int32)])
+        return num_new
+
+    def forget_done(self, batch: MultiAgentEpisodeBatch) -> None:
+        """Forget the chunks of the batch's episodes that ended."""
+        for e in np.flatnonzero(batch.terminated | batch.truncated).tolist():
+            self._chunks.pop(batch.episode_ids[e], None)
+
+    def numbers_of(self, episode_ids: list[str], lengths: IntArray, env_ts: IntArray) -> IntArray:
+        """Return the numbers of env steps, int64 [lengths.sum()].
+
+        Args:
+            episode_ids: Of C agents' chunks.
+            lengths: int64 [C], steps of each.
+            env_ts: int64 [lengths.sum()], env steps of their episodes; before the first known one counts as that.
+        """
+        numbers, end = np.empty(len(env_ts), np.int64), 0
+        for episode_id, length in zip(episode_ids, lengths.tolist(), strict=True):
+            begin, end = end, end + length
+            times, first = np.array(self._chunks[episode_id]).T
+            chunk = np.maximum(np.searchsorted(times, env_ts[begin:end], "right") - 1, 0)
+            numbers[begin:end] = first[chunk] + np.maximum(env_ts[begin:end] - times[chunk], 0)
+        return numbers
+
+    def store(self, module_id: str, num_slots: int, slots: IntArray, numbers: IntArray) -> None:
+        """Note the env steps of newly stored steps, whose slots are below `num_slots`."""
+        known = self._by_slot.get(module_id, np.empty(0, np.int64))
+        if len(known) < num_slots:
+            known = np.concatenate([known, np.full(num_slots - len(known), -1, np.int64)])
+            self._by_slot[module_id] = known
+        known[slots] = numbers
+        unique, counts = np.unique(numbers - self._first, return_counts=True)
+        self.num_stored += int((self._counts[unique] == 0).sum())
+        self._counts[unique] += counts.astype(np.int32)
+
+    def remove(self, module_id: str, slots: IntArray) -> None:
+        """Forget the env steps of removed steps."""
+        known = self._by_slot.get(module_id, np.empty(0, np.int64))
+        slots = slots[slots < len(known)]
+        numbers = known[slots]
+        known[slots] = -1
+        unique, counts = np.unique(numbers[numbers >= 0] - self._first, return_counts=True)
+        self._counts[unique] -= counts.astype(np.int32)
+        self.num_stored -= int((self._counts[unique] == 0).sum())
+        num_empty = int(np.argmax(self._counts > 0)) if self.num_stored else 0
+        if num_empty > len(self._counts) // 2:
+            self._counts, self._first = self._counts[num_empty:].copy(), self._first + num_empty
+
+    def of_slots(self, module_id: str, slots: IntArray) -> IntArray:
+        """Return the env steps of stored steps."""
+        numbers: IntArray = self._by_slot[module_id][slots]
+        return numbers
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything but the stored steps."""
+        chunks = {episode_id: np.array(parts, np.int64) for episode_id, parts in self._chunks.items()}
+        return {"chunks": chunks, "num_added": self.num_added, "first": self._first}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the output of `get_state`; the stored steps follow by `store`."""
+        self.num_added, self._first = int(state["num_added"]), int(state["first"])
+        self._counts = np.zeros(self.num_added - self._first, np.int32)
+        self._chunks = {
+            str(episode_id): [(int(t), int(number)) for t, number in parts]
+            for episode_id, parts in state["chunks"].items()
+        }
+
+
+class MultiAgentPrioritizedEpisodeReplayBuffer(MultiAgentEpisodeReplayBuffer):
+    """A MultiAgentEpisodeReplayBuffer whose modules' buffers draw by priorities (`PrioritizedEpisodeReplayBuffer`).
+
+    Args:
+        capacity, batch_size_B, batch_length_T, keeps_extra_model_outputs, seed: See `MultiAgentEpisodeReplayBuffer`.
+        alpha: Exponent of the priorities, >= 0; 0 draws uniformly.
+    """
+
+    def __init__(self, capacity: int = 10_000, *, alpha: float = 1.0, **arguments: Any) -> None:
+        self.alpha = alpha
+        super().__init__(capacity, **arguments)
+
+    def _new_buffer(self) -> PrioritizedEpisodeReplayBuffer:
+        return PrioritizedEpisodeReplayBuffer(
+            self.capacity,
+            batch_size_B=self.batch_size_B,
+            batch_length_T=self.batch_length_T,
+            alpha=self.alpha,
+            keeps_extra_model_outputs=self._keeps_extra_model_outputs,
+        )
+
+    def _add_chunks(self, buffer: Any, chunks: EpisodeBatch, weight: Any) -> None:
+        buffer.add(chunks, weight)
+
+    def update_priorities(self, td_errors: Any, module_id: str, keys: Any = None) -> None:
+        """Update the priorities of a module's steps; see `PrioritizedEpisodeReplayBuffer.update_priorities`.
+
+        Raises:
+            KeyError: No step of the module was ever added.
+        """
+        buffer = self.buffers[module_id]
+        assert isinstance(buffer, PrioritizedEpisodeReplayBuffer)
+        buffer.update_priorities(td_errors, keys)
+
+
+def joined(samples: Mapping[str, EpisodeBatch]) -> MultiAgentEpisodeBatch:
+    """Return the items of several modules side by side, as a learner trains them.
+
+    Item i of every module becomes an agent's chunk of multi-agent episode i; the agent's id is the module's. So the
+    number of env steps is that of the module with the most. Items are transitions, or sequences.
+    """
+    rows = []
+    for place, (module_id, items) in enumerate(samples.items()):
+        items.agent_ids = items.module_ids = [module_id] * len(items)
+        counts = items.lookback + items.length + 1
+        positions = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows.append(AgentRows(items, np.arange(len(items)), np.full(len(items), place), positions))
+    num = max((len(group.batch) for group in rows), default=0)
+    lengths, lookbacks = np.zeros((2, num), np.int64)
+    terminated, truncated = np.ones((2, num), np.bool_)
+    for group in rows:
+        own, size = group.batch, len(group.batch)
+        lengths[:size] = np.maximum(lengths[:size], own.length)
+        lookbacks[:size] = np.maximum(lookbacks[:size], own.lookback)
+        terminated[:size] &= own.terminated
+        truncated[:size] &= own.truncated
+    return MultiAgentEpisodeBatch(
+        rows,
+        episode_ids=[f"replay-{i}" for i in range(num)],
+        env_t_started=lookbacks,
+        env_t=lookbacks + lengths,
+        lookback=lookbacks,
+        terminated=terminated,
+        truncated=truncated,
+    )
+
+
+def _as_batches(episodes: Any) -> Iterator[MultiAgentEpisodeBatch]:
+    if isinstance(episodes, MultiAgentEpisodeBatch):
+        yield episodes.updated()
+        return
+    if isinstance(episodes, MultiAgentEpisode):
+        episodes = [episodes]
+    if not isinstance(episodes, Iterable) or isinstance(episodes, Mapping | str):
+        raise _wrong_type(episodes)
+    items = list(episodes)
+    if items and all(isinstance(item, MultiAgentEpisodeBatch) for item in items):
+        yield from (item.updated() for item in items)
+        return
+    for item in items:
+        if not isinstance(item, MultiAgentEpisode):
+            raise _wrong_type(item)
+    if items:
+        yield MultiAgentEpisodeBatch.from_episodes(items)
+
+
+def _wrong_type(episodes: Any) -> TypeError:
+    return TypeError(
+        f"replay buffer: expected MultiAgentEpisodes or MultiAgentEpisodeBatches, got {type(episodes).__name__}."
+    )
