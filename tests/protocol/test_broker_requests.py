@@ -6,13 +6,14 @@ import pytest
 from core_fakes import Bench, publication
 
 from rlzmq.protocol.driver_core import parse_report
-from rlzmq.protocol.events import PeerLost, Tick
+from rlzmq.protocol.events import PeerLost, Received, Tick
 from rlzmq.wire.messages import (
     Accepted,
     Committed,
     Config,
     ConfigRequest,
     DriverState,
+    Fragment,
     Pause,
     Refused,
     Reset,
@@ -25,7 +26,7 @@ from rlzmq.wire.messages import (
     UpdateReport,
     Weights,
 )
-from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_ranges
+from rlzmq.wire.ranges import FragmentRange, pack_ranges, unpack_blobs, unpack_ranges
 from rlzmq.wire.schema import FragmentId
 
 
@@ -381,11 +382,22 @@ def test_a_report_counts_the_steps_that_were_trained(trained, num_trained_steps)
     assert (report.num_env_steps, report.num_trained_steps) == (20, num_trained_steps)
 
 
-def test_the_ranges_that_a_report_tells_begin_at_the_first_step():
+def test_a_report_tells_the_whole_fragments_that_ended_and_their_metas():
     bench = Bench()
-    _trained(bench)
-    (payload,) = [item.payload for item in bench.out if isinstance(item.message, UpdateReport)]
-    assert unpack_ranges(payload[:2]) == [_range(0)]
+    bench.ready_run(batch=20)
+    bench.runner()
+    bench.fragment(steps=18)
+    frames = bench.state.ledger.entries[FragmentId("uuid-runner", 1, 0)].frames
+    message = Fragment("uuid-runner", 1, 1, 0, 2, 1, 0, -1, {})
+    bench.event(Received(b"runner", message, frames[:1]))  # a frame for the meta is missing
+    plan = bench.make_ready()
+    bench.fragment(steps=6, seq=2)  # more than the batch: it is dropped, and told of
+    bench.done(plan)
+    (sent,) = [item for item in bench.out if isinstance(item.message, UpdateReport)]
+    assert unpack_ranges(sent.payload[:2]) == [_range(0, 18), _range(1, 2), _range(2, 6)]
+    metas = [bytes(meta) for meta in unpack_blobs(sent.payload[2:4])]
+    assert [bool(meta) for meta in metas] == [True, False, True]
+    assert metas[0] == bytes(frames[-1])
 
 
 # ------------------------------------------------------------------ what is dropped when

@@ -139,9 +139,9 @@ def test_the_driver_is_told_the_first_update_that_is_not_open():
     bench.fragment(steps=3, version=0)
     progress = _progress(bench)
     assert (progress.update_id, progress.next_open, progress.num_steps_ready) == (2, 2, 3)
-    for update_id in (2, 3, 5):
+    for update_id in (2, 3, 4, 6):
         bench.open(update_id)
-    assert _progress(bench).next_open == 4
+    assert _progress(bench).next_open == 5
 
 
 def test_nothing_stands_still_before_an_update_is_asked_for_nor_in_a_pause():

@@ -171,7 +171,7 @@ class Grants:
         state, options = self._state, self._state.options
         record = state.ledger.runner(peer.uuid, peer.incarnation)
         held = state.leases.num_of_peer(peer.uuid)
-        per_fragment = max(1, terms.fragment_length * peer.hello.num_envs * len(state.runners))
+        per_fragment = terms.fragment_length * peer.hello.num_envs * len(state.runners)
         window = max(options.window_messages, 2 * (terms.staleness + 1) * batch // per_fragment)
         num_after = record.num_uncommitted + held + 1
         return (

@@ -57,7 +57,7 @@ def status_of(state: BrokerState, now: float) -> dict[str, Any]:
 
 def progress_of(state: BrokerState, patience_s: float) -> Progress:
     """Return the progress of the update being collected, for the driver."""
-    update_id = state.next_plan if state.next_plan is not None else 0
+    update_id = state.next_plan or 0
     update = state.terms_of(update_id)
     oldest, newest = state.version_bounds(update) if update is not None else (0, None)
     next_open = state.next_commit or 0
