@@ -52,11 +52,9 @@ class PeerCore(abc.ABC):
         self.is_welcome = False
         self.welcome: Welcome | None = None
         self.is_stopped = False
-        self.heartbeat_s = 1.0
         self._hello_id = 0
-        self._hello_at = float("-inf")
-        self._state_at = float("-inf")
-        self._heard_at = float("-inf")
+        self._hello_at = self._state_at = self._heard_at = float("-inf")
+        self._heartbeat_s = float("inf")
 
     @abc.abstractmethod
     def _hello(self) -> tuple[Hello, tuple[Buffer, ...]]:
@@ -84,11 +82,9 @@ class PeerCore(abc.ABC):
         return [Send(b"", replace(message, hello_id=self._hello_id), payload)]
 
     def _tick_peer(self, now: float) -> list[Instruction]:
-        if self.is_stopped:
-            return []
         if not self.is_welcome or now - self._heard_at >= self.timers.broker_silence_s:
             return self.start_again(now) if now - self._hello_at >= self.timers.hello_retry_s else []
-        if now - self._state_at < self.heartbeat_s:
+        if now - self._state_at < self._heartbeat_s:
             return []
         self._state_at = now
         return [Send(b"", self._state())]
@@ -123,7 +119,7 @@ class PeerCore(abc.ABC):
             return []  # answers an earlier HELLO, or comes from a broker that was replaced
         is_new = message.broker_incarnation != self.broker_incarnation
         self.broker_incarnation = message.broker_incarnation
-        self.heartbeat_s = message.heartbeat_s
+        self._heartbeat_s = message.heartbeat_s
         self.is_welcome = True
         self.welcome = message
         self._state_at = now

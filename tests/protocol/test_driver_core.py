@@ -57,7 +57,9 @@ def _progress(**fields) -> m.Progress:
 def _hello(core) -> tuple[m.Hello, dict[str, int]]:
     """Its HELLO now, and the watermarks with it."""
     (send,) = [i for i in core.start(0.0) if isinstance(i, E.Send)]
-    return send.message, {item.fragment.runner: item.fragment.seq for item in unpack_ranges(send.payload)}
+    ranges = unpack_ranges(send.payload)
+    assert all(item == FragmentRange(item.fragment, 0, 0) for item in ranges)
+    return send.message, {item.fragment.runner: item.fragment.seq for item in ranges}
 
 
 # ------------------------------------------------------------------ what it says of itself

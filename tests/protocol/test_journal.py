@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from core_fakes import Bench
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,16 @@ from rlzmq.protocol.events import (
 )
 from rlzmq.protocol.journal import Journal, plan_recall
 from rlzmq.wire.fragment_message import encode_fragment
-from rlzmq.wire.messages import Accepted, Fragment, Lease, Notice, Reset, ShardPlan, ShardRefused
+from rlzmq.wire.messages import (
+    Accepted,
+    Fragment,
+    Lease,
+    Notice,
+    Reset,
+    ShardPlan,
+    ShardRefused,
+    encode_message,
+)
 from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
@@ -185,6 +195,44 @@ def test_a_restored_state_ends_what_was_accepted_before() -> None:
     disk.journal.begin_lineage(3)
     disk.accept(fragment(1))
     assert disk.recall(3) == {1: None}
+
+
+def test_what_a_new_lineage_drops_belongs_to_its_first_update() -> None:
+    disk = Disk()
+    disk.train(5)
+    disk.journal.begin_lineage(3)
+    bad = fragment(0)
+    disk.accept(bad)
+    disk.drop(bad, "rejected")
+    assert disk.recall(3) == {0: "rejected"}
+    assert disk.recall(4, max_lag=-1) == {}
+
+
+def test_a_checkpoint_ends_what_it_covers_though_nothing_was_written_since_the_last() -> None:
+    disk = Disk()
+    message = fragment(0)
+    disk.accept(message)
+    disk.train(5, whole(message))
+    disk.settle(message)
+    for next_update, num_segments in ((3, 1), (6, 0)):
+        disk.journal.covered(next_update)
+        disk.write()
+        assert len(disk.segments) == num_segments
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        frames_of(fragment(0))[:1],
+        frames_of(fragment(0, steps=-1)),
+        (*encode_message(Accepted(1, ())), b"meta"),
+    ],
+)
+def test_a_record_of_anything_but_a_fragment_gives_back_nothing(frames: tuple[Any, ...]) -> None:
+    disk = Disk()
+    disk.journal.accepted(fragment(0).fragment_id, "runner-0", frames)
+    disk.write()
+    assert disk.recall(3) == {}
 
 
 # ------------------------------------------------------------------ in the broker

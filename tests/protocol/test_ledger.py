@@ -84,6 +84,20 @@ def test_steps_that_an_update_went_without_are_dropped_and_the_others_trained():
     assert ledger.is_committed(_id(1))
 
 
+def test_an_update_may_go_without_the_last_steps_of_a_range():
+    ledger = _ledger(5)
+    part = ledger.take(ledger.entries[_id(0)], 4)
+    assert ledger.commit([part], left_out=[FragmentRange(_id(0), 2, 2)]) == 2
+    assert (ledger.accounting.trained, ledger.accounting.dropped) == (2, {"skipped": 2})
+
+
+def test_of_what_is_disowned_only_what_was_not_trained_here_is_taken_off_the_account():
+    ledger = _ledger(5)
+    ledger.commit([ledger.take(ledger.entries[_id(0)], 2)])
+    ledger.disown_below(*_id(0)[:2], 1)
+    assert ledger.accounting.counts() == {"sampled": 2, "trained": 2, "pending": 0}
+
+
 def test_what_is_taken_out_of_a_buffer_later_was_not_trained():
     ledger = _ledger(5, 5)
     ledger.commit([ledger.take(ledger.entries[_id(0)], 5)])
@@ -139,6 +153,8 @@ def test_watermarks_advance_over_gapless_commits():
     assert (record.watermark, record.beyond) == (0, {1, 2, 4})
     record.commit(0)
     assert (record.watermark, record.beyond) == (3, {4})
+    record.commit_below(4)
+    assert (record.watermark, record.beyond) == (5, set())
     record.commit_below(10)
     assert (record.watermark, record.beyond) == (10, set())
     assert record.is_committed(9)

@@ -10,6 +10,7 @@ from core_fakes import Bench
 from rlzmq.protocol.ledger import Ledger
 from rlzmq.protocol.sharding import rank_of_env, shards_by_env, take_steps
 from rlzmq.wire.messages import ShardPlan
+from rlzmq.wire.ranges import FragmentRange
 from rlzmq.wire.schema import FragmentId
 
 
@@ -41,6 +42,8 @@ def test_ranges_are_cut_between_environments_of_different_ranks() -> None:
         ledger.accept(fragment, size, generation=0, version=0, runner_name=name, env_steps=env_steps)
     ranges = take_steps(ledger, ledger.free_entries(), 14)
     assert shards_by_env(ledger, ranges, 2) == [[(first, 0, 3)], [(first, 3, 9), (second, 0, 2)]]
+    behind = FragmentRange(first, 3, 9)
+    assert shards_by_env(ledger, [behind], 2) == [[], [behind]], "no empty range for what it only touches"
     (rest,) = take_steps(ledger, ledger.free_entries(), 4)
     assert shards_by_env(ledger, [rest], 2) == [[], [(second, 2, 4)]]
 
