@@ -13,7 +13,7 @@ from rlzmq.driver.process_config import config_for_runners
 from rlzmq.driver.runner_calls import RunnerCalls
 from rlzmq.driver.runner_supervision import RunnerSupervisor
 from rlzmq.driver.runner_sync import RunnerSync
-from rlzmq.driver.starting import attended, spawn_within
+from rlzmq.driver.supervision import attended, spawn_within
 from rlzmq.roles.fragment_data import sample_with_metrics
 from rlzmq.roles.runner.runner_role import EnvRunnerRole, make_env_runner
 from rlzmq.wire.values import pack_blob, unpack_blob

@@ -15,7 +15,7 @@ from rlzmq.driver.episode_sharding import shard_batch, shard_episodes
 from rlzmq.driver.learner_modules import one_less, one_more, weights_to_load
 from rlzmq.driver.learner_supervision import LearnerSupervisor
 from rlzmq.driver.process_config import config_for_learners
-from rlzmq.driver.starting import attended, spawn_within
+from rlzmq.driver.supervision import attended, spawn_within
 from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.rank_modules import RANK_MODULES
 from rlzmq.modules.saving import read_module_states

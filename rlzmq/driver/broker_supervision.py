@@ -15,10 +15,10 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
+from rlzmq.core.errors import DeadlineError, PeerLostError
 from rlzmq.driver.join_files import JoinKeys, at_host, listen_addresses, write_join_files
-from rlzmq.driver.process_health import first_line, lost_error
-from rlzmq.driver.starting import attended, spawn_within, start_first
+from rlzmq.driver.process_health import lost_error
+from rlzmq.driver.supervision import Supervisor, attended, restarted, spawn_within, start_first
 from rlzmq.protocol.supervision import GiveUp, RestartPolicy, Supervision
 from rlzmq.roles.broker.broker_role import BrokerRole
 
@@ -31,7 +31,7 @@ _PING_PERIOD_S = 1.0
 _PING_DEADLINE_S = 3.0
 
 
-class BrokerKeeper:
+class BrokerKeeper(Supervisor):
     """Starts and restarts the broker's process.
 
     Args:
@@ -45,9 +45,7 @@ class BrokerKeeper:
         addresses: ``{"data": …, "weights": …}``, the same for every incarnation.
         remote_addresses: Addresses for peers from outside, once the broker listens for them; else {}.
         join_files: Role → the join file; {} if no peer may join.
-        failed: Has an exception once the broker will not be restarted.
         epoch: 0: no driver used this broker before (see `FoundBroker`).
-        num_restarts: Number of restarts.
     """
 
     def __init__(
@@ -58,13 +56,13 @@ class BrokerKeeper:
         keys: JoinKeys | None = None,
         control_address: str | None = None,
     ) -> None:
+        super().__init__()
         self._system = system
         self._run_id = run_id
         self._config = config
         self._machine = Supervision(_POLICY)
         self._handle: Any = None
         self._incarnation = 0
-        self._task: asyncio.Task[None] | None = None
         directory = system.run_directory
         self.addresses = {name: directory.address(name) for name in ("data", "weights")}
         self._keys = keys
@@ -74,8 +72,6 @@ class BrokerKeeper:
         )
         self.remote_addresses: dict[str, str] = {}
         self.join_files: dict[str, Path] = {}
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.num_restarts = 0
         self.epoch = 0
 
     @property
@@ -98,7 +94,7 @@ class BrokerKeeper:
         self.num_restarts = self._machine.num_restarts
         if self._keys is not None:
             self._write_join_files(self._keys)
-        self._task = asyncio.create_task(self._supervise(), name="supervise the broker")
+        self._start(self._supervise(), "supervise the broker")
 
     def worked(self) -> None:
         """Reset the failure count, after an update was committed."""
@@ -106,14 +102,9 @@ class BrokerKeeper:
 
     async def stop(self) -> None:
         """Stop the supervision, then the broker."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await super().stop()
         if self._handle is not None:
             await asyncio.gather(self._handle.stop(), return_exceptions=True)
-        if not self.failed.done():
-            self.failed.set_exception(ClosedError("the run was stopped"))
-        self.failed.exception()  # mark as retrieved
         for file in self.join_files.values():
             file.unlink(missing_ok=True)  # its keys are now useless
 
@@ -168,24 +159,20 @@ class BrokerKeeper:
         self._machine.started(time.monotonic())
 
     async def _supervise(self) -> None:
-        while True:
+        while not self.failed.done():
             await self._wait_for_end(self._handle)
-            error: BaseException = lost_error(self._handle)
-            while True:
-                decision = self._machine.failed(time.monotonic())
-                if not self._config.restart_failed_broker or isinstance(decision, GiveUp):
-                    self.failed.set_exception(error)
-                    self.failed.exception()  # mark as retrieved: there may be no waiter
-                    return
-                _log.warning("%s Restarted in %g s.", first_line(error), decision.delay_s)
-                await asyncio.sleep(decision.delay_s)
-                try:
-                    await self._spawn()
-                except Exception as failure:
-                    error = failure
-                    continue
-                self.num_restarts += 1
-                break
+            await restarted(self._restart, self._decide, lost_error(self._handle))
+
+    def _decide(self, error: BaseException) -> float | None:
+        decision = self._machine.failed(time.monotonic())
+        if not self._config.restart_failed_broker or isinstance(decision, GiveUp):
+            self.fail(error)
+            return None
+        return decision.delay_s
+
+    async def _restart(self) -> None:
+        await self._spawn()
+        self.num_restarts += 1
 
     async def _wait_for_end(self, handle: Any) -> None:
         """Return the error with which the broker ended; kill it if it does not answer."""

@@ -23,9 +23,16 @@ from typing import Any
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import ClosedError, PeerLostError
-from rlzmq.driver.process_health import ANSWER_DEADLINE_S, first_line, lost_error, wake, why_hanging
-from rlzmq.driver.starting import BEAT_DEADLINE_S, all_started, attended, start_first
+from rlzmq.core.errors import PeerLostError
+from rlzmq.driver.process_health import (
+    ANSWER_DEADLINE_S,
+    BEAT_DEADLINE_S,
+    first_line,
+    lost_error,
+    wake,
+    why_hanging,
+)
+from rlzmq.driver.supervision import Supervisor, all_started, attended, restarted, start_first
 from rlzmq.protocol.supervision import GiveUp, Patience, RestartPolicy, Supervision
 from rlzmq.roles.learner.formation import connecting_timeout_s
 
@@ -38,15 +45,13 @@ _POLICY = RestartPolicy(max_restarts=5, window_s=math.inf, first_delay_s=0.1, ma
 # After a peer is lost, every rank's collective fails, and so does a connection attempt that was called off: a rank
 # that does not answer within this time hangs.
 _ANSWER_SPARE_S = 1.0
-# If a call is not answered within this time, and each time it passes again, the ranks' processes are checked.
-_LOOK_S = 2.0
 # Failed attempts in a row to form a group of ranks that are all alive.
 _MAX_FAILED_FORMINGS = 5
 # Reasons for which a rank's connection ends because the run or its broker ends.
 _ORDERLY = frozenset({"closed", "goodbye", "left"})
 
 
-class LearnerSupervisor:
+class LearnerSupervisor(Supervisor):
     """Supervises the ranks of a learner group and re-forms the group after losses.
 
     Args:
@@ -62,7 +67,6 @@ class LearnerSupervisor:
         last_resort: The learner state to restore if no rank is left, e.g. from the last checkpoint; or None.
         begin_lineage: ``await begin_lineage(handles)``, called after that: all peers discard work in progress; returns
             False if a rank died meanwhile.
-        failed: Has an exception once the group cannot continue.
         num_restarts: Number of replacements that joined.
         num_rollbacks: Number of times that all ranks were rolled back to `last_resort`.
         num_reforms: Number of times that survivors were re-formed.
@@ -76,6 +80,7 @@ class LearnerSupervisor:
         spawn: Callable[[int, int], Awaitable[Any]],
         form: Callable[[list[Any], bool], Awaitable[None]],
     ) -> None:
+        super().__init__()
         self._config = config
         self._handles = handles
         self._spawn = spawn
@@ -88,15 +93,12 @@ class LearnerSupervisor:
         self._formed.set()
         self._ready: list[Any] = []
         self._num_replacing = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._prepared: set[Any] = set()
         self._ending: set[Any] = set()
         self._watches_training = False
         self.prepare: Callable[[Any], Awaitable[None]] | None = None
         self.on_group: Callable[[list[Any]], None] = lambda handles: None
         self.is_untouched = True
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.num_restarts = 0
         self.num_reforms = 0
         self.num_rollbacks = 0
         self.last_resort: Any = None
@@ -153,13 +155,7 @@ class LearnerSupervisor:
         Raises:
             Exception: It cannot be formed any more.
         """
-        waiting = asyncio.ensure_future(self._formed.wait())
-        try:
-            await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        if not self._formed.is_set():
-            self.failed.result()
+        await self.wait_for(self._formed)
 
     async def call(self, call: Callable[[list[Any]], Awaitable[Any]]) -> Any:
         """Await ``call(handles)`` with the ranks of a formed group; repeat it if a rank dies meanwhile.
@@ -181,16 +177,12 @@ class LearnerSupervisor:
         Raises:
             Exception: The call raised.
         """
-        answer = asyncio.ensure_future(work)
-        try:
-            while not (await asyncio.wait((answer,), timeout=_LOOK_S))[0]:
-                beats = (
-                    self.end_if_hanging(handle, "a call", deadline_s=BEAT_DEADLINE_S) for handle in handles
-                )
-                await asyncio.gather(*beats)
-            return answer.result()
-        finally:
-            answer.cancel()
+
+        async def end_if_hanging() -> None:
+            ends = (self.end_if_hanging(handle, "a call", deadline_s=BEAT_DEADLINE_S) for handle in handles)
+            await asyncio.gather(*ends)
+
+        return await attended(None, work, end_if_hanging)
 
     @contextlib.asynccontextmanager
     async def steady(self) -> AsyncIterator[list[Any]]:
@@ -297,21 +289,10 @@ class LearnerSupervisor:
 
     async def stop(self) -> None:
         """Stop the supervision and end replacements that have not joined."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await super().stop()
         await asyncio.gather(*(handle.stop() for handle in self._ready), return_exceptions=True)
-        if not self.failed.done():
-            self.failed.set_exception(ClosedError("the run was stopped"))
-        self.failed.exception()  # mark as retrieved
 
     # -- noticing -------------------------------------------------------------------------------
-
-    def _start(self, work: Any, name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _watch(self, handle: Any) -> None:
         self._start(self._watch_end(handle), f"end of {handle.name}")
@@ -331,7 +312,7 @@ class LearnerSupervisor:
                 self.notice()
                 await self._formed.wait()
             except Exception as error:
-                self._fail(error)
+                self.fail(error)
                 return
             else:
                 _log.warning("%s: the connection to the broker has ended: %s", handle.name, reason)
@@ -343,11 +324,6 @@ class LearnerSupervisor:
         """Re-form the group after a rank or a collective was lost."""
         self._formed.clear()
         self._is_lost.set()
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.failed.done():
-            self.failed.set_exception(error)
-            self.failed.exception()  # mark as retrieved: there may be no waiter
 
     # -- forming --------------------------------------------------------------------------------
 
@@ -362,7 +338,7 @@ class LearnerSupervisor:
                         self.num_reforms += 1
                         self.recovery_times_s.append(time.monotonic() - start)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     async def _reform(self) -> None:
         """Form generations until one holds; each includes all ranks that are alive and ready."""
@@ -467,32 +443,30 @@ class LearnerSupervisor:
 
     def _bury(self, handle: Any) -> None:
         """Start the replacement of a rank that has ended, if it is to be replaced."""
-        _log.warning("%s", first_line(lost_error(handle)))
+        error = lost_error(handle)
         if not self._config.restart_failed_learners:
+            _log.warning("%s", first_line(error))
             return
         self._num_replacing += 1
-        self._start(self._replace(_place(handle)), f"replace {handle.name}")
+        self._start(self._replace(_place(handle), error), f"replace {handle.name}")
 
-    async def _replace(self, place: int) -> None:
-        try:
-            await self._start_replacement(place)
-        finally:
-            self._num_replacing -= 1
-
-    async def _start_replacement(self, place: int) -> None:
+    async def _replace(self, place: int, error: BaseException) -> None:
         machine = self._machines[place]
-        while True:
+
+        def decide(error: BaseException) -> float | None:
             decision = machine.failed(time.monotonic())
             if isinstance(decision, GiveUp):
+                _log.error("%s", first_line(error))
                 _log.error("learner-%d died %d times in a row: not replaced.", place, decision.num_failures)
-                return
-            await asyncio.sleep(decision.delay_s)
-            try:
-                self._ready.append(await self._spawn(place, decision.incarnation))
-            except Exception as failure:
-                _log.warning("learner-%d could not be replaced: %r", place, failure)
-                continue
-            return
+                return None
+            return decision.delay_s
+
+        try:
+            started = await restarted(lambda: self._spawn(place, machine.incarnation), decide, error)
+            if started is not None:
+                self._ready.append(started)
+        finally:
+            self._num_replacing -= 1
 
 
 def _place(handle: Any) -> int:

@@ -10,14 +10,27 @@ from typing import Any
 
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.process_state import is_stopped
-from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.core.errors import PeerLostError
 
-__all__ = ["ANSWER_DEADLINE_S", "first_line", "lost_error", "wake", "watch_stopped", "why_hanging"]
+__all__ = [
+    "ANSWER_DEADLINE_S",
+    "BEAT_DEADLINE_S",
+    "first_line",
+    "lost_error",
+    "wake",
+    "watch_stopped",
+    "why_hanging",
+]
 
 ANSWER_DEADLINE_S = 5.0
 """Seconds after which a process without an answer counts as hanging, if nothing else is known."""
 
+BEAT_DEADLINE_S = 30.0
+"""Seconds to wait for a process of which nothing else is known: an import may hold the GIL."""
+
 _WAKE_S = 1.0
+# Time for answers that arrived while this event loop was busy.
+_TURN_S = 0.2
 _LOOK_S = 0.5
 
 
@@ -31,12 +44,20 @@ async def why_hanging(handle: Any, method: str = "beat", deadline_s: float = ANS
     """
     if is_stopped(handle.pid):
         return "its process is stopped"
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    answer = asyncio.ensure_future(handle.call(method))
     try:
-        await handle.call(method, deadline_s=deadline_s)
+        if not (await asyncio.wait((answer,), timeout=deadline_s))[0]:
+            late_s = loop.time() - start - deadline_s
+            await asyncio.wait((answer,), timeout=_TURN_S + late_s)
+        if not answer.done():
+            return f"no answer within {deadline_s:g} s"
+        answer.result()
     except PeerLostError:
         await handle.exited
-    except DeadlineError:
-        return f"no answer within {deadline_s:g} s"
+    finally:
+        answer.cancel()
     return ""
 
 

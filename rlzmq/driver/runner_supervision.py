@@ -11,7 +11,7 @@ A runner whose environments hang ends by itself (see `roles.runner.env_watchdog`
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import logging
 import math
 import time
@@ -22,9 +22,9 @@ from typing import Any
 from rlzmq.actors.exit_status import ActorLostError
 from rlzmq.actors.process_state import is_stopped
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError
-from rlzmq.driver.process_health import first_line, lost_error
-from rlzmq.driver.starting import BEAT_DEADLINE_S, all_started, attended, start_first
+from rlzmq.core.errors import DeadlineError, PeerLostError
+from rlzmq.driver.process_health import BEAT_DEADLINE_S, first_line, lost_error, why_hanging
+from rlzmq.driver.supervision import Supervisor, all_started, attended, restarted, start_first
 from rlzmq.protocol.supervision import GiveUp, Patience, Restart, RestartPolicy, Supervision
 
 __all__ = ["RunnerSupervisor"]
@@ -33,10 +33,6 @@ _log = logging.getLogger("rlzmq.driver")
 
 _MAX_DELAY_S = 30.0
 _MAX_BAD_FRAGMENTS = 3
-# If a call is not answered within this time, and each time it passes again, the process is checked.
-_LOOK_S = 2.0
-# Time for answers that arrived while this event loop was busy.
-_TURN_S = 0.2
 # A runner that never worked does not get the whole budget: its machine or env is broken.
 _MAX_FAILURES_BEFORE_ANY_WORK = 5
 
@@ -55,10 +51,9 @@ class _Place:
     killed_for: BaseException | None = None
     is_given_up: bool = False
     first_failure: BaseException | None = None
-    task: asyncio.Task[None] | None = None
 
 
-class RunnerSupervisor:
+class RunnerSupervisor(Supervisor):
     """Replaces runner processes, whatever ended them.
 
     Args:
@@ -69,8 +64,6 @@ class RunnerSupervisor:
     Attributes:
         prepare: ``await prepare(index, handle, incarnation)`` functions, awaited in order before a new runner is used,
             e.g. to load weights.
-        failed: Has an exception once a runner died that must not be replaced: the run is over.
-        num_restarts: Number of restarts over all places.
         recreated: Indices of places replaced since the last `take_recreated`.
         downtimes_s: Per replacement, seconds from noticing the death to the new runner's readiness.
     """
@@ -83,6 +76,7 @@ class RunnerSupervisor:
         *,
         what: str = "",
     ) -> None:
+        super().__init__()
         self._config = config
         self._spawn = spawn
         self._handles = handles
@@ -95,8 +89,6 @@ class RunnerSupervisor:
         )
         self._places: list[_Place] = []
         self.prepare: list[Callable[[int, Any, int], Awaitable[None]]] = []
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.num_restarts = 0
         self.recreated: list[int] = []
         self.downtimes_s: list[float] = []
 
@@ -112,7 +104,7 @@ class RunnerSupervisor:
         self._handles[:] = [place.handle for place in places]
         self.num_restarts = sum(place.machine.num_restarts for place in places)
         for place in places:
-            place.task = asyncio.create_task(self._supervise(place), name=f"supervise {place.handle}")
+            self._start(self._supervise(place), f"supervise {place.handle}")
 
     async def _start_first(self, index: int) -> _Place:
         config, machine = self._config, Supervision(self._policy)
@@ -145,7 +137,7 @@ class RunnerSupervisor:
                 await handle.exited
                 if place.handle is handle:
                     place.up.clear()  # the supervising task may not have run yet
-        await self._wait_up(place)
+        await self.wait_for(place.up)
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -176,12 +168,13 @@ class RunnerSupervisor:
         """
         place = self._places[index]
         while True:
-            await self._wait_up(place)
+            await self.wait_for(place.up)
             if place.is_given_up:
                 return None
             handle = place.handle
             try:
-                result = await self._attend(index, handle, call)
+                suspect = functools.partial(self._suspect_silent, index)
+                result = await attended(handle, call(handle), suspect)
             except ActorLostError:
                 await handle.exited
                 if place.handle is handle:
@@ -190,25 +183,9 @@ class RunnerSupervisor:
             self.worked(index)
             return result
 
-    async def _attend(self, index: int, handle: Any, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Await ``call(handle)``; kill the process if it is stopped or blocked, which ends the call."""
-        answer = asyncio.ensure_future(call(handle))
-        try:
-            while not (await asyncio.wait((answer,), timeout=_LOOK_S))[0]:
-                event = "silent" if self._places[index].has_worked else "lost"
-                await self.suspect(index, event, "it does not answer")
-            return answer.result()
-        finally:
-            answer.cancel()
-
-    async def _wait_up(self, place: _Place) -> None:
-        waiting = asyncio.ensure_future(place.up.wait())
-        try:
-            await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        if not place.up.is_set() and not place.is_given_up:
-            self.failed.result()
+    async def _suspect_silent(self, index: int) -> None:
+        event = "silent" if self._places[index].has_worked else "lost"
+        await self.suspect(index, event, "it does not answer")
 
     def worked(self, index: int) -> None:
         """Reset the failure count, after the runner delivered useful work."""
@@ -243,26 +220,18 @@ class RunnerSupervisor:
         handle = place.handle
         if handle.exited.done():
             return
-        if event != "hung" and not is_stopped(handle.pid):
-            first_s = place.patience.seconds if event == "silent" else BEAT_DEADLINE_S
-            if await _beats(handle, self._config.env_step_timeout_s or first_s):
+        if event != "hung":
+            deadline_s = place.patience.seconds if event == "silent" else BEAT_DEADLINE_S
+            hangs = await why_hanging(handle, deadline_s=self._config.env_step_timeout_s or deadline_s)
+            if not hangs:
                 return
-            place.patience.killed()
-            why = "its event loop is blocked (does a step hold the GIL? see env_step_timeout_s)"
-        elif event != "hung":
-            why = f"its process is stopped ({why})"
+            if is_stopped(handle.pid):
+                why = f"{hangs} ({why})"
+            else:
+                place.patience.killed()
+                why = "its event loop is blocked (does a step hold the GIL? see env_step_timeout_s)"
         _log.warning("%s %d (pid %d) hangs: %s. Killing it.", self._what, index, handle.pid, why)
         await handle.kill_hanging()
-
-    async def stop(self) -> None:
-        """Stop the supervision; the runners stay alive."""
-        tasks = [place.task for place in self._places if place.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if not self.failed.done():
-            self.failed.set_exception(ClosedError("the run was stopped"))
-        self.failed.exception()  # mark as retrieved
 
     # -- the loop of one place ------------------------------------------------------------------
 
@@ -273,18 +242,10 @@ class RunnerSupervisor:
             place.up.clear()
             error: BaseException = place.killed_for or lost_error(place.handle)
             place.killed_for = None
-            while True:
-                delay_s = self._decide(place, error)
-                if delay_s is None:
-                    return
-                _log.warning("%s Restarted in %g s.", first_line(error), delay_s)
-                await asyncio.sleep(delay_s)
-                try:
-                    await self._restart(place)
-                except Exception as failure:
-                    error = failure
-                    continue
-                break
+            if not await restarted(
+                functools.partial(self._restart, place), functools.partial(self._decide, place), error
+            ):
+                return
             self.downtimes_s.append(time.monotonic() - noticed_at)
 
     def _decide(self, place: _Place, error: BaseException) -> float | None:
@@ -312,12 +273,10 @@ class RunnerSupervisor:
             return None
         first = place.first_failure
         first.add_note(f"{self._what} {place.index} is not restarted: {reason}.")
-        if not self.failed.done():
-            self.failed.set_exception(first)
-            self.failed.exception()  # mark as retrieved: there may be no waiter
+        self.fail(first)
         return None
 
-    async def _restart(self, place: _Place) -> None:
+    async def _restart(self, place: _Place) -> bool:
         self.num_restarts += 1
         place.num_bad = 0
         restore_s = self._config.env_runner_restore_timeout_s
@@ -342,20 +301,4 @@ class RunnerSupervisor:
         place.machine.started(time.monotonic())
         self.recreated.append(place.index)
         place.up.set()
-
-
-async def _beats(handle: Any, within_s: float) -> bool:
-    """Return whether the process answers in time or has ended."""
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    beat = asyncio.ensure_future(handle.call("beat"))
-    try:
-        if not (await asyncio.wait((beat,), timeout=within_s))[0]:
-            late_s = loop.time() - start - within_s
-            await asyncio.wait((beat,), timeout=_TURN_S + late_s)
-        if beat.done():
-            with contextlib.suppress(PeerLostError):  # reported to those that wait for its end
-                beat.result()
-        return bool(beat.done())
-    finally:
-        beat.cancel()
+        return True

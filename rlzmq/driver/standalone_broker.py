@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
-from rlzmq.core.errors import AuthenticationError, ClosedError, ConfigurationError
+from rlzmq.core.errors import AuthenticationError, ConfigurationError
+from rlzmq.driver.supervision import Supervisor
 from rlzmq.net.join_file import JoinFile
 from rlzmq.roles.remote_peer import Conversation
 from rlzmq.wire.messages import Config, ConfigRequest, Refused
@@ -17,7 +17,7 @@ __all__ = ["FoundBroker"]
 _WAIT_S = 30.0  # it may still be starting
 
 
-class FoundBroker:
+class FoundBroker(Supervisor):
     """Replacement of `BrokerKeeper` for a broker that was started, and is restarted, by someone else.
 
     Args:
@@ -33,6 +33,7 @@ class FoundBroker:
     """
 
     def __init__(self, path: str) -> None:
+        super().__init__()
         driver = Path(path)
         if not driver.name.endswith(".driver.toml"):
             raise ConfigurationError(
@@ -50,8 +51,6 @@ class FoundBroker:
                 raise ConfigurationError(f"{files[role]} lets a {join.role} in, not a {role}")
         self.run_id = self._joins["driver"].run_id
         self.addresses = dict(self._joins["driver"].addresses)
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.num_restarts = 0
         self.handle: Any = None
         self.epoch = 0
 
@@ -79,9 +78,3 @@ class FoundBroker:
 
     def worked(self) -> None:
         """Do nothing: the broker is not supervised here."""
-
-    async def stop(self) -> None:
-        """Leave the broker running for the next driver."""
-        if not self.failed.done():
-            self.failed.set_exception(ClosedError("the run was stopped"))
-        self.failed.exception()  # mark as retrieved

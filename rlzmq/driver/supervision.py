@@ -1,0 +1,203 @@
+"""Supervisor: starts, restarts and attends the run's processes, whatever their role.
+
+| consumes                     | produces                  | waits for       | unblocked by                        |
+|------------------------------|---------------------------|-----------------|-------------------------------------|
+| a spawn                      | a handle, or the error    | the constructor | its end, SIGSTOP seen, the deadline |
+| a process's end              | a new one, or the run's end | the back-off  | time                                |
+| a call to a process          | its answer                | the answer      | its end, SIGSTOP seen, a late beat  |
+
+The roles differ in what they decide: `RunnerSupervisor` restarts a runner at its place, `LearnerSupervisor` forms a
+group of the survivors and lets replacements join it, `BrokerKeeper` restarts the broker on the same addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from rlzmq.actors.exit_status import ActorLostError
+from rlzmq.core.errors import ClosedError, DeadlineError, PeerLostError, first_error
+from rlzmq.driver.process_health import BEAT_DEADLINE_S, first_line, why_hanging
+from rlzmq.protocol.supervision import GiveUp, Supervision
+from rlzmq.roles.runner.env_watchdog import EXIT_ENV_HANGS
+
+__all__ = ["Supervisor", "all_started", "attended", "restarted", "spawn_within", "start_first"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("rlzmq.driver")
+
+# If a call is not answered within this time, and each time it passes again, the process is checked.
+_LOOK_S = 1.0
+_MAX_FIRST_STARTS = 6
+
+
+class Supervisor:
+    """Base of the supervisors: their tasks, and the failure that ends the run.
+
+    Attributes:
+        failed: Has an exception once the run cannot continue.
+        num_restarts: Number of restarts of this role's processes.
+    """
+
+    def __init__(self) -> None:
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_restarts = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with this error, unless it has failed already."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+        self.failed.exception()  # mark as retrieved: there may be no waiter
+
+    async def wait_for(self, event: asyncio.Event) -> None:
+        """Wait for an event.
+
+        Raises:
+            Exception: The run has failed, and the event has not occurred.
+        """
+        waiting = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait((waiting, self.failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not event.is_set():
+            self.failed.result()
+
+    async def stop(self) -> None:
+        """Stop the supervision; the processes stay alive."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.fail(ClosedError("the run was stopped"))
+
+    def _start(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def restarted(
+    start: Callable[[], Awaitable[T]],
+    decide: Callable[[BaseException], float | None],
+    error: BaseException | None = None,
+) -> T | None:
+    """Start a process until it has started.
+
+    Args:
+        start: Starts it, and makes it ready for work.
+        decide: Returns the seconds until the next start after an error; None: no further start. May raise.
+        error: The error with which the process ended; None: it is started for the first time.
+
+    Returns:
+        The result of `start`; None if there is no further start.
+    """
+    while True:
+        if error is not None:
+            delay_s = decide(error)
+            if delay_s is None:
+                return None
+            _log.warning("%s. Restarted in %g s.", first_line(error).removesuffix("."), delay_s)
+            await asyncio.sleep(delay_s)
+        try:
+            return await start()
+        except Exception as failure:
+            error = failure
+
+
+async def start_first(
+    spawn: Callable[[int], Awaitable[Any]], machine: Supervision, name: str, *, is_replaced: bool
+) -> Any:
+    """Start a process for the first time; repeat it if the process is killed or stopped meanwhile.
+
+    Args:
+        spawn: ``await spawn(incarnation)`` starts the process and returns its handle.
+        machine: Counts its deaths, also after the start.
+        name: Name of the process, for messages.
+        is_replaced: Whether the process may be replaced at all.
+
+    Raises:
+        PeerLostError: It ended in each of several attempts: the first of these errors.
+        Exception: Its constructor raised, or it hangs: another attempt would end likewise.
+    """
+    failures: list[BaseException] = []
+
+    def decide(error: BaseException) -> float:
+        status = error.exit_status if isinstance(error, ActorLostError) else None
+        has_hung = status is not None and status.exit_code == EXIT_ENV_HANGS
+        if not isinstance(error, PeerLostError) or not is_replaced or has_hung:
+            raise error
+        failures.append(error)
+        decision = machine.failed(time.monotonic())
+        if isinstance(decision, GiveUp) or len(failures) == _MAX_FIRST_STARTS:
+            failures[0].add_note(f"{name} was started {len(failures)} times and ended during each start.")
+            raise failures[0] from None
+        return decision.delay_s
+
+    return await restarted(lambda: spawn(machine.incarnation), decide)
+
+
+async def all_started(starts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all starts concurrently; the first error cancels the others."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            started = [tasks.create_task(start) for start in starts]
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+    return [start.result() for start in started]
+
+
+async def spawn_within(timeout_s: float, setting: str, spawn: Awaitable[Any]) -> Any:
+    """Await a spawn with this deadline; on timeout, raise an error that names the setting.
+
+    Args:
+        timeout_s: The spawn's deadline, for the message.
+        setting: The setting that determines it.
+        spawn: A spawn of `ActorSystem` with this deadline.
+
+    Raises:
+        DeadlineError: It took longer.
+    """
+    try:
+        return await spawn
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"{error}\nIf its constructor really takes longer than {timeout_s:g} s, raise {setting} "
+            "(config.fault_tolerance)."
+        ) from None
+
+
+async def attended(
+    handle: Any, work: Awaitable[T], end_if_hanging: Callable[[], Awaitable[Any]] | None = None
+) -> T:
+    """Await answers of processes; those that hang meanwhile are killed, which ends the wait.
+
+    Args:
+        handle: The process, which is killed if it is stopped or its event loop is blocked.
+        work: Calls of this process.
+        end_if_hanging: Decides instead what hangs; called each time that a second passes without an answer.
+
+    Raises:
+        PeerLostError: The process ended, killed for hanging or otherwise.
+        Exception: The call raised.
+    """
+    answer = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait((answer,), timeout=_LOOK_S))[0]:
+            if end_if_hanging is not None:
+                await end_if_hanging()
+                continue
+            why = await why_hanging(handle, deadline_s=BEAT_DEADLINE_S)
+            if why and not answer.done():
+                _log.warning(
+                    "%s (pid %d) hangs while it starts: %s. Killing it.", handle.name, handle.pid, why
+                )
+                await handle.kill_hanging()
+        return answer.result()
+    finally:
+        answer.cancel()
