@@ -187,14 +187,9 @@ class Replay:
                 continue
             batches = [
                 open_steps(
-                    file.frames(fragment),
-                    BatchCheck(),
-                    fragment,
-                    at,
-                    num_steps,
-                    is_multi_agent=file.head["is_multi_agent"],
+                    file.frames(steps), BatchCheck(), *steps, is_multi_agent=file.head["is_multi_agent"]
                 )
-                for fragment, at, num_steps in step.ranges
+                for steps in step.ranges
             ]
             self.current = update = RepeatedUpdate(
                 step.version, learner.get_state(not_components="source"), step.timesteps

@@ -107,11 +107,16 @@ def open_fragment(
         ProtocolError: It cannot be decoded.
         ValueError: It does not pass the check.
     """
+    return _open(frames, check, is_multi_agent, source)[0]
+
+
+def _open(frames: Sequence[Any], check: BatchCheck, is_multi_agent: bool, source: Any) -> tuple[Any, int]:
+    """Return the batch, and the env steps that the message claims to have."""
     header, arrays, _ = decode_fragment(frames)
     batch_class: Any = MultiAgentEpisodeBatch if is_multi_agent else EpisodeBatch
     batch = batch_class.from_wire(header.batch, arrays)
     check.check(batch, source)
-    return batch
+    return batch, header.num_env_steps
 
 
 def open_steps(
@@ -126,7 +131,8 @@ def open_steps(
     """Return a batch of some env steps of a fragment, in chunk order, with its origin in the meta.
 
     Args:
-        frames, check, is_multi_agent: See `open_fragment`.
+        frames: Frames of the fragment's message, or of the message of this range.
+        check, is_multi_agent: See `open_fragment`.
         fragment: Id of the fragment.
         first, num_steps: Range of env steps.
 
@@ -134,12 +140,15 @@ def open_steps(
         ProtocolError: It cannot be decoded.
         ValueError: It does not pass the check, or does not have these steps.
     """
-    batch = open_fragment(frames, check, is_multi_agent=is_multi_agent, source=fragment)
-    last = first + num_steps
+    batch, num_claimed = _open(frames, check, is_multi_agent, fragment)
+    begin = (
+        0 if num_claimed == num_steps else first
+    )  # a message of this range alone, or of the whole fragment
+    last = begin + num_steps
     if last > batch.num_env_steps:
-        raise ValueError(f"steps {first}…{last} are wanted of a fragment of {batch.num_env_steps}")
-    if (first, last) != (0, batch.num_env_steps):
-        batch = batch.slice_steps(first, last)
+        raise ValueError(f"steps {begin}…{last} are wanted of a fragment of {batch.num_env_steps}")
+    if (begin, last) != (0, batch.num_env_steps):
+        batch = batch.slice_steps(begin, last)
     batch.meta[ORIGIN] = (*fragment, first)
     return batch
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rlzmq.core.errors import ProtocolError
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.wire.codec import Buffer, decode, encode
 from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError, SchemaError, wire_decoder
 from rlzmq.wire.messages import Fragment, Kind
@@ -15,7 +18,7 @@ from rlzmq.wire.ranges import pack_blobs, unpack_blobs
 from rlzmq.wire.schema import from_header, to_header
 from rlzmq.wire.values import pack_blob
 
-__all__ = ["decode_fragment", "encode_fragment", "fragment_from_bytes", "fragment_to_bytes"]
+__all__ = ["decode_fragment", "encode_fragment", "fragment_from_bytes", "fragment_to_bytes", "slice_fragment"]
 
 
 def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta: Any = None) -> list[Buffer]:
@@ -48,6 +51,26 @@ def decode_fragment(
     if meta.dtype != np.uint8 or meta.ndim != 1:
         raise MalformedFrameError(f"a fragment's meta frame is 1-D uint8, got {meta.ndim}-D {meta.dtype}")
     return from_header(Fragment, message.header), arrays, meta
+
+
+def slice_fragment(frames: Sequence[Buffer], first: int, num_steps: int) -> Sequence[Buffer]:
+    """Return the message of a part of a fragment: its header counts the part's env steps, and it has no meta.
+
+    The columns are views of the frames. A message that cannot be cut is returned as it is, for its receiver to refuse
+    or to cut: one that is malformed, or has multi-agent episodes, whose agents' rows are not in order of env steps.
+
+    Args:
+        frames: The fragment message, which is not trusted.
+        first, num_steps: Range of env steps, in chunk order.
+    """
+    try:
+        fragment, arrays, _ = decode_fragment(frames)
+        batch = EpisodeBatch.from_wire(fragment.batch, arrays).slice_steps(first, first + num_steps)
+    except (ProtocolError, ValueError):
+        return frames
+    header, columns = batch.to_wire()
+    part = replace(fragment, num_env_steps=num_steps, batch=header)
+    return encode(Kind.FRAGMENT, to_header(part), [*columns, np.empty(0, np.uint8)])
 
 
 def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:

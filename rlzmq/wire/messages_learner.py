@@ -48,7 +48,7 @@ class ShardPlan(WireMessage):
 class Shard(WireMessage):
     """One fragment, or a range of its steps, for one rank.
 
-    Payload: the runner's FRAGMENT message, all its frames, untouched.
+    Payload: the runner's FRAGMENT message, untouched, or the one of this range (`fragment_message.slice_fragment`).
 
     Attributes:
         index: 0 … num_fragments-1, the order of training data.

@@ -182,7 +182,7 @@ def test_texts_are_code_in_states_and_files_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [{"__tuple__": 3}, {"__dict__": [1]}, {"__set__": [[1]]}, {"__plain__": {"__type__": 1}}]
+    "form", [{"__tuple__": 3}, {"__dict__": [1]}, {"__set__": [[1]]}, {"__plain__": {"__array__": 1}}]
 )
 def test_malformed_plain_data_is_refused(form: Any) -> None:
     with pytest.raises(ConfigurationError, match="malformed '__"):

@@ -10,6 +10,7 @@ What a rank lacks according to its heartbeat is sent again.
 from __future__ import annotations
 
 from rlzmq.protocol.broker.state import BrokerState, Peer, Run
+from rlzmq.wire.fragment_message import slice_fragment
 from rlzmq.wire.messages import LearnerState, Shard, ShardPlan, ShardReady, Train
 from rlzmq.wire.ranges import pack_ranges
 
@@ -101,7 +102,10 @@ class Delivery:
                 first,
                 num_steps,
             )
-            state.send(peer, message, state.ledger.entries[fragment].frames)
+            entry = state.ledger.entries[fragment]
+            is_whole = num_steps == entry.size
+            frames = entry.frames if is_whole else slice_fragment(entry.frames, first, num_steps)
+            state.send(peer, message, tuple(frames))
 
     def _send_train(self, run: Run, rank: int) -> None:
         peer = self._state.ranks.get(rank)

@@ -236,7 +236,7 @@ class ArrivalLog:
         write_record(self._file, kind, parts)
 
     def _write_fragment(self, shard: DecodeShard) -> None:
-        name = str(shard.fragment)
+        name = _name_of(FragmentRange(shard.fragment, shard.first, shard.num_steps))
         if name in self._written:
             return
         sizes = [memoryview(frame).nbytes for frame in shard.frames]
@@ -308,9 +308,9 @@ class ArrivalFile:
     torn_at: int | None = None
     _fragments: dict[str, memoryview] = field(default_factory=dict)
 
-    def frames(self, fragment: FragmentId) -> list[memoryview]:
-        """Return a fragment's message, as its runner sent it."""
-        payload = self._fragments[str(fragment)]
+    def frames(self, steps: FragmentRange) -> list[memoryview]:
+        """Return the message with these steps, as the learner received it."""
+        payload = self._fragments[_name_of(steps)]
         name_bytes, num_frames = struct.unpack_from("<II", payload)
         sizes = struct.unpack_from(f"<{num_frames}q", payload, 2 * _COUNT.size)
         end = 2 * _COUNT.size + 8 * num_frames + name_bytes
@@ -319,6 +319,11 @@ class ArrivalFile:
             frames.append(payload[end : end + size])
             end += size
         return frames
+
+
+def _name_of(steps: FragmentRange) -> str:
+    """Return the name of a record: a fragment may be received in several parts."""
+    return f"{steps.fragment}:{steps.first}+{steps.num_steps}"
 
 
 def read_arrivals(directory: str | Path) -> list[ArrivalFile]:

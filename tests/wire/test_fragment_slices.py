@@ -1,0 +1,88 @@
+"""A part of a fragment, sent alone, is what a learner would have cut out of the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
+from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
+from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
+from rlzmq.roles.fragment_data import open_steps
+from rlzmq.roles.learner.batch_check import BatchCheck
+from rlzmq.wire.fragment_message import encode_fragment, slice_fragment
+from rlzmq.wire.messages import Fragment
+
+LENGTHS = (5, 3, 4)
+
+
+def fragment(batch: Any, num_env_steps: int = sum(LENGTHS)) -> list[bytes]:
+    header, arrays = batch.to_wire()
+    message = Fragment("r", 0, 7, 1, num_env_steps, 1, 0, -1, header)
+    frames = encode_fragment(message, arrays, {"episodes": list(range(5000))})
+    return [bytes(memoryview(frame).cast("B")) for frame in frames]
+
+
+def episodes() -> EpisodeBatch:
+    made = []
+    for length in LENGTHS:
+        episode = SingleAgentEpisode(observation_space=gym.spaces.Box(-99, 99, (256,), np.float32))
+        episode.add_env_reset(np.zeros(256, np.float32), infos={"t": 0})
+        for t in range(length):
+            episode.add_env_step(np.full(256, t, np.float32), t % 2, 0.5 * t, infos={"t": t})
+        made.append(episode)
+    return EpisodeBatch.from_episodes(made)
+
+
+def facts(frames: Any, first: int, num_steps: int, *, is_multi_agent: bool = False) -> Any:
+    batch = open_steps(frames, BatchCheck(), FRAGMENT_ID, first, num_steps, is_multi_agent=is_multi_agent)
+    states = [episode.get_state() for episode in batch]
+    return batch.meta, repr(states)
+
+
+FRAGMENT_ID = Fragment("r", 0, 7, 1, 0, 1, 0, -1, {}).fragment_id
+
+
+@pytest.mark.parametrize(
+    ("first", "num_steps"), [(0, 12), (0, 5), (0, 6), (2, 1), (4, 5), (5, 3), (6, 6), (11, 1)]
+)
+def test_a_part_opens_to_the_same_episodes_as_the_whole(first: int, num_steps: int) -> None:
+    whole = fragment(episodes())
+    part = slice_fragment(whole, first, num_steps)
+    assert facts(part, first, num_steps) == facts(whole, first, num_steps)
+
+
+def test_parts_hold_no_more_than_their_episodes_columns() -> None:
+    whole = fragment(episodes())
+    sizes = [sum(memoryview(frame).nbytes for frame in part) for part in (whole, slice_fragment(whole, 0, 5))]
+    observations = 4 * 256 * np.array([sum(LENGTHS) + 2 * len(LENGTHS), LENGTHS[0] + 2])
+    assert sizes[0] > observations[0] > observations[1]
+    assert sizes[1] < observations[1] + 4096
+    largest = max(whole[:-1], key=len)
+    part = max(slice_fragment(whole, 0, 11), key=lambda frame: memoryview(frame).nbytes)
+    assert np.shares_memory(part, np.frombuffer(largest, np.uint8)), "a view"
+
+
+def test_what_cannot_be_cut_is_sent_whole() -> None:
+    multi = MultiAgentEpisode()
+    multi.add_env_reset(observations={"a": np.zeros(2, np.float32)})
+    multi.add_env_step({"a": np.ones(2, np.float32)}, {"a": 0}, {"a": 0.5})
+    multi.add_env_step({"a": np.ones(2, np.float32)}, {"a": 1}, {"a": 1.5})
+    whole = fragment(MultiAgentEpisodeBatch.from_episodes([multi]), 2)
+    assert slice_fragment(whole, 1, 1) is whole
+    assert facts(whole, 1, 1, is_multi_agent=True)
+    for broken in ([b""], [b"x", b"y"], fragment(episodes())[:-1]):
+        assert slice_fragment(broken, 0, 1) is broken
+
+
+def test_a_fragment_that_claims_more_steps_than_it_has_gives_no_step_twice() -> None:
+    whole = fragment(episodes(), 24)
+    for first in (6, 12):
+        part = slice_fragment(whole, first, 12)
+        assert part is whole
+        with pytest.raises(ValueError, match="are wanted of a fragment of 12"):
+            facts(part, first, 12)
