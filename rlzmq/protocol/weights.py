@@ -30,7 +30,7 @@ from rlzmq.wire.errors import (
     UnknownVersionError,
     wire_decoder,
 )
-from rlzmq.wire.messages import Kind
+from rlzmq.wire.kinds import PUBLICATION
 from rlzmq.wire.schema import from_header, to_header
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
 # Fixed, so that a learner copies its weights directly behind it and the body stays aligned.
 PUBLICATION_PREFIX_BYTES = 512
 # What a SUB socket subscribes to: publications of this wire version only.
-PUBLICATION_TOPIC = bytes((WIRE_VERSION, Kind.PUBLICATION))
+PUBLICATION_TOPIC = bytes((WIRE_VERSION, PUBLICATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def open_publication(frame: Buffer) -> tuple[Publication, memoryview]:
     if view[0] != WIRE_VERSION:
         raise UnknownVersionError(f"publication of wire version {view[0]}, this side speaks {WIRE_VERSION}")
     length = int.from_bytes(view[2:4], "little")
-    if view[1] != Kind.PUBLICATION or length > PUBLICATION_PREFIX_BYTES - 4:
+    if view[1] != PUBLICATION or length > PUBLICATION_PREFIX_BYTES - 4:
         raise MalformedFrameError("not a publication: wrong kind or header length")
     fields = unpack_header(view[4 : 4 + length])
     if not isinstance(fields, dict):

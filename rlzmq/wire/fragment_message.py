@@ -13,7 +13,7 @@ from rlzmq.core.errors import ProtocolError
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.wire.codec import Buffer, decode, encode
 from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError, SchemaError, wire_decoder
-from rlzmq.wire.messages import Fragment, Kind
+from rlzmq.wire.messages import Fragment
 from rlzmq.wire.ranges import pack_blobs, unpack_blobs
 from rlzmq.wire.schema import from_header, to_header
 from rlzmq.wire.values import pack_blob
@@ -30,7 +30,7 @@ def encode_fragment(fragment: Fragment, arrays: Sequence[npt.NDArray[Any]], meta
         meta: Any value that `values.pack_value` supports: episode metrics, connector delta, …
     """
     blob = np.frombuffer(pack_blob(meta), np.uint8)
-    return encode(Kind.FRAGMENT, to_header(fragment), [*arrays, blob])
+    return encode(Fragment.kind, to_header(fragment), [*arrays, blob])
 
 
 @wire_decoder
@@ -43,7 +43,7 @@ def decode_fragment(
         WireError: Not a fragment, or arrays that do not match their frames.
     """
     message = decode(frames)
-    if message.kind != Kind.FRAGMENT:
+    if message.kind != Fragment.kind:
         raise SchemaError(f"a fragment is expected, got kind {message.kind}")
     if not message.arrays:
         raise ArrayMismatchError("a fragment has at least its meta frame, got no arrays")
@@ -70,7 +70,7 @@ def slice_fragment(frames: Sequence[Buffer], first: int, num_steps: int) -> Sequ
         return frames
     header, columns = batch.to_wire()
     part = replace(fragment, num_env_steps=num_steps, batch=header)
-    return encode(Kind.FRAGMENT, to_header(part), [*columns, np.empty(0, np.uint8)])
+    return encode(Fragment.kind, to_header(part), [*columns, np.empty(0, np.uint8)])
 
 
 def fragment_to_bytes(frames: Sequence[Buffer]) -> bytes:

@@ -1,55 +1,14 @@
-"""Message kinds of the data plane and the base class of the messages."""
+"""Declaration of the messages of the data plane."""
 
 from __future__ import annotations
 
-import enum
-from typing import ClassVar, TypeAlias
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias, TypeVar, dataclass_transform
 
-__all__ = ["Kind", "Spans", "WireMessage", "first_number"]
+__all__ = ["MESSAGES", "PUBLICATION", "Spans", "WireMessage", "first_number", "message"]
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]
-
-
-class Kind(enum.IntEnum):
-    """The second byte of a message."""
-
-    HELLO = 1
-    WELCOME = 2
-    REFUSED = 3
-    GOODBYE = 4
-    BROKER_BEAT = 5
-    RUNNER_STATE = 6
-    LEARNER_STATE = 7
-    DRIVER_STATE = 8
-    LEASE = 16
-    LEASE_RETURNED = 17
-    FRAGMENT = 18
-    ACCEPTED = 19
-    COMMITTED = 20
-    REJECTED = 21
-    SHARD_PLAN = 32
-    SHARD = 33
-    SHARD_READY = 34
-    SHARD_REFUSED = 35
-    TRAIN = 36
-    UPDATE_DONE = 37
-    UPDATE_COMMITTED = 38
-    WEIGHTS = 48
-    SNAPSHOT_REQUEST = 49
-    SNAPSHOT = 50
-    PUBLICATION = 51  # on PUB only, see rlzmq.protocol.weights
-    CONNECTOR_STATE = 52
-    OPEN_UPDATE = 64
-    UPDATE_REPORT = 65
-    PROGRESS = 66
-    NOTICE = 67
-    PAUSE = 68
-    RESUME = 69
-    RESET = 70
-    CONFIG = 71
-    CONFIG_REQUEST = 72
-    STATUS_REQUEST = 73
-    STATUS = 74
 
 
 # Attempts and lease ids never repeat across restarts of the broker: the bits above these hold its
@@ -63,7 +22,35 @@ def first_number(broker_incarnation: int) -> int:
 
 
 class WireMessage:
-    """Base of the message dataclasses."""
+    """Base of the messages.
+
+    Attributes:
+        kind: The second byte of the message.
+    """
 
     __slots__ = ()
-    kind: ClassVar[Kind]
+    kind: ClassVar[int]
+
+
+M = TypeVar("M", bound=WireMessage)
+
+MESSAGES: dict[int, type[WireMessage]] = {}
+"""The messages of the data plane by kind."""
+
+PUBLICATION = 51
+"""The kind of a publication: on PUB only, see `rlzmq.protocol.weights`."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def message(kind: int) -> Callable[[type[M]], type[M]]:
+    """Declare a message of the data plane, a frozen dataclass; kinds below 128, never used for another one."""
+
+    def declare(cls: type[M]) -> type[M]:
+        if not 0 < kind < 128 or kind == PUBLICATION or kind in MESSAGES:
+            raise ValueError(f"kind {kind} of {cls.__name__}: expected a free number below 128")
+        declared = dataclasses.dataclass(frozen=True, slots=True)(cls)
+        declared.kind = kind
+        MESSAGES[kind] = declared
+        return declared
+
+    return declare

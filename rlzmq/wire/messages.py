@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from rlzmq.wire.codec import Buffer, Head, decode_head, encode_opaque
 from rlzmq.wire.errors import ArrayMismatchError, SchemaError, wire_decoder
-from rlzmq.wire.kinds import Kind, Spans, WireMessage, first_number
+from rlzmq.wire.kinds import MESSAGES, Spans, WireMessage, first_number
 from rlzmq.wire.messages_driver import (
     Config,
     ConfigRequest,
@@ -74,7 +74,6 @@ __all__ = [
     "FragmentId",
     "Goodbye",
     "Hello",
-    "Kind",
     "LearnerState",
     "Lease",
     "LeaseReturned",
@@ -108,12 +107,6 @@ __all__ = [
     "first_number",
     "message_from_head",
 ]
-
-MESSAGES: dict[int, type[WireMessage]] = {
-    int(cls.kind): cls
-    for cls in list(globals().values())
-    if isinstance(cls, type) and issubclass(cls, WireMessage) and cls is not WireMessage
-}
 
 
 def encode_message(message: WireMessage, payload: Sequence[Buffer] = ()) -> list[Buffer]:

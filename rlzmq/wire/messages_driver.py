@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from rlzmq.wire.kinds import Kind, WireMessage
+from rlzmq.wire.kinds import WireMessage, message
 
 __all__ = [
     "Config",
@@ -22,7 +19,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@message(64)
 class OpenUpdate(WireMessage):
     """Request of one update; several may be open, they run in order. Payload: (none).
 
@@ -39,7 +36,6 @@ class OpenUpdate(WireMessage):
         min_generation: Generation of the driver's last RESET; `DriverCore` fills it in.
     """
 
-    kind: ClassVar[Kind] = Kind.OPEN_UPDATE
     update_id: int
     steps_per_rank: int
     num_ranks: int
@@ -53,7 +49,7 @@ class OpenUpdate(WireMessage):
     min_generation: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@message(65)
 class UpdateReport(WireMessage):
     """Report of a committed update, sent again until DRIVER_STATE.next_report passes it.
 
@@ -73,7 +69,6 @@ class UpdateReport(WireMessage):
         training_s: Time from then to the commit.
     """
 
-    kind: ClassVar[Kind] = Kind.UPDATE_REPORT
     broker_incarnation: int
     min_generation: int
     update_id: int
@@ -89,7 +84,7 @@ class UpdateReport(WireMessage):
     training_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@message(66)
 class Progress(WireMessage):
     """Progress of the open update, sent every heartbeat_s. Payload: (none).
 
@@ -102,7 +97,6 @@ class Progress(WireMessage):
         patience_s: How long a peer working on the update may be silent before it counts as hung.
     """
 
-    kind: ClassVar[Kind] = Kind.PROGRESS
     update_id: int
     next_open: int
     connector_version: int
@@ -119,7 +113,7 @@ class Progress(WireMessage):
     patience_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@message(67)
 class Notice(WireMessage):
     """An event for the supervisor: a peer joined, left, hangs, or sent bad data. Payload: (none).
 
@@ -128,28 +122,23 @@ class Notice(WireMessage):
             ``bad_fragment``, ``quarantined``, ``refused``, ``protocol_error``.
     """
 
-    kind: ClassVar[Kind] = Kind.NOTICE
     event: str
     role: str
     name: str
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@message(68)
 class Pause(WireMessage):
     """Stop granting leases. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.PAUSE
 
-
-@dataclass(frozen=True, slots=True)
+@message(69)
 class Resume(WireMessage):
     """Grant leases again. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.RESUME
 
-
-@dataclass(frozen=True, slots=True)
+@message(70)
 class Reset(WireMessage):
     """Begin of a new lineage after the learners restored a checkpoint. Payload: (none).
 
@@ -157,12 +146,11 @@ class Reset(WireMessage):
     generations below ``generation`` are fenced.
     """
 
-    kind: ClassVar[Kind] = Kind.RESET
     generation: int
     next_update: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(71)
 class Config(WireMessage):
     """The run's configuration for peers that join by themselves. Payload: one opaque frame.
 
@@ -170,28 +158,21 @@ class Config(WireMessage):
         driver: Incarnation of the newest driver; the broker fills it in.
     """
 
-    kind: ClassVar[Kind] = Kind.CONFIG
     run_id: str
     config_digest: str
     driver: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@message(72)
 class ConfigRequest(WireMessage):
     """Request of CONFIG; allowed before HELLO. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.CONFIG_REQUEST
 
-
-@dataclass(frozen=True, slots=True)
+@message(73)
 class StatusRequest(WireMessage):
     """Request of STATUS. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.STATUS_REQUEST
 
-
-@dataclass(frozen=True, slots=True)
+@message(74)
 class Status(WireMessage):
     """The result of `BrokerCore.status`. Payload: one `values.pack_blob` frame."""
-
-    kind: ClassVar[Kind] = Kind.STATUS

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from rlzmq.wire.kinds import Kind, WireMessage
+from rlzmq.wire.kinds import WireMessage, message
 from rlzmq.wire.schema import FragmentId
 
 __all__ = [
@@ -23,7 +20,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@message(32)
 class ShardPlan(WireMessage):
     """Announcement of a rank's shard of an update. Payload: (none).
 
@@ -34,7 +31,6 @@ class ShardPlan(WireMessage):
         num_env_steps_all_ranks: Env steps of the whole update.
     """
 
-    kind: ClassVar[Kind] = Kind.SHARD_PLAN
     broker_incarnation: int
     update_id: int
     attempt: int
@@ -44,7 +40,7 @@ class ShardPlan(WireMessage):
     num_env_steps_all_ranks: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(33)
 class Shard(WireMessage):
     """One fragment, or a range of its steps, for one rank.
 
@@ -55,7 +51,6 @@ class Shard(WireMessage):
         first, num_steps: The range of the fragment's env steps, in chunk order.
     """
 
-    kind: ClassVar[Kind] = Kind.SHARD
     broker_incarnation: int
     update_id: int
     attempt: int
@@ -66,22 +61,20 @@ class Shard(WireMessage):
     num_steps: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(34)
 class ShardReady(WireMessage):
     """This rank has decoded its whole shard. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.SHARD_READY
     update_id: int
     attempt: int
     generation: int
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(35)
 class ShardRefused(WireMessage):
     """This rank cannot use a fragment (malformed, not finite, wrong shape). Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.SHARD_REFUSED
     update_id: int
     attempt: int
     generation: int
@@ -90,7 +83,7 @@ class ShardRefused(WireMessage):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@message(36)
 class Train(WireMessage):
     """Order to train an update in its turn, sent once every rank is ready. The plan is now fixed within the
     generation.
@@ -99,7 +92,6 @@ class Train(WireMessage):
     learner remembers which steps the update consumed.
     """
 
-    kind: ClassVar[Kind] = Kind.TRAIN
     broker_incarnation: int
     update_id: int
     attempt: int
@@ -107,7 +99,7 @@ class Train(WireMessage):
     num_env_steps: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(37)
 class UpdateDone(WireMessage):
     """The group agreed and this rank applied the update (or, with ``trained`` False, all ranks skipped it
     as non-finite). Sent again until UPDATE_COMMITTED.
@@ -117,7 +109,6 @@ class UpdateDone(WireMessage):
     updates, if the ranks have a replay buffer).
     """
 
-    kind: ClassVar[Kind] = Kind.UPDATE_DONE
     update_id: int
     attempt: int
     generation: int
@@ -127,7 +118,7 @@ class UpdateDone(WireMessage):
     num_trained_steps: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(38)
 class UpdateCommitted(WireMessage):
     """All ranks have trained the update and the driver has its report.
 
@@ -135,45 +126,40 @@ class UpdateCommitted(WireMessage):
     holds (steps 0): the learner may forget earlier fragments.
     """
 
-    kind: ClassVar[Kind] = Kind.UPDATE_COMMITTED
     update_id: int
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(48)
 class Weights(WireMessage):
     """Rank 0's new weights. Payload: one frame, a publication (`weights.seal_publication`)."""
 
-    kind: ClassVar[Kind] = Kind.WEIGHTS
     generation: int
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(49)
 class SnapshotRequest(WireMessage):
     """Request of weights newer than these, by a runner to the broker or by the broker to rank 0.
 
     Payload: (none).
     """
 
-    kind: ClassVar[Kind] = Kind.SNAPSHOT_REQUEST
     generation: int
     version: int
     connector_version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@message(50)
 class Snapshot(WireMessage):
     """The latest weights for one runner. Payload: one frame, a publication, as on PUB."""
 
-    kind: ClassVar[Kind] = Kind.SNAPSHOT
     generation: int
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(52)
 class ConnectorState(WireMessage):
     """The merged connector state, driver → broker → runners. Payload: one `values.pack_blob` frame."""
 
-    kind: ClassVar[Kind] = Kind.CONNECTOR_STATE
     version: int

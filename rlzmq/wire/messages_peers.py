@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
-from rlzmq.wire.kinds import Kind, Spans, WireMessage
+from rlzmq.wire.kinds import Spans, WireMessage, message
 
 __all__ = [
     "BrokerBeat",
@@ -19,7 +18,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@message(1)
 class Hello(WireMessage):
     """Registration of a peer; sent again to a restarted broker and whenever the sender's group changes.
 
@@ -46,7 +45,6 @@ class Hello(WireMessage):
         trained, dropped: Driver: env steps accounted for in earlier reports.
     """
 
-    kind: ClassVar[Kind] = Kind.HELLO
     role: str
     name: str
     uuid: str
@@ -71,7 +69,7 @@ class Hello(WireMessage):
     replaces: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@message(2)
 class Welcome(WireMessage):
     """Answer to HELLO. Payload: (none).
 
@@ -84,7 +82,6 @@ class Welcome(WireMessage):
             continues above them.
     """
 
-    kind: ClassVar[Kind] = Kind.WELCOME
     run_id: str
     hello_id: int
     broker_incarnation: int
@@ -95,7 +92,7 @@ class Welcome(WireMessage):
     dropped: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@message(3)
 class Refused(WireMessage):
     """Refusal of a peer: ``reason`` is a code, ``detail`` names both values. Payload: (none).
 
@@ -105,29 +102,26 @@ class Refused(WireMessage):
         generation: Generation of the refused HELLO: a learner ignores the refusal of an older one.
     """
 
-    kind: ClassVar[Kind] = Kind.REFUSED
     reason: str
     detail: str
     generation: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@message(4)
 class Goodbye(WireMessage):
     """Orderly end of a connection, sent by either side. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.GOODBYE
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@message(5)
 class BrokerBeat(WireMessage):
     """The broker's heartbeat, sent every heartbeat_s to every peer. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.BROKER_BEAT
     broker_incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(6)
 class RunnerState(WireMessage):
     """State of a runner, sent every heartbeat_s; leases that it does not list were lost.
 
@@ -140,7 +134,6 @@ class RunnerState(WireMessage):
         progress: Increases while sampling; a sampling runner without progress hangs.
     """
 
-    kind: ClassVar[Kind] = Kind.RUNNER_STATE
     first_unacked: int
     next_seq: int
     unaccepted: Spans
@@ -153,7 +146,7 @@ class RunnerState(WireMessage):
     num_env_steps_sampled: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(7)
 class LearnerState(WireMessage):
     """State of a learner rank, sent every heartbeat_s. Payload: (none).
 
@@ -164,7 +157,6 @@ class LearnerState(WireMessage):
         progress: Collectives entered in this generation; for a single rank, minibatches trained.
     """
 
-    kind: ClassVar[Kind] = Kind.LEARNER_STATE
     generation: int
     next_update: int
     update_ids: tuple[int, ...]
@@ -174,7 +166,7 @@ class LearnerState(WireMessage):
     progress: int
 
 
-@dataclass(frozen=True, slots=True)
+@message(8)
 class DriverState(WireMessage):
     """State of the driver, sent every heartbeat_s and after each report. Payload: (none).
 
@@ -184,7 +176,6 @@ class DriverState(WireMessage):
         runners, learners: Names of the driver's live processes, which should be registered.
     """
 
-    kind: ClassVar[Kind] = Kind.DRIVER_STATE
     min_generation: int
     next_report: int
     runners: tuple[str, ...] = ()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from rlzmq.wire.kinds import Kind, Spans, WireMessage
+from rlzmq.wire.kinds import Spans, WireMessage, message
 from rlzmq.wire.schema import FragmentId
 
 __all__ = [
@@ -18,7 +17,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@message(16)
 class Lease(WireMessage):
     """Permission to sample. Payload: (none).
 
@@ -33,7 +32,6 @@ class Lease(WireMessage):
         by_env: The fragment must order its chunks by environment and fill in `env_steps`.
     """
 
-    kind: ClassVar[Kind] = Kind.LEASE
     lease_id: int
     update_id: int
     num_vector_steps: int
@@ -47,16 +45,15 @@ class Lease(WireMessage):
     by_env: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@message(17)
 class LeaseReturned(WireMessage):
     """A lease that the runner will not fulfil, e.g. because its weights are newer. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.LEASE_RETURNED
     lease_id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@message(18)
 class Fragment(WireMessage):
     """Sampled steps, encoded with array specs (`fragment_message.encode_fragment`).
 
@@ -70,7 +67,6 @@ class Fragment(WireMessage):
         env_steps: Env steps of each environment, in order, if the lease asks for them.
     """
 
-    kind: ClassVar[Kind] = Kind.FRAGMENT
     runner: str
     incarnation: int
     seq: int
@@ -88,16 +84,15 @@ class Fragment(WireMessage):
         return FragmentId(self.runner, self.incarnation, self.seq)
 
 
-@dataclass(frozen=True, slots=True)
+@message(19)
 class Accepted(WireMessage):
     """Fragments that are in the broker's ledger; the runner keeps them until COMMITTED. Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.ACCEPTED
     incarnation: int
     accepted: Spans
 
 
-@dataclass(frozen=True, slots=True)
+@message(20)
 class Committed(WireMessage):
     """Fragments that were trained, or dropped with a reason; the runner forgets them. Payload: (none).
 
@@ -106,17 +101,15 @@ class Committed(WireMessage):
         committed: Further committed sequence numbers.
     """
 
-    kind: ClassVar[Kind] = Kind.COMMITTED
     incarnation: int
     watermark: int
     committed: Spans
 
 
-@dataclass(frozen=True, slots=True)
+@message(21)
 class Rejected(WireMessage):
     """Refusal of a fragment, or of another message (then ``seq`` is -1). Payload: (none)."""
 
-    kind: ClassVar[Kind] = Kind.REJECTED
     seq: int
     reason: str
     detail: str

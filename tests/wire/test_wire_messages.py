@@ -19,6 +19,7 @@ from rlzmq.wire.fragment_message import (
     fragment_from_bytes,
     fragment_to_bytes,
 )
+from rlzmq.wire.kinds import PUBLICATION, message
 from rlzmq.wire.ranges import (
     FragmentRange,
     pack_blobs,
@@ -51,9 +52,11 @@ def _example(cls):
 _CLASSES = sorted(m.MESSAGES.values(), key=lambda cls: cls.__name__)
 
 
-def test_every_kind_but_the_publication_has_a_message():
-    assert set(m.Kind) - {m.Kind(kind) for kind in m.MESSAGES} == {m.Kind.PUBLICATION}
+def test_every_message_has_its_own_kind():
     assert all(cls.kind == kind for kind, cls in m.MESSAGES.items())
+    for taken in (m.Hello.kind, PUBLICATION, 128):
+        with pytest.raises(ValueError, match=f"kind {taken} of Another: expected a free number"):
+            message(taken)(type("Another", (m.WireMessage,), {}))
 
 
 @pytest.mark.parametrize("cls", _CLASSES, ids=lambda cls: cls.__name__)
@@ -109,10 +112,10 @@ def test_unknown_kinds_are_refused():
 
 def test_only_fragments_declare_arrays():
     with pytest.raises(errors.SchemaError, match="not expected"):
-        m.decode_message(encode(m.Kind.PAUSE, {}, []))
+        m.decode_message(encode(m.Pause.kind, {}, []))
     header = to_header(_example(m.Fragment))
     with pytest.raises(errors.SchemaError, match="missing"):
-        m.decode_message(encode_opaque(m.Kind.FRAGMENT, header, [b""]))
+        m.decode_message(encode_opaque(m.Fragment.kind, header, [b""]))
 
 
 def test_a_fragments_frames_are_checked_without_making_arrays():
@@ -140,7 +143,7 @@ def test_no_other_message_is_a_fragment():
     with pytest.raises(errors.SchemaError):
         decode_fragment(m.encode_message(m.Pause()))
     with pytest.raises(errors.WireError):
-        decode_fragment(encode(m.Kind.FRAGMENT, {}, []))
+        decode_fragment(encode(m.Fragment.kind, {}, []))
 
 
 _ids = st.builds(
