@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rlzmq.algorithms.presets import apply_preset, find_preset
+from rlzmq.algorithms.registry import apply_preset, find_preset
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.config.plain import load_named
 from rlzmq.core.lazy import LazyModule

@@ -31,6 +31,7 @@ from rlzmq.algorithms.checkpoints import (
 from rlzmq.algorithms.current_policies import CurrentPolicies
 from rlzmq.algorithms.evaluation import Evaluation
 from rlzmq.algorithms.iterations import Iterations
+from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.run_state import RunState
@@ -41,6 +42,7 @@ from rlzmq.core.errors import CheckpointError, ClosedError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.driver.module_configs import PLACES
 from rlzmq.driver.session import Session
 from rlzmq.driver.update_results import Accounting
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
@@ -290,14 +292,9 @@ class AsyncAlgorithm:
         return await self._modules.add(
             module_id,
             module_spec,
-            places={
-                "learners": add_to_learners,
-                "env_runners": add_to_env_runners,
-                "eval_env_runners": add_to_eval_env_runners,
-            },
+            places=_chosen(add_to_learners, add_to_env_runners, add_to_eval_env_runners),
             config_overrides=config_overrides,
-            new_agent_to_module_mapping_fn=new_agent_to_module_mapping_fn,
-            new_should_module_be_updated=new_should_module_be_updated,
+            rules=NewRules(new_agent_to_module_mapping_fn, new_should_module_be_updated),
         )
 
     async def remove_module(
@@ -331,13 +328,8 @@ class AsyncAlgorithm:
         await self.settle()
         return await self._modules.remove(
             module_id,
-            places={
-                "learners": remove_from_learners,
-                "env_runners": remove_from_env_runners,
-                "eval_env_runners": remove_from_eval_env_runners,
-            },
-            new_agent_to_module_mapping_fn=new_agent_to_module_mapping_fn,
-            new_should_module_be_updated=new_should_module_be_updated,
+            places=_chosen(remove_from_learners, remove_from_env_runners, remove_from_eval_env_runners),
+            rules=NewRules(new_agent_to_module_mapping_fn, new_should_module_be_updated),
         )
 
     # -- acting ---------------------------------------------------------------------------------
@@ -538,3 +530,7 @@ class AsyncAlgorithm:
     def _check_running(self) -> None:
         if self._is_stopped:
             raise ClosedError("This algorithm was stopped. Build a new one, or use from_checkpoint().")
+
+
+def _chosen(*are_chosen: bool) -> list[str]:
+    return [place for place, is_chosen in zip(PLACES, are_chosen, strict=True) if is_chosen]

@@ -9,12 +9,14 @@ from typing import Any
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.driver.module_configs import ModuleConfigs
+from rlzmq.driver.module_configs import PLACES, ModuleConfigs
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
 
 __all__ = [
+    "SAME_RULES",
     "ModuleChange",
+    "NewRules",
     "plan_addition",
     "plan_removal",
     "plan_training",
@@ -22,9 +24,6 @@ __all__ = [
     "with_module",
     "without_module",
 ]
-
-MappingFn = Callable[..., Any]
-_PLACES = ("learners", "env_runners", "eval_env_runners")
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,57 @@ class ModuleChange:
     change: Callable[[Any], Any]
 
 
+@dataclass(frozen=True)
+class NewRules:
+    """Rules that come with a change of modules; None: as before.
+
+    Attributes:
+        mapping_fn: ``fn(agent_id, episode) -> module id``.
+        to_train: `policies_to_train`.
+    """
+
+    mapping_fn: Callable[..., Any] | None = None
+    to_train: Any = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The new settings of a config."""
+        rules = {"policy_mapping_fn": self.mapping_fn, "policies_to_train": self.to_train}
+        return {name: rule for name, rule in rules.items() if rule is not None}
+
+    def applied_to(self, config: BaseConfig) -> BaseConfig:
+        """Return `config`, or a copy with these rules as far as they are about its modules."""
+        settings = self.settings
+        if not settings:
+            return config
+        trained = settings.get("policies_to_train", config.policies_to_train)
+        if trained is not None and not callable(trained):
+            settings["policies_to_train"] = [mid for mid in trained if mid in config.module_ids]
+        return _edited(config, settings, check=False)
+
+
+SAME_RULES = NewRules()
+
+
+def _edited(config: BaseConfig, settings: Mapping[str, Any], *, check: bool = True) -> BaseConfig:
+    """Return a copy of `config` with other settings; frozen if `config` is."""
+    new = config.copy(copy_frozen=False)
+    for name, value in settings.items():
+        setattr(new, name, value)
+    if check:
+        new.validate()
+    if config.is_frozen:
+        new.freeze()
+    return new
+
+
 def with_module(
     config: BaseConfig,
     module_id: str,
     module_spec: RLModuleSpec | None = None,
     *,
     config_overrides: Mapping[str, Any] | None = None,
-    new_agent_to_module_mapping_fn: MappingFn | None = None,
-    new_should_module_be_updated: Any = None,
+    rules: NewRules = SAME_RULES,
 ) -> BaseConfig:
     """Return a copy of `config` with one more module; frozen if `config` is.
 
@@ -68,25 +110,17 @@ def with_module(
         )
     if not isinstance(module_spec, RLModuleSpec | None):
         raise TypeError(f"add_module: expected an RLModuleSpec or None, got {type(module_spec).__name__}.")
-    new = config.copy(copy_frozen=False)
-    policies = (
-        dict(config.policies) if isinstance(config.policies, Mapping) else dict.fromkeys(config.module_ids)
-    )
-    new.policies = {**policies, module_id: module_spec}
+    given = config.policies
+    policies = dict(given) if isinstance(given, Mapping) else dict.fromkeys(config.module_ids)
+    settings: dict[str, Any] = {"policies": {**policies, module_id: module_spec}, **rules.settings}
     if config_overrides:
         type(config).overrides(**config_overrides)  # unknown names are errors
         per_module = dict(config.algorithm_config_overrides_per_module)
-        new.algorithm_config_overrides_per_module = {**per_module, module_id: dict(config_overrides)}
-    return _finished(config, new, new_agent_to_module_mapping_fn, new_should_module_be_updated)
+        settings["algorithm_config_overrides_per_module"] = {**per_module, module_id: dict(config_overrides)}
+    return _edited(config, settings)
 
 
-def without_module(
-    config: BaseConfig,
-    module_id: str,
-    *,
-    new_agent_to_module_mapping_fn: MappingFn | None = None,
-    new_should_module_be_updated: Any = None,
-) -> BaseConfig:
+def without_module(config: BaseConfig, module_id: str, *, rules: NewRules = SAME_RULES) -> BaseConfig:
     """Return a copy of `config` without one module; frozen if `config` is.
 
     Raises:
@@ -99,40 +133,21 @@ def without_module(
     if not ids or ids == ["default_policy"]:
         left = "no module" if not ids else "only 'default_policy', which is a single-agent run,"
         raise ConfigurationError(f"remove_module({module_id!r}): {left} would be left.")
-    new = config.copy(copy_frozen=False)
     given = config.policies if isinstance(config.policies, Mapping) else {}
-    new.policies = {other: given.get(other) for other in ids}
-    outer = config.rl_module_spec
-    if isinstance(outer, MultiRLModuleSpec) and module_id in outer.rl_module_specs:
-        kept = {other: spec for other, spec in outer.rl_module_specs.items() if other != module_id}
-        new.rl_module_spec = MultiRLModuleSpec(
-            kept,
-            multi_rl_module_class=outer.multi_rl_module_class,
-            observation_space=outer.observation_space,
-            action_space=outer.action_space,
-            inference_only=outer.inference_only,
-            model_config=outer.model_config,
-            load_state_path=outer.load_state_path,
-            modules_to_load=outer.modules_to_load,
-        )
     per_module = dict(config.algorithm_config_overrides_per_module)
     per_module.pop(module_id, None)
-    new.algorithm_config_overrides_per_module = per_module
+    settings: dict[str, Any] = {
+        "policies": {other: given.get(other) for other in ids},
+        "algorithm_config_overrides_per_module": per_module,
+    }
+    outer = config.rl_module_spec
+    if isinstance(outer, MultiRLModuleSpec) and module_id in outer.rl_module_specs:
+        settings["rl_module_spec"] = kept = outer.copy()
+        kept.remove_modules(module_id)
     trained = config.policies_to_train
-    if trained is not None and not callable(trained) and new_should_module_be_updated is None:
-        new.policies_to_train = [other for other in trained if other != module_id]
-    return _finished(config, new, new_agent_to_module_mapping_fn, new_should_module_be_updated)
-
-
-def _finished(config: BaseConfig, new: BaseConfig, mapping_fn: MappingFn | None, to_train: Any) -> BaseConfig:
-    if mapping_fn is not None:
-        new.policy_mapping_fn = mapping_fn
-    if to_train is not None:
-        new.policies_to_train = to_train
-    new.validate()
-    if config.is_frozen:
-        new.freeze()
-    return new
+    if trained is not None and not callable(trained):
+        settings["policies_to_train"] = [other for other in trained if other != module_id]
+    return _edited(config, settings | rules.settings)
 
 
 def plan_addition(
@@ -143,8 +158,7 @@ def plan_addition(
     *,
     places: Collection[str],
     config_overrides: Mapping[str, Any] | None = None,
-    new_agent_to_module_mapping_fn: MappingFn | None = None,
-    new_should_module_be_updated: Any = None,
+    rules: NewRules = SAME_RULES,
 ) -> ModuleChange:
     """Plan to add a module.
 
@@ -152,33 +166,26 @@ def plan_addition(
         before: The current configs.
         spaces: (observation space, action space) of one env.
         places: Where to add it.
-        module_id, module_spec, config_overrides, new_agent_to_module_mapping_fn, new_should_module_be_updated:
-            See `Algorithm.add_module`.
+        module_id, module_spec, config_overrides: See `Algorithm.add_module`.
+        rules: New rules.
 
     Raises:
         ValueError, ConfigurationError: See `Algorithm.add_module`.
     """
     if not places:
         raise ValueError(f"add_module({module_id!r}): no place to add it to.")
-    options = {
-        "config_overrides": config_overrides,
-        "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
-        "new_should_module_be_updated": new_should_module_be_updated,
-    }
-    run = with_module(before.run, module_id, module_spec, **options)
+
+    def added(config: BaseConfig, spec: RLModuleSpec | None) -> BaseConfig:
+        return with_module(config, module_id, spec, config_overrides=config_overrides, rules=rules)
+
+    run = added(before.run, module_spec)
     filled = run.get_multi_rl_module_spec(spaces={"__env_single__": spaces})[module_id]
     filled.build(seed=run.seed, module_id=module_id)  # raises here if it cannot be built
-    run = with_module(before.run, module_id, filled.copy(), **options)
     by_place = {}
-    for place in _PLACES:
+    for place in PLACES:
         config = getattr(before, place)
-        if place in places:
-            by_place[place] = with_module(config, module_id, filled.copy(), **options)
-        else:
-            by_place[place] = _with_new_rules(
-                config, new_agent_to_module_mapping_fn, new_should_module_be_updated
-            )
-    configs = ModuleConfigs(run=run, **by_place)
+        by_place[place] = added(config, filled.copy()) if place in places else rules.applied_to(config)
+    configs = ModuleConfigs(run=added(before.run, filled.copy()), **by_place)
     _check_mapping(configs, spaces[0])
 
     def change(learner: Any) -> None:
@@ -187,7 +194,7 @@ def plan_addition(
                 module_id=module_id,
                 module_spec=filled,
                 config_overrides=config_overrides,
-                new_should_module_be_updated=new_should_module_be_updated,
+                new_should_module_be_updated=rules.to_train,
             )
 
     return ModuleChange(configs, change)
@@ -199,45 +206,37 @@ def plan_removal(
     module_id: str,
     *,
     places: Collection[str],
-    new_agent_to_module_mapping_fn: MappingFn | None = None,
-    new_should_module_be_updated: Any = None,
+    rules: NewRules = SAME_RULES,
 ) -> ModuleChange:
     """Plan to remove a module; for the arguments see `plan_addition`.
 
     Raises:
         KeyError, ConfigurationError: See `Algorithm.remove_module`.
     """
-    rules = new_agent_to_module_mapping_fn, new_should_module_be_updated
-    options = {
-        "new_agent_to_module_mapping_fn": new_agent_to_module_mapping_fn,
-        "new_should_module_be_updated": new_should_module_be_updated,
-    }
     if module_id not in before.run.module_ids:
         without_module(before.run, module_id)  # raises KeyError
     by_place = {}
-    for place in _PLACES:
+    for place in PLACES:
         config = getattr(before, place)
-        if place in places and module_id in config.module_ids:
-            by_place[place] = without_module(config, module_id, **options)
-        else:
-            by_place[place] = _with_new_rules(config, *rules)
-    if any(module_id in config.module_ids for config in by_place.values()):
-        run = _with_new_rules(before.run, *rules)
-    else:
-        run = without_module(before.run, module_id, **options)
+        is_there = place in places and module_id in config.module_ids
+        by_place[place] = (
+            without_module(config, module_id, rules=rules) if is_there else rules.applied_to(config)
+        )
+    is_left = any(module_id in config.module_ids for config in by_place.values())
+    run = rules.applied_to(before.run) if is_left else without_module(before.run, module_id, rules=rules)
     configs = ModuleConfigs(run=run, **by_place)
     _check_mapping(configs, spaces[0])
 
     def change(learner: Any) -> None:
         if "learners" in places and module_id in learner.module:
-            learner.remove_module(module_id, new_should_module_be_updated=new_should_module_be_updated)
+            learner.remove_module(module_id, new_should_module_be_updated=rules.to_train)
 
     return ModuleChange(configs, change)
 
 
 def plan_training(before: ModuleConfigs, module_ids: Sequence[str] | None) -> ModuleChange | None:
     """Plan to train only these modules (None: all); return None if that is already so."""
-    places = {place: training(getattr(before, place), module_ids) for place in ("run", *_PLACES)}
+    places = {place: training(getattr(before, place), module_ids) for place in ("run", *PLACES)}
     if all(config is getattr(before, place) for place, config in places.items()):
         return None
 
@@ -253,27 +252,7 @@ def training(config: BaseConfig, module_ids: Sequence[str] | None) -> BaseConfig
     now = config.policies_to_train
     if trained == now or (trained and isinstance(now, Collection) and set(trained) == set(now)):
         return config
-    new = config.copy(copy_frozen=False)
-    new.policies_to_train = trained
-    if config.is_frozen:
-        new.freeze()
-    return new
-
-
-def _with_new_rules(config: BaseConfig, mapping_fn: MappingFn | None, to_train: Any) -> BaseConfig:
-    if mapping_fn is None and to_train is None:
-        return config
-    new = config.copy(copy_frozen=False)
-    if mapping_fn is not None:
-        new.policy_mapping_fn = mapping_fn
-    trained = config.policies_to_train if to_train is None else to_train
-    if trained is not None and not callable(trained):
-        new.policies_to_train = [module_id for module_id in trained if module_id in config.module_ids]
-    elif to_train is not None:
-        new.policies_to_train = to_train
-    if config.is_frozen:
-        new.freeze()
-    return new
+    return _edited(config, {"policies_to_train": trained}, check=False)
 
 
 def _check_mapping(configs: ModuleConfigs, observation_spaces: Any) -> None:

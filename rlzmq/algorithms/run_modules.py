@@ -7,11 +7,18 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.module_changes import ModuleChange, plan_addition, plan_removal, plan_training
+from rlzmq.algorithms.module_changes import (
+    SAME_RULES,
+    ModuleChange,
+    NewRules,
+    plan_addition,
+    plan_removal,
+    plan_training,
+)
 from rlzmq.algorithms.stored_modules import modules_to_store, stored_spec
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.suggest import did_you_mean
-from rlzmq.driver.module_configs import ModuleConfigs
+from rlzmq.driver.module_configs import PLACES, ModuleConfigs
 from rlzmq.driver.session import Session
 from rlzmq.modules.multi_rl_module import MultiRLModuleSpec
 from rlzmq.modules.spec import RLModuleSpec
@@ -45,50 +52,28 @@ class RunModules:
         module_id: str,
         module_spec: RLModuleSpec | None = None,
         *,
-        places: Mapping[str, bool] | None = None,
-        new_should_module_be_updated: Any = None,
-        **options: Any,
+        places: Collection[str] = PLACES,
+        config_overrides: Mapping[str, Any] | None = None,
+        rules: NewRules = SAME_RULES,
     ) -> MultiRLModuleSpec:
-        """See AsyncAlgorithm.add_module.
-
-        Args:
-            module_id, module_spec, new_should_module_be_updated, options: As there.
-            places: Whether to add it, by place; None: everywhere.
-        """
+        """Add a module at these places (see AsyncAlgorithm.add_module)."""
         change = plan_addition(
             self.configs,
             self._session.spaces,
             module_id,
             module_spec,
-            places=_chosen(places),
-            new_should_module_be_updated=new_should_module_be_updated,
-            **options,
+            places=places,
+            config_overrides=config_overrides,
+            rules=rules,
         )
-        return await self._apply(change, self._has_own_rule or new_should_module_be_updated is not None)
+        return await self._apply(change, self._has_own_rule or rules.to_train is not None)
 
     async def remove(
-        self,
-        module_id: str,
-        *,
-        places: Mapping[str, bool] | None = None,
-        new_should_module_be_updated: Any = None,
-        **options: Any,
+        self, module_id: str, *, places: Collection[str] = PLACES, rules: NewRules = SAME_RULES
     ) -> MultiRLModuleSpec:
-        """See AsyncAlgorithm.remove_module.
-
-        Args:
-            module_id, new_should_module_be_updated, options: As there.
-            places: Whether to remove it, by place; None: everywhere.
-        """
-        change = plan_removal(
-            self.configs,
-            self._session.spaces,
-            module_id,
-            places=_chosen(places),
-            new_should_module_be_updated=new_should_module_be_updated,
-            **options,
-        )
-        return await self._apply(change, self._has_own_rule or new_should_module_be_updated is not None)
+        """Remove a module at these places (see AsyncAlgorithm.remove_module)."""
+        change = plan_removal(self.configs, self._session.spaces, module_id, places=places, rules=rules)
+        return await self._apply(change, self._has_own_rule or rules.to_train is not None)
 
     async def _apply(self, change: ModuleChange | None, has_own_rule: bool) -> MultiRLModuleSpec:
         if change is not None:
@@ -140,9 +125,3 @@ class RunModules:
         for module_id in module_ids:
             if module_id not in known:
                 raise KeyError(f"the learners have no module {module_id!r}.{did_you_mean(module_id, known)}")
-
-
-def _chosen(places: Mapping[str, bool] | None) -> Collection[str]:
-    if places is None:
-        return ("learners", "env_runners", "eval_env_runners")
-    return [place for place, is_chosen in places.items() if is_chosen]

@@ -160,8 +160,7 @@ def _places() -> dict[str, list[str]]:
 
     A place is the command (with its algorithm), then ``-`` for the flags, or the flag whose value is typed.
     """
-    from rlzmq.algorithms.presets import presets_of
-    from rlzmq.algorithms.registry import ALGORITHMS
+    from rlzmq.algorithms.registry import ALGORITHMS, presets_of
 
     places = {
         "": list(_COMMANDS),

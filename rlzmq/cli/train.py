@@ -86,8 +86,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _usage() -> str:
     """Return the usage text with every algorithm and its presets."""
-    from rlzmq.algorithms.presets import presets_of
-    from rlzmq.algorithms.registry import ALGORITHMS
+    from rlzmq.algorithms.registry import ALGORITHMS, presets_of
 
     lines = ["usage: rlzmq train ALGORITHM --env ENV [options]", "", "algorithms:"]
     for name in ALGORITHMS:
@@ -117,8 +116,7 @@ def _prestart() -> None:
 
 
 def _parse(algorithm: str, arguments: list[str]) -> tuple[Any, Any]:
-    from rlzmq.algorithms.presets import apply_preset
-    from rlzmq.algorithms.registry import get_config_class
+    from rlzmq.algorithms.registry import apply_preset, get_config_class
     from rlzmq.cli.options import apply_settings, options_type
 
     config_class = get_config_class(algorithm)

@@ -12,8 +12,8 @@ from rlzmq.core.checkpointable import read_part, write_part
 from rlzmq.core.errors import PeerLostError
 from rlzmq.driver.async_env_runner_group import asyncio_gather
 from rlzmq.driver.episode_sharding import shard_batch, shard_episodes
-from rlzmq.driver.learner_modules import one_less, one_more, weights_to_load
 from rlzmq.driver.learner_supervision import LearnerSupervisor
+from rlzmq.driver.module_configs import one_less, one_more, weights_to_load
 from rlzmq.driver.process_config import config_for_learners
 from rlzmq.driver.supervision import attended, spawn_within
 from rlzmq.learners.learner_base import LearnerBase

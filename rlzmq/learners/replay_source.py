@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.replay_ratio import ReplayRatio
-from rlzmq.core.update_plan import UpdatePlan
+from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
 from rlzmq.learners.sources import BatchSource, batches_of
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
 from rlzmq.replay.multi_agent_episode_replay_buffer import (

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.replay_ratio import ReplayRatio
+from rlzmq.core.update_plan import ReplayRatio
 
 __all__ = ["BatchSource", "CircularBuffer", "FreshBatch", "batches_of", "num_env_steps_of"]
 

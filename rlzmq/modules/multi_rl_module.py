@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, Self
 
@@ -397,6 +398,12 @@ class MultiRLModuleSpec:
                 self.rl_module_specs[module_id].update(spec, override)
             else:
                 self.rl_module_specs[module_id] = spec
+
+    def copy(self) -> Self:
+        """Return a copy whose modules can be changed without changing this one's (their specs are shared)."""
+        new = copy.copy(self)
+        new.rl_module_specs = dict(self.rl_module_specs)
+        return new
 
     def as_multi_rl_module_spec(self) -> Self:
         """Return this spec itself."""

@@ -91,7 +91,7 @@ def step_allowance(
 
     There are S+1 slots of one batch each. A slot is held from the lease until the data was trained *and* the
     resulting weights were published. In FIFO order the data is then at most S versions old when it is trained.
-    With replay, an update trains in proportion to its fresh steps (`core.replay_ratio`), so the slots also bound
+    With replay, an update trains in proportion to its fresh steps (`core.update_plan`), so the slots also bound
     how far sampling may run ahead of the ratio.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlzmq import PPO, ConfigurationError, PPOConfig
-from rlzmq.algorithms.presets import apply_preset, presets_of
+from rlzmq.algorithms.registry import apply_preset, presets_of
 from rlzmq.cli.train import _parse
 
 

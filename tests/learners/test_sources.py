@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from rlzmq.core.errors import ConfigurationError
-from rlzmq.core.replay_ratio import ReplayRatio
-from rlzmq.core.update_plan import UpdatePlan
+from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
 from rlzmq.episodes.columns import ORIGIN
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.offline_source import OfflineShards

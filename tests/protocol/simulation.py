@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from history import History, Step
 
-from rlzmq.core.replay_ratio import ReplayRatio
+from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.protocol import events as E
 from rlzmq.protocol.broker.core import BrokerCore, BrokerOptions
 from rlzmq.protocol.driver_core import DriverCore
