@@ -197,7 +197,7 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
     from rlzmq.driver.sync_groups import EnvRunnerGroup as EnvRunnerGroup
     from rlzmq.driver.sync_groups import LearnerGroup as LearnerGroup
-    from rlzmq.driver.parallel_sample import synchronous_parallel_sample as synchronous_parallel_sample
+    from rlzmq.driver.sync_groups import synchronous_parallel_sample as synchronous_parallel_sample
 
 # public name -> module that defines it, relative to this package
 _EXPORTS: dict[str, str] = {
@@ -272,8 +272,7 @@ _EXPORTS: dict[str, str] = {
         "learners.learner": "Learner TorchLearner",
         "algorithms.ppo.ppo_learner": "PPOLearner PPOTorchLearner",
         "actors.system": "ActorHandle ActorSystem",
-        "driver.sync_groups": "EnvRunnerGroup LearnerGroup",
-        "driver.parallel_sample": "synchronous_parallel_sample",
+        "driver.sync_groups": "EnvRunnerGroup LearnerGroup synchronous_parallel_sample",
         "algorithms.algorithm_config": "AlgorithmConfig",
         "config.settings": "NotProvided",
         "core.callbacks": "Callback RLlibCallback",

@@ -10,13 +10,13 @@ from rlzmq.actors.loop_thread import in_calling_thread
 from rlzmq.algorithms.async_algorithm import AsyncAlgorithm
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
-    latest_checkpoint,
+    newest_to_resume,
     read_algorithm,
     resume_config,
 )
 from rlzmq.algorithms.registry import config_class_named
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import CheckpointError, ConfigurationError
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.driver.sync_groups import EnvRunnerGroup, LearnerGroup
 from rlzmq.driver.synchronous import Forwarded, Synchronous, blocking, runner_for
 from rlzmq.driver.update_results import Accounting
@@ -183,14 +183,11 @@ class Algorithm(Synchronous[AsyncAlgorithm]):
         Raises:
             CheckpointError: There is no checkpoint, and `config` is None.
         """
-        newest = latest_checkpoint(directory)
+        newest = newest_to_resume(directory, config)
         if newest is not None:
             algorithm = cls.from_checkpoint(newest, config=config, trust_code=trust_code)
-        elif config is None:
-            raise CheckpointError(
-                f"{directory} holds no intact checkpoint. Pass config=… to start a new run."
-            )
         else:
+            assert config is not None
             algorithm = (cls if cls is not Algorithm else config._algorithm_class())(config)
         algorithm.keep_checkpoints(Path(directory) / "checkpoints")
         return algorithm

@@ -22,7 +22,7 @@ from rlzmq.algorithms.callback_dispatch import CallbackDispatch
 from rlzmq.algorithms.checkpoint_keeper import CheckpointKeeper
 from rlzmq.algorithms.checkpoints import (
     check_algorithm_class,
-    latest_checkpoint,
+    newest_to_resume,
     read_algorithm,
     read_component,
     resume_config,
@@ -30,15 +30,14 @@ from rlzmq.algorithms.checkpoints import (
 )
 from rlzmq.algorithms.current_policies import CurrentPolicies
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.module_changes import NewRules
 from rlzmq.algorithms.policy import Policy
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.run_state import RunState
 from rlzmq.algorithms.state_tree import to_parts
-from rlzmq.algorithms.training_loop import TrainingLoop
+from rlzmq.algorithms.training_loop import Iterations, TrainingLoop
 from rlzmq.config.base_config import BaseConfig
-from rlzmq.core.errors import CheckpointError, ClosedError
+from rlzmq.core.errors import ClosedError
 from rlzmq.core.log_level import apply_log_level
 from rlzmq.core.metrics import MetricsLogger
 from rlzmq.core.tracebacks import ShortTraceback
@@ -450,16 +449,7 @@ class AsyncAlgorithm:
     async def from_checkpoint(
         cls, path: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> AsyncAlgorithm:
-        """Return a started algorithm that continues from a checkpoint.
-
-        Args:
-            path: The checkpoint's directory.
-            config: Replaces the stored config.
-            trust_code: Whether to import functions and classes that the stored config names.
-
-        Raises:
-            CheckpointError: It is incomplete, altered, of an unknown version, or was saved by a custom class.
-        """
+        """Return a started algorithm that continues from a checkpoint (see Algorithm.from_checkpoint)."""
         state = read_algorithm(path)
         if cls is AsyncAlgorithm:
             check_algorithm_class(path, cls)
@@ -502,26 +492,12 @@ class AsyncAlgorithm:
     async def resume(
         cls, directory: str | Path, *, config: BaseConfig | None = None, trust_code: bool = False
     ) -> AsyncAlgorithm:
-        """Return a started algorithm that continues the run in a directory and keeps its checkpoints there.
-
-        It starts from the newest intact checkpoint in the directory; if there is none, it starts a new run.
-
-        Args:
-            directory: The run directory; checkpoints are in ``checkpoints/`` below it.
-            config: Config of a new run; also replaces the stored config.
-            trust_code: Whether to import functions and classes that the stored config names.
-
-        Raises:
-            CheckpointError: There is no checkpoint, and `config` is None.
-        """
-        newest = latest_checkpoint(directory)
+        """Return a started algorithm that continues the run in a directory (see Algorithm.resume)."""
+        newest = newest_to_resume(directory, config)
         if newest is not None:
             algorithm = await cls.from_checkpoint(newest, config=config, trust_code=trust_code)
-        elif config is None:
-            raise CheckpointError(
-                f"{directory} holds no intact checkpoint. Pass config=… to start a new run."
-            )
         else:
+            assert config is not None
             algorithm = cls(config._for_build(None, True))
             await algorithm.start()
         algorithm.keep_checkpoints(Path(directory) / "checkpoints")

@@ -26,6 +26,7 @@ __all__ = [
     "check_algorithm_class",
     "latest_checkpoint",
     "load_config",
+    "newest_to_resume",
     "read_algorithm",
     "read_component",
     "resume_config",
@@ -91,6 +92,18 @@ def latest_checkpoint(path: str | Path) -> Path | None:
     for skipped, why in found.skipped:
         _log.warning("skipped the checkpoint %s: %s", skipped, printable(why))
     return found.path
+
+
+def newest_to_resume(path: str | Path, config: BaseConfig | None) -> Path | None:
+    """Return `latest_checkpoint`; None for a new run.
+
+    Raises:
+        CheckpointError: There is no checkpoint, and no config of a new run.
+    """
+    newest = latest_checkpoint(path)
+    if newest is None and config is None:
+        raise CheckpointError(f"{path} holds no intact checkpoint. Pass config=… to start a new run.")
+    return newest
 
 
 def _resolve(path: str | Path) -> Path:

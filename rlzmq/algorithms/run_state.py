@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlzmq.algorithms.evaluation import Evaluation
-from rlzmq.algorithms.iterations import Iterations
 from rlzmq.algorithms.run_modules import RunModules
 from rlzmq.algorithms.state_tree import select, to_parts, to_tree, wants
+from rlzmq.algorithms.training_loop import Iterations
 from rlzmq.driver.session import Session
 
 __all__ = ["RunState"]

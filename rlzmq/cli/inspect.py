@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlzmq.cli.inspect_checkpoints import show_checkpoints
+from rlzmq.cli.inspect_places import show_checkpoints, show_shards
 from rlzmq.cli.joining import import_first
 from rlzmq.cli.parsing import parse
 from rlzmq.core.errors import ConfigurationError
@@ -44,7 +44,6 @@ def run(arguments: Sequence[str]) -> int:
 
     given = list(arguments)
     if given and Path(given[0]).is_dir():
-        from rlzmq.cli.inspect_shards import show_shards
         from rlzmq.replay.shards import find_shards
 
         place = Path(given[0])

@@ -14,8 +14,11 @@ Outside dicts tuples and sets become lists, which the setters accept as well.
 
 from __future__ import annotations
 
+import copy
 import enum
 import importlib
+import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,12 +36,14 @@ __all__ = [
     "CONFIG_TAG",
     "MULTI_SPEC_TAG",
     "SPEC_TAG",
+    "copy_value",
     "load_named",
     "names_code",
     "plain_dict",
     "plain_setting",
     "revive_setting",
     "setting_from_text",
+    "to_json",
 ]
 
 CODE_MARK = "@"
@@ -296,3 +301,52 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     MULTI_SPEC_TAG: _read_multi_spec,
     CONFIG_TAG: _read_config,
 }
+
+
+def copy_value(value: Any) -> Any:
+    """Return a copy of containers, module specs and configs; spaces, classes and functions in them are shared."""
+    if value is None or isinstance(value, str | int | float | type):
+        return value
+    if isinstance(value, dict):
+        return {key: copy_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copy_value(item) for item in value]
+    if type(value) is tuple:
+        return tuple(copy_value(item) for item in value)
+    if isinstance(value, set):
+        return set(value)
+    if isinstance(value, DefaultModelConfig):
+        return copy.deepcopy(value)
+    tag = getattr(value, "plain_tag", None)
+    if tag == CONFIG_TAG:
+        return value.copy()
+    if tag in (SPEC_TAG, MULTI_SPEC_TAG):
+        new = copy.copy(value)
+        vars(new).update({name: copy_value(item) for name, item in vars(value).items()})
+        return new
+    return value
+
+
+def to_json(value: Any) -> Any:
+    """Return a value as nested None, bool, number, text, list or dict. Never fails; cannot be read back."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        return to_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [to_json(item) for item in sorted(value, key=repr)]
+    if hasattr(value, "serialize") and not isinstance(value, type):  # an evaluation_config
+        return value.serialize()
+    qualname = getattr(value, "__qualname__", None)
+    if not callable(value) or qualname is None:
+        return repr(value)
+    if "<" not in qualname:
+        return f"{value.__module__}.{qualname}"
+    try:
+        return textwrap.dedent(inspect.getsource(value)).strip()
+    except (OSError, TypeError):  # typed at a prompt, or without source
+        return f"{value.__module__}.{qualname}"

@@ -6,11 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rlzmq.config.copies import copy_value
-from rlzmq.config.json_data import to_json
 from rlzmq.config.learning import FrameworkSettings, LearnersSettings, TrainingSettings
 from rlzmq.config.offline import OfflineDataSettings
-from rlzmq.config.plain import CONFIG_TAG, plain_setting, revive_setting
+from rlzmq.config.plain import CONFIG_TAG, copy_value, plain_setting, revive_setting, to_json
 from rlzmq.config.rllib_compat import ExperimentalSettings, PythonEnvironmentSettings, ResourcesSettings
 from rlzmq.config.running import (
     CallbacksSettings,
