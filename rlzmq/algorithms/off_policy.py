@@ -118,6 +118,11 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
                 "from the replay buffer is one gradient step. Leave num_epochs at 1 and minibatch_size at None; set "
                 "train_batch_size_per_learner, and training_intensity to train more."
             )
+        if self.torch_compile_learner and self.torch_compile_learner_what_to_compile == "complete_update":
+            raise ConfigurationError(
+                "config.torch_compile_learner_what_to_compile='complete_update': priorities and target networks "
+                "follow each step outside of torch. Use 'forward_train'."
+            )
         self._check_buffer()
 
     def _check_buffer(self) -> None:

@@ -373,6 +373,14 @@ def test_a_ratio_of_zero_is_refused_where_it_is_given() -> None:
         config(training_intensity=0.0)
 
 
+def test_a_whole_compiled_step_is_refused() -> None:
+    made = config().framework(
+        torch_compile_learner=True, torch_compile_learner_what_to_compile="complete_update"
+    )
+    with pytest.raises(ConfigurationError, match="Use 'forward_train'"):
+        made.validate()
+
+
 def test_two_learners_share_the_capacity() -> None:
     made = config(train_batch_size_per_learner=60, replay_buffer_config={"capacity": 100})
     with pytest.raises(ConfigurationError, match=r"leaves 50 env steps for each of 2 learners.*to 120"):
