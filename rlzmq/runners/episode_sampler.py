@@ -94,18 +94,17 @@ class EpisodeSampler(EpisodicSampler):
 
     def _set_state(self, state: Mapping[str, Any], lost: Collection[int]) -> None:
         restored = self._episode_from_state
-        self._episodes = [restored(episode) for episode in state["episodes"]]
+        episodes = [restored(episode) for episode in state["episodes"]]
         self._acting = [
             episode if acting is None else restored(acting)
-            for episode, acting in zip(self._episodes, state["acting"], strict=True)
+            for episode, acting in zip(episodes, state["acting"], strict=True)
         ]
         self._prev_chunks = [[restored(chunk) for chunk in chunks] for chunks in state["prev_chunks"]]
         self._totals = [EpisodeTotals.from_state(totals) for totals in state["totals"]]
         self._starting = set(state["starting"])
         self._templates = decode(state["templates"])
         self._to_module = decode(state["to_module"])
-        for index in lost:
-            self._begin_episode(index)
+        self._restored(episodes, lost)
 
     # -- one fragment --------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ class EpisodicSampler(Sampler):
     def __init__(self, runner: EnvRunner, lookback: int) -> None:
         super().__init__(runner, lookback)
         self._counts_agent_steps = getattr(runner.config, "count_steps_by", "env_steps") == "agent_steps"
+        self._to_reset: set[int] = set()  # envs whose episodes their next step resets
         self._has_step_hooks = any(runner.callbacks.has(f"on_episode_{when}") for when in ("step", "start"))
 
     # -- defined by subclasses -----------------------------------------------------------------
@@ -142,6 +143,8 @@ class EpisodicSampler(Sampler):
     def _grow(self, index: int, episode: Any, act: Any, row: tuple[Any, Any, Any, Any, Any]) -> int:
         """Add an env step; return the agent steps completed (0 where they are not counted).
 
+        It sets ``_has_ended`` if the episode is over.
+
         Args:
             index: Index of the env.
             episode: Its episode.
@@ -164,6 +167,13 @@ class EpisodicSampler(Sampler):
     @abc.abstractmethod
     def _batch(self, chunks: list[tuple[int, Any]], ongoing: list[tuple[int, Any]]) -> Any:
         """Return a batch of chunks and ongoing chunks, by (env index, episode); the latter continue in new ones."""
+
+    def _restored(self, episodes: list[Any], lost: Collection[int]) -> None:
+        """Continue with restored episodes, and with new ones where they are lost."""
+        self._episodes = episodes
+        self._to_reset = {index for index, episode in enumerate(episodes) if not episode.is_reset}
+        for index in lost:
+            self._begin_episode(index)
 
     def _length(self, episode: Any) -> int:
         """Return the env steps of the whole episode so far."""
@@ -196,6 +206,7 @@ class EpisodicSampler(Sampler):
         self._observations, infos = self._reset_envs()
         for episode, observation, info in zip(self._episodes, self._observations, infos, strict=True):
             self._begin(episode, observation, info)
+        self._to_reset.clear()
         self.has_episodes = True
 
     def run(self, request: SampleRequest) -> tuple[Any, FinishedEpisodes, int]:
@@ -227,16 +238,19 @@ class EpisodicSampler(Sampler):
         """Add the envs' results to the episodes; return the number of env steps."""
         self._observations = result[0]
         self._starting = set()
+        self._has_ended = False
         for index in self._failed():
             self._restart_failed(index)
+        to_reset = self._to_reset
         rows = zip(self._episodes, acts, zip(*result, strict=True), strict=True)
         for index, (episode, act, row) in enumerate(rows):
-            if episode.is_reset:
-                self._num_agent_steps += self._grow(index, episode, act, row)
-            else:
+            if index in to_reset:
                 self._begin(episode, row[0], row[4])
                 self._totals[index] = EpisodeTotals()
                 self._starting.add(index)
+            else:
+                self._num_agent_steps += self._grow(index, episode, act, row)
+        to_reset.clear()
         return self.num_envs - len(self._starting)
 
     def _check_agents(self) -> None:
@@ -259,6 +273,8 @@ class EpisodicSampler(Sampler):
 
     def _replace_done(self) -> None:
         """Call back, and begin the successors of ended episodes."""
+        if not (self._has_ended or self._has_step_hooks):
+            return
         for index, episode in enumerate(self._episodes):
             if self._has_step_hooks:
                 self._call(
@@ -275,6 +291,7 @@ class EpisodicSampler(Sampler):
         """Continue env ``index`` with a new episode, which its reset will begin."""
         self._episodes[index] = self._new_episode(index)
         self._totals[index] = EpisodeTotals()
+        self._to_reset.add(index)
 
     def _finish_episode(self, index: int, episode: Any, last_step: int) -> None:
         totals = self._totals[index]

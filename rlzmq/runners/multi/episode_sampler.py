@@ -73,7 +73,8 @@ class MultiAgentEpisodeSampler(EpisodeSampler):
             truncateds=truncateds,
             extra_model_outputs=act[1],
         )
-        self.env.needs_reset[index] |= episode.is_done
+        if episode.is_done:
+            self.env.needs_reset[index] = self._has_ended = True
         return episode.agent_steps() - num_before if self._counts_agent_steps else 0
 
     def _add_step(self, result: tuple[Sequence[Any], ...], acts: Sequence[Any]) -> int:

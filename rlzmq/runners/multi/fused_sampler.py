@@ -114,7 +114,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
         for module_id, own in state["stores"].items():
             if module_id in stores:  # else the module was removed
                 stores[module_id].set_state(own)
-        self._episodes = live_episodes = [
+        live_episodes = [
             set_live_state(self._live_episode(str(live["id"])), live, stores) for live in state["live"]
         ]
         self._totals = [EpisodeTotals.from_state(totals) for totals in state["totals"]]
@@ -126,8 +126,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
             )
             for module_id, block, rows in state["acting"]
         ]
-        for index in lost:
-            self._begin_episode(index)
+        self._restored(live_episodes, lost)
 
     # -- one fragment --------------------------------------------------------------------------
 
@@ -144,7 +143,7 @@ class FusedMultiAgentSampler(EpisodicSampler):
     ) -> int:
         num_agent_steps = episode.step(act, *row)
         if episode.is_done:
-            self.env.needs_reset[index] = True
+            self.env.needs_reset[index] = self._has_ended = True
         return num_agent_steps
 
     def _observe(self) -> None:

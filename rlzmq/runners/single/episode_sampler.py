@@ -125,6 +125,8 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
             truncated=truncated,
             extra_model_outputs=act[1],
         )
+        if terminated or truncated:
+            self._has_ended = True
         return 0
 
     def _length(self, episode: SingleAgentEpisode) -> int:
@@ -139,6 +141,7 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
     # -- acting --------------------------------------------------------------------------------
 
     def _begin_fragment(self) -> None:
+        self._names: list[str] = []  # the outputs of the fragment's last step
         self._module_step.begin(explore=self._request.explore)
         super()._begin_fragment()
 
@@ -180,23 +183,24 @@ class SingleAgentEpisodeSampler(EpisodeSampler):
         version = self.runner.weights_seq_no
         rows = zip(*(columns[name] for name in names), strict=True) if names else [()] * self.num_envs
         outputs_by_env = [{**dict(zip(names, row, strict=True)), WEIGHTS_SEQ_NO: version} for row in rows]
-        template = self._templates.setdefault(DEFAULT_MODULE_ID, {})
-        if any(name not in template for name in names):
-            self._begin_outputs([name for name in names if name not in template], outputs_by_env)
+        if names != self._names:
+            self._begin_outputs(names, outputs_by_env)
         return for_env, list(zip(columns[Columns.ACTIONS], outputs_by_env, strict=True))
 
     def _begin_outputs(self, names: list[str], outputs: list[dict[str, Any]]) -> None:
         """Fill outputs that begin in mid-episode, after random actions, with zeros before."""
-        zeros = {name: tree_map(np.zeros_like, outputs[0][name]) for name in names}
+        template = self._templates.setdefault(DEFAULT_MODULE_ID, {})
+        zeros = {name: tree_map(np.zeros_like, outputs[0][name]) for name in names if name not in template}
         for episode in self._episodes:
-            new = [name for name in names if name not in episode.extra_model_outputs]
+            new = [name for name in zeros if name not in episode.extra_model_outputs]
             if new and len(episode):
                 raise ValueError(
                     f"Episode {episode.id_!r}: the extra model output {new[0]!r} came at step "
                     f"{len(episode)} of a chunk; each output must be there at every step or never."
                 )
             fill_outputs(episode, zeros, new)
-        self._templates[DEFAULT_MODULE_ID].update(zeros)
+        template.update(zeros)
+        self._names = names
 
     def _random_actions(self) -> tuple[Any, Sequence[Any]]:
         actions = self.stepper.sample_random_actions()
