@@ -2,6 +2,7 @@
 
     python scripts/bench_learner.py [--rows 4000] [--epochs 30] [--minibatch 128] [--rounds 5]
     python scripts/bench_learner.py --busy-share impala appo [--seconds 30]
+    python scripts/bench_learner.py --ranks 2 [--nets default small nature] [--rounds 5]
 
 The first compares with a hand-written torch loop with the same network, loss and data. Both run on one thread of
 this process, turn about, measured in CPU time; the figure to quote is the ratio of the medians. The bare loop has
@@ -11,13 +12,22 @@ its fused form, a fresh permutation per epoch, the gradient norm, and no bookkee
 The second trains CartPole-v1 with two runner processes and a learner process, and prints how an update's time
 is spent, in milliseconds: in the learner connector, in the rest of the update, and between two updates
 (publication of the weights, the next batch if it is not there yet).
+
+The third updates the same network with one rank and with several, turn about: PPO with equally many rows for each rank,
+no runners. It prints rows per second, by how much several ranks exceed one, and the processor time of a rank's update
+as a multiple of that of one alone. "default": 2×256 and minibatches of 128; "small": 2×64 and 64, as in the preset for
+CartPole-v1; "nature": the CNN of Mnih et al. (2015) on frames (84, 84, 4), minibatches of 64.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
+import tempfile
 import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium as gym
@@ -30,17 +40,32 @@ from rlzmq.algorithms.impala import IMPALAConfig
 from rlzmq.algorithms.ppo import PPOConfig
 from rlzmq.connectors.learner.gae import compute_gae, standardize
 from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.distributed import loopback_interface
+
+NUM_UPDATES = 3
+OBSERVATION_SPACE = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+NATURE = {
+    "conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+    "fcnet_hiddens": [512],
+    "vf_share_layers": True,
+}
+# model_config, minibatch, rows, epochs
+NETS: dict[str, tuple[dict[str, Any], int, int, int]] = {
+    "default": ({"fcnet_hiddens": [256, 256]}, 128, 2048, 4),
+    "small": ({"fcnet_hiddens": [64, 64]}, 64, 1024, 8),
+    "nature": (NATURE, 64, 256, 2),
+}
 
 
-def make_episodes(num_rows: int, num_envs: int = 8) -> EpisodeBatch:
+def make_episodes(num_rows: int, num_envs: int = 8, *, is_image: bool = False) -> EpisodeBatch:
     """`num_rows` steps of random data in `num_envs` chunks."""
     rng = np.random.default_rng(0)
     steps = num_rows // num_envs
     num_slots = num_envs * (steps + 1)
-    env = gym.make("CartPole-v1")
+    obs = rng.integers(0, 255, (num_slots, 84, 84, 4)) if is_image else rng.normal(size=(num_slots, 4))
     return EpisodeBatch(
         {
-            "obs": rng.normal(size=(num_slots, 4)).astype(np.float32),
+            "obs": obs.astype(np.uint8 if is_image else np.float32),
             "actions": rng.integers(0, 2, num_slots),
             "rewards": np.ones(num_slots),
             "action_logp": np.full(num_slots, np.log(0.5), np.float32),
@@ -49,8 +74,8 @@ def make_episodes(num_rows: int, num_envs: int = 8) -> EpisodeBatch:
         start=np.arange(num_envs) * (steps + 1),
         length=np.full(num_envs, steps),
         terminated=np.ones(num_envs, bool),
-        observation_space=env.observation_space,
-        action_space=env.action_space,
+        observation_space=gym.spaces.Box(0, 255, obs.shape[1:], np.uint8) if is_image else OBSERVATION_SPACE,
+        action_space=gym.spaces.Discrete(2),
     )
 
 
@@ -135,6 +160,80 @@ def busy_share(name: str, seconds: float) -> str:
     )
 
 
+def run_rank(pipe: Connection, rank: int, world_size: int, net: str, directory: str) -> None:
+    """Time updates of one rank: group generation (0: rank 0 alone) in through `pipe`, seconds and CPU s out."""
+    torch.set_num_threads(1)
+    model_config, minibatch_size, num_rows, num_epochs = NETS[net]
+    batch = make_episodes(num_rows, is_image=net == "nature")
+    config = (
+        PPOConfig()
+        .environment(observation_space=batch.observation_space, action_space=batch.action_space)
+        .rl_module(model_config=model_config)
+        .training(
+            train_batch_size_per_learner=num_rows,
+            minibatch_size=minibatch_size,
+            num_epochs=num_epochs,
+            kl_coeff=0.0,
+        )
+        .debugging(seed=0)
+    )
+    learner = config.build_learner()
+    while (generation := pipe.recv()) is not None:
+        if generation:
+            store = torch.distributed.FileStore(f"{directory}/{generation}", world_size)
+            learner.setup_distributed(
+                rank=rank,
+                world_size=world_size,
+                store=store,
+                generation=generation,
+                interface=loopback_interface(),
+            )
+            learner.adopt_newest_state()
+        if generation or rank == 0:
+            learner.update(episodes=batch)
+            began_at, used_s = time.perf_counter(), time.process_time()
+            for _ in range(NUM_UPDATES):
+                learner.update(episodes=batch)
+            pipe.send((time.perf_counter() - began_at, time.process_time() - used_s))
+        else:
+            pipe.send((0.0, 0.0))
+        learner.leave_distributed()
+    pipe.send(None)
+
+
+def compare_ranks(net: str, world_size: int, rounds: int) -> Iterator[str]:
+    """Time one rank and several, turn about; yield lines."""
+    context = multiprocessing.get_context("spawn")
+    pipes = []
+    with tempfile.TemporaryDirectory() as directory:
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            context.Process(
+                target=run_rank, args=(theirs, rank, world_size, net, directory), daemon=True
+            ).start()
+            pipes.append(ours)
+        times: dict[int, list[tuple[float, float]]] = {1: [], world_size: []}
+        for round_index in range(rounds + 1):
+            for num_ranks in times:
+                for pipe in pipes:
+                    pipe.send(0 if num_ranks == 1 else round_index + 1)
+                slowest = max(pipe.recv() for pipe in pipes)
+                if round_index:  # the first round warms up
+                    times[num_ranks].append(slowest)
+        for pipe in pipes:
+            pipe.send(None)
+            pipe.recv()
+    for num_ranks, of_ranks in times.items():
+        pairs = list(zip(times[1], of_ranks, strict=True))
+        ratios = [num_ranks * one[0] / several[0] for one, several in pairs]
+        cpu = statistics.median(several[1] / one[1] for one, several in pairs)
+        rate = num_ranks * NUM_UPDATES * NETS[net][2] / statistics.median(elapsed for elapsed, _ in of_ranks)
+        yield (
+            f"{net:8} {num_ranks} rank(s) {rate:9,.0f} rows/s: {statistics.median(ratios):.2f} × one rank "
+            f"({min(ratios):.2f} to {max(ratios):.2f}), {cpu:.2f} × its processor time"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -144,12 +243,18 @@ def main() -> None:
     parser.add_argument("--minibatch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--busy-share", nargs="+", choices=("impala", "appo"), default=[])
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--nets", nargs="+", choices=tuple(NETS), default=list(NETS))
     parser.add_argument("--seconds", type=float, default=30.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.busy_share:
         print(busy_share(name, arguments.seconds), flush=True)
-    if arguments.busy_share:
+    if arguments.ranks:
+        for net in arguments.nets:
+            for line in compare_ranks(net, arguments.ranks, arguments.rounds):
+                print(line, flush=True)
+    if arguments.busy_share or arguments.ranks:
         return
 
     batch = make_episodes(arguments.rows)
