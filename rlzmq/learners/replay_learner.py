@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from rlzmq.replay import (
     PrioritizedEpisodeReplayBuffer,
 )
 
-__all__ = ["ReplayLearner"]
+__all__ = ["ReplayLearner", "discounts", "importance_weights"]
 
 # By name, and whether for multi-agent episodes.
 _BUFFERS: dict[tuple[str, bool], Any] = {
@@ -157,6 +158,16 @@ class ReplayLearner(TorchLearner):
 
 
 def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
-    """Return the factor of each row's bootstrapped value, γ^n_step, and 0 after a terminal step: float [B]."""
-    factors: Tensor = gamma ** batch["n_step"]
-    return factors.masked_fill(batch[Columns.TERMINATEDS], 0.0)
+    """Return the factor of each row's bootstrapped value, γ^n_step, and 0 after a terminal step: float [B].
+
+    Without a column ``n_step`` (batches that do not come from a replay buffer) n is 1.
+    """
+    terminateds = batch[Columns.TERMINATEDS]
+    factors: Tensor = gamma ** batch.get("n_step", torch.ones_like(terminateds, dtype=torch.int64))
+    return factors.masked_fill(terminateds, 0.0)
+
+
+def importance_weights(batch: Mapping[str, Any]) -> Tensor:
+    """Return the column ``weights``, float [B]; without one, all are 1."""
+    weights: Tensor = batch.get("weights", torch.ones_like(batch[Columns.REWARDS], dtype=torch.float32))
+    return weights

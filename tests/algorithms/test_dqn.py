@@ -84,6 +84,19 @@ def test_the_next_action_is_chosen_by_the_trained_network_only_with_double_q(
     assert loss_of(learner, **row, terminateds=True) == pytest.approx((2.0 - 1.0) ** 2)
 
 
+def test_a_batch_from_elsewhere_has_single_rewards_of_equal_weight() -> None:
+    learner = learner_with(config(td_error_loss_fn="mse", lr=0.0), ONLINE, TARGET)
+    batch = {
+        Columns.OBS: np.array([S0, S1], np.float32),
+        Columns.NEXT_OBS: np.array([S1, S1], np.float32),
+        Columns.ACTIONS: np.array([0, 1]),
+        Columns.REWARDS: np.array([2.0, 5.0], np.float32),
+        Columns.TERMINATEDS: np.array([False, True]),
+    }
+    loss = learner.update(batch=batch)["default_policy"]["qf_loss"]
+    assert loss == pytest.approx(((2.0 + 0.5 * 4.0 - 1.0) ** 2 + (5.0 - 3.0) ** 2) / 2)
+
+
 def test_actions_of_a_space_that_starts_elsewhere() -> None:
     made = config(td_error_loss_fn="mse").environment(action_space=gym.spaces.Discrete(2, start=5))
     learner = learner_with(made, ONLINE, TARGET)

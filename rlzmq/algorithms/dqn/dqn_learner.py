@@ -11,7 +11,7 @@ from rlzmq.algorithms.dqn.dqn_config import DQNConfig, DQNTrainingSettings
 from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_distribution
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.replay_learner import ReplayLearner, discounts
+from rlzmq.learners.replay_learner import ReplayLearner, discounts, importance_weights
 from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
 
 __all__ = ["DQNLearner"]
@@ -48,7 +48,7 @@ class DQNLearner(ReplayLearner):
             "rewards_B": batch[Columns.REWARDS].float(),
             "discounts_B": discounts(batch, config.gamma),
         }
-        q_B, weights_B = _of(q_BA, actions_B), batch["weights"]
+        q_B, weights_B = _of(q_BA, actions_B), importance_weights(batch)
         if settings.num_atoms == 1:
             loss, td_errors_B = mean_loss(
                 q_B=q_B,

@@ -21,7 +21,7 @@ from rlzmq.algorithms.sac.sac_loss import (
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.optimizers import make_adam
-from rlzmq.learners.replay_learner import ReplayLearner, discounts
+from rlzmq.learners.replay_learner import ReplayLearner, discounts, importance_weights
 
 __all__ = ["SACLearner"]
 
@@ -101,7 +101,7 @@ class SACLearner(ReplayLearner):
             discounts_B=discounts(batch, config.gamma),
             alpha=alpha,
         )
-        return critic_loss(q_BC=fwd_out["qf_preds"], targets_B=targets_B, weights_B=batch["weights"])
+        return critic_loss(q_BC=fwd_out["qf_preds"], targets_B=targets_B, weights_B=importance_weights(batch))
 
 
 def _target_entropy(settings: SACTrainingSettings, action_space: Any) -> float:

@@ -12,7 +12,7 @@ from rlzmq.algorithms.tqc.tqc_config import TQCTrainingSettings
 from rlzmq.algorithms.tqc.tqc_loss import quantile_critic_loss, quantile_targets
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.replay_learner import discounts
+from rlzmq.learners.replay_learner import discounts, importance_weights
 
 __all__ = ["TQCLearner"]
 
@@ -35,5 +35,5 @@ class TQCLearner(SACLearner):
             alpha=alpha,
         )
         return quantile_critic_loss(
-            q_BCQ=fwd_out["qf_preds"], targets_BK=targets_BK, weights_B=batch["weights"]
+            q_BCQ=fwd_out["qf_preds"], targets_BK=targets_BK, weights_B=importance_weights(batch)
         )
