@@ -21,10 +21,14 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.checkpoints import latest_checkpoint as latest_checkpoint
     from rlzmq.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
     from rlzmq.algorithms.appo.appo_learner import APPOLearner as APPOLearner
+    from rlzmq.algorithms.bc import BC as BC, BCConfig as BCConfig
+    from rlzmq.algorithms.bc.bc_learner import BCLearner as BCLearner
     from rlzmq.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
     from rlzmq.algorithms.dqn.dqn_learner import DQNLearner as DQNLearner
     from rlzmq.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
     from rlzmq.algorithms.impala.impala_learner import IMPALALearner as IMPALALearner
+    from rlzmq.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
+    from rlzmq.algorithms.marwil.marwil_learner import MARWILLearner as MARWILLearner
     from rlzmq.algorithms.policy import Policy as Policy
     from rlzmq.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
     from rlzmq.algorithms.sac import SAC as SAC, SACConfig as SACConfig
@@ -281,10 +285,14 @@ _EXPORTS: dict[str, str] = {
         "algorithms.checkpoints": "latest_checkpoint",
         "algorithms.appo": "APPO APPOConfig",
         "algorithms.appo.appo_learner": "APPOLearner",
+        "algorithms.bc": "BC BCConfig",
+        "algorithms.bc.bc_learner": "BCLearner",
         "algorithms.dqn": "DQN DQNConfig",
         "algorithms.dqn.dqn_learner": "DQNLearner",
         "algorithms.impala": "IMPALA IMPALAConfig",
         "algorithms.impala.impala_learner": "IMPALALearner",
+        "algorithms.marwil": "MARWIL MARWILConfig",
+        "algorithms.marwil.marwil_learner": "MARWILLearner",
         "algorithms.ppo": "PPO PPOConfig",
         "algorithms.sac": "SAC SACConfig",
         "algorithms.sac.sac_learner": "SACLearner",

@@ -50,8 +50,10 @@ LAZY_IMPORTS = {
     "a command prints its help without importing what it needs to run": ("cli/",),
     "a config is made and checked without torch": (
         "algorithms/appo/__init__.py",
+        "algorithms/bc/__init__.py",
         "algorithms/dqn/__init__.py",
         "algorithms/impala/__init__.py",
+        "algorithms/marwil/__init__.py",
         "algorithms/ppo/__init__.py",
         "algorithms/sac/__init__.py",
         "algorithms/tqc/__init__.py",
@@ -116,8 +118,8 @@ def test_configs_have_types_and_any_is_rare() -> None:
 def test_configs_are_made_copied_and_written_without_torch() -> None:
     code = (
         "import sys\n"
-        "from rlzmq import APPOConfig, IMPALAConfig, PPOConfig\n"
-        "for made in (APPOConfig(), IMPALAConfig(), PPOConfig.preset('CartPole-v1')):\n"
+        "from rlzmq import APPOConfig, BCConfig, IMPALAConfig, MARWILConfig, PPOConfig\n"
+        "for made in (APPOConfig(), BCConfig(), IMPALAConfig(), MARWILConfig(), PPOConfig.preset('CartPole-v1')):\n"
         "    again = type(made).from_toml(made.copy().training(lr=0.1).to_toml())\n"
         "    assert type(made).from_state(again.get_state()).lr == 0.1\n"
         "assert 'torch' not in sys.modules\n"

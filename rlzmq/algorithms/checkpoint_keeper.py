@@ -80,8 +80,9 @@ class CheckpointKeeper:
 
     async def after_iteration(self, result: Mapping[str, Any]) -> None:
         """Start a checkpoint, or copy the learners' state, if due. Called between two iterations."""
-        score = result["env_runners"].get("episode_return_mean")
-        self._score = float(score) if score is not None and math.isfinite(score) else None
+        places = (result["env_runners"], result.get("evaluation", {}).get("env_runners", {}))
+        scores = [float(place.get("episode_return_mean", math.nan)) for place in places]
+        self._score = next(filter(math.isfinite, scores), None)  # a run on recorded data has the latter only
         await self._note_written()
         now = time.monotonic()
         if self._is_due(now):

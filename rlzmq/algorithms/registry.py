@@ -27,8 +27,10 @@ __all__ = [
 
 ALGORITHMS: dict[str, str] = {
     "appo": "rlzmq.algorithms.appo:APPOConfig",
+    "bc": "rlzmq.algorithms.bc:BCConfig",
     "dqn": "rlzmq.algorithms.dqn:DQNConfig",
     "impala": "rlzmq.algorithms.impala:IMPALAConfig",
+    "marwil": "rlzmq.algorithms.marwil:MARWILConfig",
     "ppo": "rlzmq.algorithms.ppo:PPOConfig",
     "sac": "rlzmq.algorithms.sac:SACConfig",
     "tqc": "rlzmq.algorithms.tqc:TQCConfig",

@@ -70,6 +70,10 @@ def evaluate(path: Path, options: EvaluateOptions) -> list[float]:
     config.networking(listen=None, advertise=None, join_file=None, broker=None, num_remote_learners=0)
     if options.seed is not None:
         config.debugging(seed=options.seed)
+    config.validate()
+    config.offline_data(input_=None).experimental(
+        _validate_config=False
+    )  # the policy is needed, not its data
     state = read_algorithm(path)
     chosen = resume_config(path, state, config, trust_code=options.trust_code)
     # Evaluation starts new episodes and does not need those in progress in the run's env runners.

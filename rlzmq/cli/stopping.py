@@ -17,6 +17,12 @@ _SHORT = {
     "time": "time_total_s",
 }
 
+# Where these are found of a run that samples nothing.
+_OFFLINE = {
+    "env_runners/episode_return_mean": "evaluation/env_runners/episode_return_mean",
+    "num_env_steps_sampled_lifetime": "num_env_steps_trained_lifetime",
+}
+
 
 class StopCriteria:
     """Ends the run as soon as any one criterion is met.
@@ -45,7 +51,9 @@ class StopCriteria:
 
     def met_by(self, result: Mapping[str, Any]) -> str | None:
         """Return a description of the criterion that the result meets, or None."""
-        for path, goal in self._goals.items():
+        is_offline = result.get("num_env_steps_sampled_lifetime") == 0
+        for goal_path, goal in self._goals.items():
+            path = _OFFLINE.get(goal_path, goal_path) if is_offline else goal_path
             value: Any = result
             for key in path.split("/"):
                 value = value.get(key) if isinstance(value, Mapping) else None

@@ -138,6 +138,11 @@ def _check_offline_data(config: DerivedValues) -> None:
             f"config.output={config.output!r} with several modules or agents: only episodes of single-agent "
             "environments are recorded. Leave offline_data(output=…) out."
         )
+    if config.input_ is not None and config.is_online:
+        raise ConfigurationError(
+            f"config.input_={config.input_!r}: {type(config).__name__} trains on what env runners sample. Leave "
+            "offline_data(input_=…) out, or use an offline algorithm, e.g. BCConfig or MARWILConfig."
+        )
 
 
 def _check_networking(config: DerivedValues) -> None:

@@ -39,8 +39,8 @@ class DerivedValues(ConfigValues):
 
     @property
     def is_online(self) -> bool:
-        """Whether the training data is sampled by env runners; True, as there are no offline algorithms."""
-        return True
+        """Whether the training data is sampled by env runners; otherwise it is read from files."""
+        return self.update_plan().env_steps_per_rank > 0
 
     @property
     def is_offline(self) -> bool:

@@ -14,7 +14,7 @@ from rlzmq.core.suggest import did_you_mean
 __all__ = ["MissingNameFinder", "hidden_modules", "import_failure"]
 
 # RLlib's algorithms (and TQC) that are missing here: the message does not suggest a similar name.
-_ALGORITHMS_ELSEWHERE = frozenset(["bc", "cql", "dreamerv3", "iql", "marwil"])
+_ALGORITHMS_ELSEWHERE = frozenset(["cql", "dreamerv3", "iql"])
 
 
 class MissingNameFinder:

@@ -34,6 +34,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
         system: The ActorSystem that spawns them. Without one there is a single local runner, and the group's
             coroutines never wait.
         is_evaluation: Whether the group evaluates: its random streams differ from training's.
+        samples: Whether the run samples; otherwise the group has no runner.
 
     Attributes:
         handles: The runners' actor handles; empty for a local group.
@@ -44,12 +45,15 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             callbacks logged remain for `get_metrics`.
     """
 
-    def __init__(self, config: BaseConfig, *, system: Any = None, is_evaluation: bool = False) -> None:
+    def __init__(
+        self, config: BaseConfig, *, system: Any = None, is_evaluation: bool = False, samples: bool = True
+    ) -> None:
         RunnerCalls.__init__(self)
         RunnerSync.__init__(self)
         self.config = config
         self._system = system
         self._is_evaluation = is_evaluation
+        self._samples = samples
         self.handles: list[Any] = []
         self.local_env_runner: Any = None
         self.supervisor: RunnerSupervisor | None = None
@@ -67,6 +71,8 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
     async def start(self) -> None:
         """Make the runners, all remote ones concurrently."""
         num = self.config.num_env_runners
+        if not self._samples and self._system is None:
+            return
         if num == 0 and (self._system is None or self._is_evaluation):
             self.local_env_runner = make_env_runner(self.config, self._worker_index(0))
             if self.synced_module_ids is not None:
@@ -74,7 +80,7 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             return
         # If runners join from outside and none is configured here, this group does not sample.
         is_open = self.config.listen or self.config.broker
-        least = 0 if is_open and not self._is_evaluation else 1
+        least = 0 if (is_open and not self._is_evaluation) or not self._samples else 1
         what = "evaluation env runner" if self._is_evaluation else "env runner"
         self.supervisor = RunnerSupervisor(self.config, self.spawn_runner, self.handles, what=what)
         await self.supervisor.start(max(num, least))
@@ -176,8 +182,9 @@ class AsyncEnvRunnerGroup(RunnerCalls, RunnerSync):
             ]
         if not self.handles:
             raise ConfigurationError(
-                "sample(): the only runners are those that join from outside, and they sample under the "
-                "broker's leases. Set num_env_runners to 1 or more to call sample() yourself."
+                "sample(): this run has no env runners to call: those that join from outside sample under the broker's "
+                "leases, and an offline algorithm has none. Set num_env_runners to 1 or more, or use "
+                "eval_env_runner_group."
             )
         assert self.supervisor is not None
         supervisor = self.supervisor

@@ -26,7 +26,7 @@ class SerialPipeline:
 
     Args:
         config: The run's config.
-        runner: An EnvRunner.
+        runner: An EnvRunner; None if updates need no fresh env steps.
         learner: A built Learner.
         connectors: Merges the runner's connector state.
 
@@ -66,7 +66,7 @@ class SerialPipeline:
         self.accounting.note_sources([results])
         state = self._connectors.merge(meta.get("connector_delta") for meta in metas)
         self.push_weights()
-        if state is not None:
+        if state is not None and self._runner is not None:
             self._runner.set_connector_state(state)
         return UpdateResult(
             update_id=update_id,
@@ -109,7 +109,9 @@ class SerialPipeline:
         return batches, metas
 
     def push_weights(self) -> None:
-        """Give the runner the learner's current weights and version."""
+        """Give the runner, if there is one, the learner's current weights and version."""
+        if self._runner is None:
+            return
         snapshot = self._runner.get_weights_layout().snapshot(self._learner.module)
         self._runner.set_weights(
             snapshot, self._learner.weights_seq_no, num_env_steps=self.accounting.num_consumed
@@ -131,6 +133,8 @@ class SerialPipeline:
 
     async def restart(self) -> None:
         """Continue from the state that was loaded into the learner."""
+        if self._runner is None:
+            return
         self._runner.weights_seq_no = 0  # its weights may be newer
         self.push_weights()
         self._runner.set_connector_state(self._connectors.get_state())

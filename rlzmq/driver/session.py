@@ -63,7 +63,7 @@ class Session:
             self.system = ActorSystem()
             await self.system.start()
         pipeline_system = self.system if has_broker(config) else None
-        self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system)
+        self.env_runner_group = AsyncEnvRunnerGroup(config, system=pipeline_system, samples=config.is_online)
         self.env_runner_group.connector_sync = self._connectors
         self.env_runner_group.sync_with_run = self.sync_weights
         join_keys = await self._open_door()

@@ -42,6 +42,7 @@ from rlzmq.core.plain import decode, encode_supported
 from rlzmq.core.seeding import derive_seed
 from rlzmq.core.stage_timers import StageTimers
 from rlzmq.core.tracebacks import ShortTraceback
+from rlzmq.core.update_plan import ReplayRatio
 from rlzmq.learners.learner_hooks import NUM_ENV_STEPS_LIFETIME, LearnerHooks
 from rlzmq.learners.learner_ranks import UpdateAgreement, UpdateStart
 from rlzmq.learners.minibatches import MinibatchIterator
@@ -342,6 +343,7 @@ class Learner(LearnerHooks):
         """Add fresh episodes to the rank's source and train the batches it returns."""
         source = self.source
         num_fresh = num_env_steps_of(episodes)
+        source.set_rank(self.rank, self.num_ranks)
         source.add(episodes)
         if self.group is not None and source.keeps_data:
             num_fresh = int(self.group.all_reduce(torch.tensor([num_fresh]))[0])
@@ -539,7 +541,7 @@ class Learner(LearnerHooks):
                 "num_added": self.source.num_added,
                 "num_bytes": self.source.num_bytes,
             }
-            if (ratio := self.source.ratio) is not None and ratio.num_counted:
+            if isinstance(ratio := self.source.progress, ReplayRatio) and ratio.num_counted:
                 reached = self.num_env_steps_of_all_ranks_lifetime / ratio.num_counted
                 results[ALL_MODULES][BATCH_SOURCE]["train_ratio"] = reached
         if own:

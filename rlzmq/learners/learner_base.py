@@ -345,8 +345,8 @@ class LearnerBase(Checkpointable):
                     "num_env_steps_of_all_ranks_lifetime": self.num_env_steps_of_all_ranks_lifetime,
                     "num_module_steps_trained_lifetime": dict(self.num_module_steps_trained_lifetime),
                 }
-                if self.source.ratio is not None:
-                    state[name]["replay_ratio"] = self.source.ratio.get_state()
+                if self.source.progress is not None:
+                    state[name]["source_progress"] = self.source.progress.get_state()
             elif name == "learner_connector":
                 pipeline = self._learner_connector
                 state[name] = {} if pipeline is None else pipeline.get_state()
@@ -381,8 +381,8 @@ class LearnerBase(Checkpointable):
             self.num_env_steps_trained_lifetime = int(counters["num_env_steps_trained_lifetime"])
             self.num_env_steps_of_all_ranks_lifetime = int(counters["num_env_steps_of_all_ranks_lifetime"])
             self.num_module_steps_trained_lifetime = dict(counters["num_module_steps_trained_lifetime"])
-            if self.source.ratio is not None and "replay_ratio" in counters:
-                self.source.ratio.set_state(counters["replay_ratio"])
+            if self.source.progress is not None and "source_progress" in counters:
+                self.source.progress.set_state(counters["source_progress"])
         if state.get("learner_connector") and self._learner_connector is not None:
             self._learner_connector.set_state(state["learner_connector"])
         if "metrics" in state:

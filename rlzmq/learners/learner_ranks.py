@@ -80,12 +80,12 @@ class UpdateStart:
 
     def begin_again(self) -> None:
         """Restore all state except the source, which has already provided the update's data."""
-        ratio = self._learner.source.ratio
-        planned = None if ratio is None else ratio.get_state()
+        progress = self._learner.source.progress
+        planned = None if progress is None else progress.get_state()
         self.weights.restore()
         self._learner.set_state(self._counters)
-        if ratio is not None and planned is not None:
-            ratio.set_state(planned)
+        if progress is not None and planned is not None:
+            progress.set_state(planned)
 
 
 class LearnerRanks(LearnerBase):

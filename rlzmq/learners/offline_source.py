@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlzmq.core.errors import ConfigurationError, NotFiniteError
-from rlzmq.episodes.bad_values import BadValues
+from rlzmq.core.tree import tree_map
+from rlzmq.episodes.bad_values import BadValues, find_bad_values
 from rlzmq.episodes.columns import Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.sources import BatchSource, num_env_steps_of
 
-__all__ = ["OfflineShards"]
+__all__ = ["DrawnBatches", "OfflineShards"]
 
 _KEY = "offline_key"
 _SLOT_BITS = 32
+_TRAINED_ON = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+
+
+class DrawnBatches:
+    """Count of the batches that each rank has drawn, which says where the ranks are in their data."""
+
+    def __init__(self) -> None:
+        self.num_drawn = 0
+
+    def get_state(self) -> dict[str, int]:
+        """Return the count."""
+        return {"num_drawn": self.num_drawn}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the count."""
+        self.num_drawn = int(state["num_drawn"])
 
 
 class OfflineShards(BatchSource):
     """Recorded episodes (`rlzmq.replay.open_shards`), epoch by epoch; each rank trains its part.
 
-    Each epoch visits the rank's shards in a new order, and the steps or whole episodes of each shard in a new order.
-    Batches of single steps are views of the shards' columns, of which a learner reads only the rows it needs; at the
-    end of a shard, a batch continues with the next.
+    Each epoch visits all of the rank's steps, or whole episodes, in a new random order, as batches of equal size; what
+    is left at the end of an epoch waits for another one. A batch follows from its number, the seed and the rank alone:
+    a run that is resumed, or whose group of ranks has changed, continues where the group was. The next batch is read
+    from the files on a thread while the current one is trained.
 
-    Steps that made a loss overflow are passed over from then on; `num_left_out` counts them.
+    Steps with NaN or infinity are left out, and steps that made a loss overflow are from then on; `num_left_out` counts
+    the latter.
 
     Args:
-        shards: EpisodeBatches.
-        batch_size: Env steps of a batch; with whole episodes the minimum.
-        batches_per_update: Number of batches that an update trains.
+        shards: EpisodeBatches with the same observations, actions and rewards; other columns are not used.
+        batch_size: Env steps of a batch; with whole episodes their mean is at least this.
+        batches_per_update: Number of batches that an update trains; None: those of an epoch.
         whole_episodes: Use batches of whole episodes instead of single steps.
-        rank, num_ranks: Select the rank's part: episodes are assigned in turn.
         seed: Seed of the orders.
 
     Raises:
-        ConfigurationError: There are no steps for this rank.
+        ConfigurationError: There are no steps.
     """
 
     def __init__(
@@ -46,41 +65,130 @@ class OfflineShards(BatchSource):
         shards: Sequence[EpisodeBatch],
         *,
         batch_size: int,
-        batches_per_update: int = 1,
+        batches_per_update: int | None = 1,
         whole_episodes: bool = False,
-        rank: int = 0,
-        num_ranks: int = 1,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        first = 0
-        self._shards: list[EpisodeBatch] = []
-        for shard in shards:
-            mine = shard.select(np.arange((rank - first) % num_ranks, len(shard), num_ranks))
-            first += len(shard)
-            if mine.num_env_steps:
-                self._shards.append(mine)
-        if not self._shards:
-            raise ConfigurationError(
-                f"offline data: expected at least one episode with a step for rank {rank} of {num_ranks}, got "
-                f"{first} episodes in {len(shards)} shards for all ranks."
-            )
+        self.progress: DrawnBatches = DrawnBatches()
         self.batch_size = batch_size
         self._batches_per_update = batches_per_update
         self._whole_episodes = whole_episodes
-        self._seed = [seed, rank]
-        self._epoch = self._position = 0  # items taken in this epoch
+        self._seed = seed
+        self._shards = [_with_keys(shard, index) for index, shard in enumerate(shards)]
         self._left_out: set[int] = set()  # keys of steps: which shard, and which slot of it
-        for index, shard in enumerate(self._shards):
-            num_slots = len(shard.columns[Columns.REWARDS])
-            keys = (np.int64(index) << _SLOT_BITS) + np.arange(num_slots)
-            shard.columns = {**shard.columns, _KEY: keys}
-        self._order: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])
+        self._ahead: tuple[int, _Ahead] | None = None
+        self._initial_state: Any = None
+        self._take_part(0, 1)
+
+    def begin_sequences_with(self, initial_state: Any) -> None:
+        """Train a stateful module: batches have whole episodes, whose sequences all begin with one state.
+
+        Recorded states, which another module has computed, are not used.
+
+        Args:
+            initial_state: The module's initial state, a tree of arrays without batch dimension.
+        """
+        self._forget_ahead()
+        self._initial_state = initial_state
+        self._whole_episodes = True
+        self._take_part(*self._rank)
+
+    # -- parts and orders -------------------------------------------------------------------------
+
+    def set_rank(self, rank: int, num_ranks: int) -> None:
+        """Select the rank's part: episodes are assigned in turn.
+
+        Raises:
+            ConfigurationError: There are no steps for this rank.
+        """
+        if (rank, num_ranks) != self._rank:
+            self._forget_ahead()
+            self._take_part(rank, num_ranks)
+            super().set_rank(rank, num_ranks)
+
+    def _take_part(self, rank: int, num_ranks: int) -> None:
+        lengths = np.concatenate([shard.length for shard in self._shards] or [np.zeros(0, np.int64)])
+        first_of = np.cumsum([0, *map(len, self._shards)])
+        mine = np.flatnonzero(lengths)[rank % num_ranks :: num_ranks]
+        if not len(mine):
+            raise ConfigurationError(
+                f"offline data: expected at least one episode with a step for rank {rank} of {num_ranks}, got "
+                f"{len(lengths)} episodes in {len(self._shards)} shards for all ranks."
+            )
+        self._shard_of = np.searchsorted(first_of, mine, "right") - 1
+        self._chunk_of = mine - first_of[self._shard_of]
+        self._length = lengths[mine]
+        self._ends = np.cumsum(self._length)
+        num_batches = max(int(self._ends[-1]) // self.batch_size, 1)
+        self.num_batches_per_epoch = min(num_batches, len(mine)) if self._whole_episodes else num_batches
+        self._order: tuple[int, list[NDArray[np.int64]]] = (-1, [])
+
+    def _batches_of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Return the items of each batch of an epoch: places of episodes, or of steps, of this rank."""
+        known, order = self._order
+        if known == epoch:
+            return order
+        rng = np.random.default_rng([self._seed, self._rank[0], epoch])
+        num = self.num_batches_per_epoch
+        if self._whole_episodes:
+            items = rng.permutation(len(self._length))
+            ends = np.cumsum(self._length[items])
+            places = np.arange(1, num)
+            cuts = np.searchsorted(ends, places * (int(ends[-1]) / num)) + 1
+            cuts = np.maximum.accumulate(np.concatenate([[0], cuts - places]))[1:] + places  # none is empty
+            order = np.split(items, np.minimum(cuts, len(items) - num + places))
+        else:
+            items = rng.permutation(int(self._ends[-1]))[: num * self.batch_size]
+            order = np.split(items, num)
+        self._order = epoch, order
+        return order
+
+    def _read(self, number: int) -> EpisodeBatch:
+        """Read a batch, counted from the beginning of training, into memory."""
+        epoch, index = divmod(number, self.num_batches_per_epoch)
+        items = self._batches_of_epoch(epoch)[index]
+        if self._whole_episodes:
+            places, within = items, None
+        else:
+            places = np.searchsorted(self._ends, items, "right")
+            within = items - (self._ends - self._length)[places]
+        by_shard = np.argsort(self._shard_of[places], kind="stable")
+        shards, firsts = np.unique(self._shard_of[places][by_shard], return_index=True)
+        parts = []
+        for shard, mine in zip(shards.tolist(), np.split(by_shard, firsts[1:]), strict=True):
+            chunks = self._chunk_of[places[mine]]
+            if within is None:
+                part = self._shards[shard].select(chunks)
+            else:
+                part = _single_steps(self._shards[shard], chunks, within[mine])
+            parts.append(part.compact())
+        batch = EpisodeBatch.concat(parts).select(np.argsort(by_shard))
+        if self._initial_state is not None:
+            self._begin_sequences(batch)
+        bad = find_bad_values(batch)
+        return batch if bad is None else bad.cut_out_of(batch)
+
+    def _begin_sequences(self, batch: EpisodeBatch) -> None:
+        def repeated(leaf: Any, num: int) -> Any:
+            return np.broadcast_to(np.asarray(leaf), (num, *np.shape(leaf)))
+
+        batch.initial_state = tree_map(lambda leaf: repeated(leaf, len(batch)), self._initial_state)
+        batch.columns[Columns.STATE_OUT] = tree_map(
+            lambda leaf: repeated(leaf, batch.num_slots), self._initial_state
+        )
+
+    def _forget_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead[1].join()
+
+    # -- as a batch source ------------------------------------------------------------------------
 
     @property
     def num_epochs(self) -> int:
         """Number of completed epochs."""
-        return self._epoch
+        return self.progress.num_drawn // self.num_batches_per_epoch
 
     def add(self, episodes: Any) -> None:
         if num_env_steps_of(episodes):
@@ -89,56 +197,27 @@ class OfflineShards(BatchSource):
             )
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
-        return self._batches_per_update
+        return self._batches_per_update or self.num_batches_per_epoch
 
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
-        for _ in range(num_batches):
-            parts: list[EpisodeBatch] = []
-            missing = self.batch_size
-            while missing > 0:
-                part = self._usable(self._take(missing))
-                missing -= part.num_env_steps
-                parts.append(part)
-            # Parts of several shards are copied, whole shards are not.
-            yield parts[0] if len(parts) == 1 else EpisodeBatch.concat([part.compact() for part in parts])
+        first = self.progress.num_drawn
+        self.progress.num_drawn += num_batches
+        for number in range(first, first + num_batches):
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and ahead[0] == number:
+                batch = ahead[1].result()
+            else:
+                if ahead is not None:
+                    ahead[1].join()
+                batch = self._read(number)
+            self._ahead = number + 1, _Ahead(lambda number=number: self._read(number + 1))  # type: ignore[misc]
+            yield self._usable(batch)
 
-    def _usable(self, part: EpisodeBatch) -> EpisodeBatch:
+    def _usable(self, batch: EpisodeBatch) -> EpisodeBatch:
         if not self._left_out:
-            return part
-        mask = ~np.isin(part.columns[_KEY][part.step_slots()], list(self._left_out))
-        return part if mask.all() else BadValues(usable=mask).cut_out_of(part)
-
-    def _take(self, num_steps: int) -> EpisodeBatch:
-        """Return the next items of one shard: at most `num_steps` steps, or whole episodes with at least as many."""
-        passed = 0
-        for index, items in self._order_of_epoch():
-            if self._position < passed + len(items):
-                items, shard = items[self._position - passed :], self._shards[index]
-                if self._whole_episodes:
-                    ends = np.cumsum(shard.length[items])
-                    items = items[: int(np.searchsorted(ends, num_steps)) + 1]
-                    part = shard.select(items)
-                else:
-                    items = items[:num_steps]
-                    part = _single_steps(shard, items)
-                self._position += len(items)
-                return part
-            passed += len(items)
-        self._epoch, self._position = self._epoch + 1, 0
-        return self._take(num_steps)
-
-    def _order_of_epoch(self) -> list[tuple[int, np.ndarray]]:
-        if self._order[0] != self._epoch:
-            rng = np.random.default_rng([*self._seed, self._epoch])
-            order = [
-                (index, rng.permutation(self._num_items(self._shards[index])))
-                for index in rng.permutation(len(self._shards)).tolist()
-            ]
-            self._order = self._epoch, order
-        return self._order[1]
-
-    def _num_items(self, shard: EpisodeBatch) -> int:
-        return len(shard) if self._whole_episodes else shard.num_env_steps
+            return batch
+        mask = ~np.isin(batch.columns[_KEY][batch.step_slots()], list(self._left_out))
+        return batch if mask.all() else BadValues(usable=mask).cut_out_of(batch)
 
     @property
     def num_left_out(self) -> int:
@@ -162,33 +241,75 @@ class OfflineShards(BatchSource):
         return 0  # the operating system manages the files' pages
 
     def checkpoint(self) -> Any:
-        return self._epoch, self._position
+        """Return None: the learner restores `progress`."""
 
     def rollback(self, checkpoint: Any) -> None:
-        self._epoch, self._position = checkpoint
+        """Do nothing."""
 
     def get_state(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "position": self._position, "left_out": sorted(self._left_out)}
+        return {"left_out": sorted(self._left_out)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        self._epoch, self._position = int(state["epoch"]), int(state["position"])
-        self._left_out = set(map(int, state.get("left_out", ())))
+        self._left_out = set(map(int, state["left_out"]))
 
 
-def _single_steps(shard: EpisodeBatch, steps: np.ndarray) -> EpisodeBatch:
+class _Ahead:
+    """A batch that is read on a thread."""
+
+    def __init__(self, read: Callable[[], EpisodeBatch]) -> None:
+        self._read = read
+        self._batch: EpisodeBatch | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="offline-data", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._batch = self._read()
+        except BaseException as error:  # raised where the batch is asked for
+            self._error = error
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def result(self) -> EpisodeBatch:
+        """Return the batch once it has been read."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._batch is not None
+        return self._batch
+
+
+def _with_keys(shard: EpisodeBatch, index: int) -> EpisodeBatch:
+    """Return the shard with the columns that are trained on, and one with a key of each slot."""
+    columns = {name: shard.columns[name] for name in _TRAINED_ON}
+    columns[_KEY] = (np.int64(index) << _SLOT_BITS) + np.arange(len(columns[Columns.REWARDS]))
+    return EpisodeBatch(
+        columns,
+        start=shard.start,
+        length=shard.length,
+        t_started=shard.t_started,
+        terminated=shard.terminated,
+        truncated=shard.truncated,
+        episode_ids=shard.episode_ids,
+        observation_space=shard.observation_space,
+        action_space=shard.action_space,
+    )
+
+
+def _single_steps(shard: EpisodeBatch, chunks: NDArray[np.int64], within: NDArray[np.int64]) -> EpisodeBatch:
     """Return steps of a shard, each as a separate chunk on the shard's columns."""
-    ends = np.cumsum(shard.length)
-    chunks = np.searchsorted(ends, steps, "right")
-    within = steps - (ends - shard.length)[chunks]
     is_last = within == shard.length[chunks] - 1
     return EpisodeBatch(
         shard.columns,
         start=shard.start[chunks] + within,
-        length=np.ones(len(steps), np.int64),
+        length=np.ones(len(chunks), np.int64),
         t_started=shard.t_started[chunks] + within,
         terminated=shard.terminated[chunks] & is_last,
         truncated=shard.truncated[chunks] & is_last,
-        episode_ids=[f"offline-{step}" for step in steps.tolist()],
+        episode_ids=[f"offline-{key}" for key in shard.columns[_KEY][shard.start[chunks] + within].tolist()],
         observation_space=shard.observation_space,
         action_space=shard.action_space,
     )

@@ -52,7 +52,7 @@ class EpisodeReplay(BatchSource):
         self.buffer = buffer
         self.batch_size = batch_size
         self.options = options
-        self.ratio: ReplayRatio = ReplayRatio(train_ratio, warm_up)
+        self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
 
     @classmethod
     def of_plan(
@@ -68,8 +68,8 @@ class EpisodeReplay(BatchSource):
             self.buffer.add(batch)
 
     def plan_batches(self, num_fresh: int, num_ranks: int) -> int:
-        self.ratio.sampled(num_fresh)
-        return self.ratio.take(self.batch_size * num_ranks)
+        self.progress.sampled(num_fresh)
+        return self.progress.take(self.batch_size * num_ranks)
 
     def batches(self, num_batches: int, rng: np.random.Generator) -> Iterator[Any]:
         for _ in range(num_batches):

@@ -20,14 +20,22 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzmq.core.update_plan import ReplayRatio
+__all__ = ["BatchSource", "CircularBuffer", "FreshBatch", "Progress", "batches_of", "num_env_steps_of"]
 
-__all__ = ["BatchSource", "CircularBuffer", "FreshBatch", "batches_of", "num_env_steps_of"]
+
+class Progress(Protocol):
+    """Counts that are the same on all ranks."""
+
+    def get_state(self) -> dict[str, int]:
+        """Return the counts."""
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the counts."""
 
 
 class BatchSource(ABC):
@@ -37,12 +45,18 @@ class BatchSource(ABC):
 
     Attributes:
         source_id: Unique id within the run, by which the driver notices that a source is gone.
-        ratio: Training ratio, if the fresh data do not determine how much an update trains; the same on all ranks.
+        progress: Counts that decide, besides the fresh data, what an update trains. They are part of the learners'
+            state and the same on all ranks. None: there are none.
     """
 
     def __init__(self) -> None:
         self.source_id = uuid.uuid4().hex
-        self.ratio: ReplayRatio | None = None
+        self.progress: Progress | None = None
+        self._rank = 0, 1
+
+    def set_rank(self, rank: int, num_ranks: int) -> None:
+        """Set this rank's index and the number of ranks; called before each update."""
+        self._rank = rank, num_ranks
 
     @abstractmethod
     def add(self, episodes: Any) -> None:

@@ -107,7 +107,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
         "iter": str(result["training_iteration"]),
         "return": _return_text(mean),
         "episodes": str(runners.get("num_episodes_lifetime", 0)),
-        "steps": str(result["num_env_steps_sampled_lifetime"]),
+        "steps": str(result["num_env_steps_sampled_lifetime"] or result["num_env_steps_trained_lifetime"]),
         "steps/s": f"{runners.get('num_env_steps_sampled_lifetime_throughput', 0.0):.0f}",
         **_dropped(accounting["dropped"]),
         "time": f"{result['time_total_s']:.1f}s",

@@ -13,7 +13,7 @@ import pytest
 import rlzmq
 
 FROM_THE_TOP = "Public names come from the top level: from rlzmq import"
-ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, DQN, IMPALA, PPO, SAC, TQC."
+ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, BC, DQN, IMPALA, MARWIL, PPO, SAC, TQC."
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, DQN, IMPALA, PPO, SAC, 
             "cannot import name 'PPOconfig' from 'rlzmq'. Did you mean 'PPOConfig'?",
         ),
         (
-            "from rlzmq import PPO, MARWIL",
-            "cannot import name 'MARWIL' from 'rlzmq': " + ONLY_PPO.format("MARWIL"),
+            "from rlzmq import PPO, IQL",
+            "cannot import name 'IQL' from 'rlzmq': " + ONLY_PPO.format("IQL"),
         ),
         ("import rlzmq.algorithms.cql", "No module named 'rlzmq.algorithms.cql': " + ONLY_PPO.format("CQL")),
         ("from rlzmq.env import MultiAgentEnv", f"No module named 'rlzmq.env'. {FROM_THE_TOP} …"),

@@ -28,8 +28,6 @@ class CloningLearner(TorchLearner):
             open_shards(self.config.learner_config_dict["shards"]).shards,
             batch_size=BATCH,
             batches_per_update=PER_UPDATE,
-            rank=self.rank,
-            num_ranks=self.config.update_plan().num_ranks,
         )
 
     def compute_loss_for_module(self, *, module_id: str, batch: Any, fwd_out: Any, **kwargs: Any) -> Tensor:

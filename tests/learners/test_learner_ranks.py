@@ -86,7 +86,7 @@ def replaying_main(rank: int, world_size: int, path: Path) -> Any:
     gave = learner.update(episodes=[] if rank == 1 else episode_batch(20))["__all_modules__"]
     held.append(learner.source.num_env_steps)
     learner.update(episodes=episode_batch(20, 20))
-    answer = learner.ranks_agree(), learner.weights_seq_no, held, gave, learner.source.ratio.get_state()
+    answer = learner.ranks_agree(), learner.weights_seq_no, held, gave, learner.source.progress.get_state()
     learner.leave_distributed()
     return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -179,12 +180,12 @@ def test_a_replay_source_is_no_part_of_a_state_unless_that_is_wanted() -> None:
     learner = square_learner(learner_class=Replaying)
     learner.update(episodes=fresh(0, 40))
     assert "source" not in learner.get_state()
-    assert learner.get_state()["counters"]["replay_ratio"] == {"num_sampled": 40, "num_trained": 80}
+    assert learner.get_state()["counters"]["source_progress"] == {"num_sampled": 40, "num_trained": 80}
     state = learner.get_state(["source", "counters"])
     other = square_learner(learner_class=Replaying)
     other.set_state(state)
     assert other.source.num_env_steps == 40
-    assert other.source.ratio.get_state() == learner.source.ratio.get_state()
+    assert other.source.progress.get_state() == learner.source.progress.get_state()
     assert other.source.source_id != learner.source.source_id
 
 
@@ -271,21 +272,30 @@ def recorded(path: Path, num_shards: int = 3, steps: int = 50) -> list[EpisodeBa
     return open_shards(path).shards
 
 
+def offline_source(
+    shards: list[EpisodeBatch], rank: int = 0, num_ranks: int = 1, **options: Any
+) -> OfflineShards:
+    source = OfflineShards(shards, seed=3, **options)
+    source.set_rank(rank, num_ranks)
+    return source
+
+
+def drawn(source: OfflineShards, num_batches: int) -> list[EpisodeBatch]:
+    return list(source.batches(num_batches, np.random.default_rng(0)))
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_an_epoch_has_every_recorded_step_once(num_ranks: int, tmp_path: Path) -> None:
     shards = recorded(tmp_path)
     seen: Counter[bytes] = Counter()
     for rank in range(num_ranks):
-        source = OfflineShards(shards, batch_size=7, rank=rank, num_ranks=num_ranks, seed=3)
-        num_steps = sum(shard.num_env_steps for shard in source._shards)
+        source = offline_source(shards, rank, num_ranks, batch_size=7)
         orders = []
         for _epoch in range(2):
-            steps: list[bytes] = []
-            while len(steps) < num_steps - num_steps % 7:
-                (batch,) = source.batches(1, np.random.default_rng(0))
-                assert batch.num_env_steps == 7
-                steps += [row.tobytes() for row in np.asarray(batch.columns["obs"])[batch.start]]
-            orders.append(steps)
+            batches = drawn(source, source.num_batches_per_epoch)
+            assert {batch.num_env_steps for batch in batches} == {7}
+            orders.append([row.tobytes() for b in batches for row in np.asarray(b.columns["obs"])[b.start]])
+        assert source.num_epochs == 2
         assert orders[0] != orders[1]
         seen.update(orders[0])
     total = sum(shard.num_env_steps for shard in shards)
@@ -293,12 +303,88 @@ def test_an_epoch_has_every_recorded_step_once(num_ranks: int, tmp_path: Path) -
     assert total - 7 * num_ranks < len(seen) <= total
 
 
-def test_whole_episodes_stay_whole(tmp_path: Path) -> None:
-    source = OfflineShards(recorded(tmp_path), batch_size=30, whole_episodes=True)
-    lengths = Counter(shard.length.tolist()[i] for shard in source._shards for i in range(len(shard)))
-    for batch in source.batches(20, np.random.default_rng(0)):
-        assert batch.num_env_steps >= 30
-        assert set(batch.length.tolist()) <= set(lengths)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_whole_episodes_stay_whole_and_come_once_in_an_epoch(num_ranks: int, tmp_path: Path) -> None:
+    shards = recorded(tmp_path)
+    seen: list[str] = []
+    for rank in range(num_ranks):
+        source = offline_source(shards, rank, num_ranks, batch_size=30, whole_episodes=True)
+        batches = drawn(source, source.num_batches_per_epoch)
+        assert all(len(batch) for batch in batches)
+        assert np.mean([batch.num_env_steps for batch in batches]) >= 30
+        seen += [id_ for batch in batches for id_ in batch.episode_ids]
+    whole = {
+        id_: length for shard in shards for id_, length in zip(shard.episode_ids, shard.length, strict=True)
+    }
+    assert sorted(seen) == sorted(whole)
+    assert {
+        id_: n for b in batches for id_, n in zip(b.episode_ids, b.length, strict=True)
+    }.items() <= whole.items()
+
+
+def test_a_batch_of_a_few_long_episodes_is_never_empty(tmp_path: Path) -> None:
+    shards = [EpisodeBatch.concat([shard.select([0]) for shard in recorded(tmp_path)])]
+    source = offline_source(shards, batch_size=1, whole_episodes=True)
+    assert source.num_batches_per_epoch == len(shards[0])
+    assert [len(batch) for batch in drawn(source, 2 * len(shards[0]))] == [1] * 2 * len(shards[0])
+
+
+@pytest.mark.parametrize("whole_episodes", [False, True])
+def test_a_batch_follows_from_its_number_alone(whole_episodes: bool, tmp_path: Path) -> None:
+    """So a resumed run, a repeated update and a group of another size draw what they should."""
+    shards = recorded(tmp_path)
+
+    def ids(batches: list[EpisodeBatch]) -> list[list[str]]:
+        return [list(batch.episode_ids) for batch in batches]
+
+    source = offline_source(shards, batch_size=20, whole_episodes=whole_episodes)
+    expected = ids(drawn(source, 25))
+    for first in (0, 1, 7, 24):
+        source.progress.set_state({"num_drawn": first})
+        assert ids(drawn(source, 25 - first)) == expected[first:]
+    source.set_rank(1, 2)
+    other = offline_source(shards, 1, 2, batch_size=20, whole_episodes=whole_episodes)
+    other.progress.set_state(source.progress.get_state())
+    assert ids(drawn(source, 9)) == ids(drawn(other, 9))
+    assert ids(drawn(source, 9)) != expected[:9]
+
+
+def test_the_next_batch_is_read_beside_training(tmp_path: Path) -> None:
+    source = offline_source(recorded(tmp_path), batch_size=20)
+    reads: list[tuple[int, str]] = []
+    read = source._read
+
+    def noted(number: int) -> EpisodeBatch:
+        reads.append((number, threading.current_thread().name))
+        return read(number)
+
+    source._read = noted  # type: ignore[method-assign]
+    drawn(source, 3)
+    drawn(source, 2)
+    source._forget_ahead()
+    assert reads == [(0, "MainThread"), *((number, "offline-data") for number in range(1, 6))]
+
+
+def test_an_error_while_reading_ahead_is_raised_where_the_batch_is_needed(tmp_path: Path) -> None:
+    source = offline_source(recorded(tmp_path), batch_size=20)
+    drawn(source, 1)
+    source._forget_ahead()
+    source._shards[0].columns = {}
+    for shard in source._shards:
+        shard.columns = {}
+    source._ahead = None
+    with pytest.raises(KeyError):
+        drawn(source, 2)
+
+
+def test_recorded_steps_with_nan_are_left_out(tmp_path: Path) -> None:
+    shards = recorded(tmp_path, 1)
+    columns = {name: np.array(column) for name, column in shards[0].columns.items()}
+    columns["rewards"][shards[0].start] = np.nan
+    shards[0].columns = columns
+    batches = drawn(offline_source(shards, batch_size=10), 5)
+    assert sum(batch.num_env_steps for batch in batches) == 50 - len(shards[0])
+    assert all(np.isfinite(batch.columns["rewards"][batch.step_slots()]).all() for batch in batches)
 
 
 def test_a_learner_trains_on_files_without_fresh_data(tmp_path: Path) -> None:
@@ -315,10 +401,13 @@ def test_a_learner_trains_on_files_without_fresh_data(tmp_path: Path) -> None:
     assert results["num_gradient_updates"] == 3
     assert learner.weights_seq_no == 1
     assert learner.parameter_hash() != before
-    state = learner.source.get_state()
-    first = [batch.start.tolist() for batch in learner.source.batches(4, np.random.default_rng(0))]
-    learner.source.set_state(state)
-    assert first == [batch.start.tolist() for batch in learner.source.batches(4, np.random.default_rng(0))]
+    state = learner.get_state()
+    assert state["counters"]["source_progress"] == {"num_drawn": 3}
+    learner.update(episodes=[])
+    after = learner.parameter_hash()
+    learner.set_state(state)
+    learner.update(episodes=[])
+    assert learner.parameter_hash() == after, "it continues with the fourth batch"
     with pytest.raises(ConfigurationError, match="without fresh env steps"):
         learner.update(episodes=fresh(0, 20))
 
@@ -349,4 +438,4 @@ def test_recorded_steps_that_make_the_loss_overflow_are_passed_over(
 
 def test_a_rank_without_a_recorded_step_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="rank 99 of 100"):
-        OfflineShards(recorded(tmp_path, 1, 20), batch_size=5, rank=99, num_ranks=100)
+        offline_source(recorded(tmp_path, 1, 20), 99, 100, batch_size=5)

@@ -1,0 +1,29 @@
+"""BCLearner: maximises the log-likelihood of recorded actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rlzmq.algorithms.bc.bc_loss import bc_loss
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.offline_learner import OfflineLearner
+
+__all__ = ["BCLearner"]
+
+
+class BCLearner(OfflineLearner):
+    """Trains modules with behaviour cloning on single recorded steps. Needs the column ``actions``."""
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Return minus the mean log-likelihood of the actions; see `bc_loss`."""
+        module = self.module[module_id].unwrapped()
+        logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
+        dist = module.get_train_action_dist_cls().from_logits(logits)
+        loss = bc_loss(dist.logp(batch[Columns.ACTIONS]), batch.get(Columns.LOSS_MASK))
+        self.log_stats(module_id, {"policy_loss": loss})
+        return loss

@@ -1,0 +1,52 @@
+"""MARWILConfig: MARWIL's settings and their defaults."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from rlzmq.algorithms.offline_config import OfflineConfig
+from rlzmq.config.learning import TrainingSettings
+from rlzmq.config.settings import Fraction, NonNegative, NonNegativeInt, fixed, settings, takes
+
+__all__ = ["MARWILConfig", "MARWILTrainingSettings"]
+
+
+@settings
+class MARWILTrainingSettings(TrainingSettings):
+    """MARWIL's settings, in addition to those of `AlgorithmConfig.training`.
+
+    Args:
+        beta: How much steps are weighted by their advantages, in [0, 1]; 0: all equally.
+        vf_coeff: Weight of the value loss.
+        moving_average_sqd_adv_norm_start: Initial value of c², the moving average of squared advantages.
+        moving_average_sqd_adv_norm_update_rate: Rate at which each minibatch moves it.
+        lambda_: λ of the value targets in [0, 1]; 1: the discounted returns of the recorded episodes.
+        bc_logstd_coeff: Only 0: the loss has no such term.
+        burnin_len: Only 0: sequences begin with the module's initial state.
+    """
+
+    beta: Fraction = 1.0
+    vf_coeff: NonNegative = 1.0
+    moving_average_sqd_adv_norm_start: NonNegative = 100.0
+    moving_average_sqd_adv_norm_update_rate: Fraction = 1e-8
+    lambda_: Fraction = 1.0
+    bc_logstd_coeff: NonNegative = fixed(default=0.0, instead="add the term in compute_loss_for_module.")
+    burnin_len: NonNegativeInt = fixed(default=0, instead="sequences begin with the module's initial state.")
+
+
+class MARWILConfig(OfflineConfig, MARWILTrainingSettings):
+    """Settings of MARWIL; defaults as in RLlib."""
+
+    _defaults: ClassVar[dict[str, Any]] = {"lr": 1e-4, "train_batch_size": 2000}
+    _algorithm: ClassVar[str] = "MARWIL"
+    _learner_class: ClassVar[str] = "rlzmq.algorithms.marwil.marwil_learner:MARWILLearner"
+    _module_class: ClassVar[str] = "rlzmq.modules.default_models.actor_critic:DefaultPPOTorchRLModule"
+
+    @takes(MARWILTrainingSettings)
+    def training(self) -> Self:
+        """Set the training hyperparameters: see `MARWILTrainingSettings`."""
+        return self
+
+    @property
+    def _default_model_config(self) -> dict[str, Any]:
+        return {"vf_share_layers": False}

@@ -1,0 +1,112 @@
+"""MARWILLearner: imitation, weighted by advantages of whole recorded episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from rlzmq.algorithms.marwil.marwil_config import MARWILConfig, MARWILTrainingSettings
+from rlzmq.algorithms.marwil.marwil_loss import marwil_loss_terms
+from rlzmq.config.base_config import BaseConfig
+from rlzmq.connectors.defaults import add_estimator
+from rlzmq.connectors.learner import GeneralAdvantageEstimation
+from rlzmq.episodes.columns import Columns
+from rlzmq.learners.offline_learner import OfflineLearner
+from rlzmq.modules.apis import ValueFunctionAPI
+
+__all__ = ["MARWILLearner"]
+
+
+class MARWILLearner(OfflineLearner):
+    """Trains actor-critic modules with MARWIL.
+
+    Needs the columns ``actions`` and ``value_targets``; the latter come from the learner connector's
+    GeneralAdvantageEstimation, computed on whole episodes with the weights at the beginning of each batch.
+
+    Attributes:
+        moving_avg_sqd_adv_norms_per_module: Module id → c², a 0-d tensor.
+    """
+
+    config: MARWILConfig
+    trains_whole_episodes: ClassVar[bool] = True
+
+    @classmethod
+    def rl_module_required_apis(cls) -> list[type]:
+        """`ValueFunctionAPI`."""
+        return [ValueFunctionAPI]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.moving_avg_sqd_adv_norms_per_module: dict[str, Tensor] = {}
+
+    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
+        """Return the config's pipeline, with the pieces of the value targets first and last."""
+        pipeline = super().make_learner_connector(observation_space, action_space)
+        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
+            add_estimator(
+                pipeline, GeneralAdvantageEstimation(gamma=self.config.gamma, lambda_=self.config.lambda_)
+            )
+        return pipeline
+
+    def configure_optimizers_for_module(self, module_id: str, config: BaseConfig) -> None:
+        super().configure_optimizers_for_module(module_id, config)
+        start = cast(MARWILTrainingSettings, config).moving_average_sqd_adv_norm_start
+        self._set_norm(module_id, start)
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> Tensor:
+        """Return the weighted imitation loss plus the value loss; see `marwil_loss_terms`."""
+        settings = cast(MARWILTrainingSettings, config)
+        module = self.module[module_id].unwrapped()
+        logits = module.require_output(fwd_out, Columns.ACTION_DIST_INPUTS)
+        dist = module.get_train_action_dist_cls().from_logits(logits)
+        terms = marwil_loss_terms(
+            logp_B=dist.logp(batch[Columns.ACTIONS]),
+            values_B=module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)),
+            value_targets_B=batch[Columns.VALUE_TARGETS],
+            norm=self.moving_avg_sqd_adv_norms_per_module[module_id],
+            beta=settings.beta,
+            update_rate=settings.moving_average_sqd_adv_norm_update_rate,
+            mask_B=batch.get(Columns.LOSS_MASK),
+        )
+        self.moving_avg_sqd_adv_norms_per_module[module_id] = terms.norm
+        self.log_stats(
+            module_id,
+            {
+                "policy_loss": terms.policy_loss,
+                "vf_loss": terms.value_loss,
+                "vf_explained_variance": terms.explained_variance,
+                "moving_avg_sqd_adv_norm": terms.norm,
+            },
+        )
+        return terms.policy_loss + settings.vf_coeff * terms.value_loss
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """Make c² of all ranks their mean. A collective."""
+        super().after_gradient_based_update(timesteps=timesteps)
+        norms = {m: float(norm) for m, norm in self.moving_avg_sqd_adv_norms_per_module.items()}
+        for module_id, norm in self.mean_over_ranks(norms, dict.fromkeys(norms, 1.0)).items():
+            self._set_norm(module_id, norm)
+
+    def remove_module(self, module_id: str, **kwargs: Any) -> None:
+        super().remove_module(module_id, **kwargs)
+        self.moving_avg_sqd_adv_norms_per_module.pop(module_id, None)
+
+    def _set_norm(self, module_id: str, norm: float) -> None:
+        self.moving_avg_sqd_adv_norms_per_module[module_id] = torch.tensor(
+            norm, dtype=torch.float64, device=self.device
+        )
+
+    def get_extra_state(self) -> dict[str, Any]:
+        norms = {m: float(norm) for m, norm in self.moving_avg_sqd_adv_norms_per_module.items()}
+        return {**super().get_extra_state(), "moving_avg_sqd_adv_norms": norms}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        for module_id, norm in state["moving_avg_sqd_adv_norms"].items():
+            if module_id in self.moving_avg_sqd_adv_norms_per_module:
+                self._set_norm(module_id, float(norm))

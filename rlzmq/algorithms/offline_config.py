@@ -1,0 +1,47 @@
+"""OfflineConfig: base of the configs of algorithms that train on recorded data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.update_plan import UpdatePlan
+
+__all__ = ["OfflineConfig"]
+
+
+class OfflineConfig(AlgorithmConfig):
+    """Settings of a run that samples nothing: its learners read shards from `offline_data(input_=…)`."""
+
+    def update_plan(self) -> UpdatePlan:
+        """Return a plan without fresh env steps, one update at a time."""
+        return replace(
+            super().update_plan(), env_steps_per_rank=0, staleness=0, max_policy_lag=0, open_updates=1
+        )
+
+    def validate(self) -> None:
+        """Check the settings as AlgorithmConfig.validate does, and that there is data and nothing that samples.
+
+        Raises:
+            ConfigurationError: Settings are inconsistent; the text names them.
+        """
+        super().validate()
+        if not self._validate_config:
+            return
+        name = type(self).__name__
+        if self.is_multi_agent:
+            raise ConfigurationError(
+                f"config.policies={self.module_ids}: {name} trains on recorded data, which is of single-agent "
+                "environments only."
+            )
+        if self.input_ is None:
+            raise ConfigurationError(
+                f"config.input_ is None: {name} trains on recorded data. Give the directory of its shards: "
+                ".offline_data(input_='data/expert'). `rlzmq record CHECKPOINT --output data/expert` makes one."
+            )
+        if self.num_env_runners:
+            raise ConfigurationError(
+                f"config.num_env_runners={self.num_env_runners}: {name} trains on recorded data and samples nothing. "
+                "Set it to 0; .evaluation(evaluation_num_env_runners=…) evaluates in other processes."
+            )

@@ -1,0 +1,142 @@
+"""OfflineLearner: base of the learners that train on recorded data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import gymnasium as gym
+import numpy as np
+import optree
+
+from rlzmq.connectors.rl_modules import initial_state
+from rlzmq.core.errors import ConfigurationError
+from rlzmq.core.names import ALL_MODULES
+from rlzmq.core.tree import space_filler
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
+from rlzmq.learners.learner import TorchLearner
+from rlzmq.learners.offline_source import OfflineShards
+from rlzmq.learners.sources import BatchSource
+from rlzmq.replay.shards import OpenedShards, open_shards
+
+__all__ = ["OfflineLearner"]
+
+_log = logging.getLogger(__name__)
+
+
+class OfflineLearner(TorchLearner):
+    """Trains on the shards of ``config.input_``; `OfflineShards` gives each rank its part of them.
+
+    Results have, for all modules, ``dataset_num_iters_trained`` (batches of each rank in this update),
+    ``dataset_num_epochs``, ``num_shards`` and ``num_shards_skipped``.
+    """
+
+    trains_whole_episodes: ClassVar[bool] = False
+    """Whether the loss needs whole episodes and not single steps; with stateful modules it always gets them."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._opened = OpenedShards()
+        super().__init__(**kwargs)
+
+    def make_source(self) -> BatchSource:
+        """Open the shards.
+
+        Raises:
+            ConfigurationError: None is usable, or their columns do not fit together.
+        """
+        config = self.config
+        if config.input_ is None:
+            return super().make_source()  # an algorithm that is built to evaluate, without its data
+        self._opened = opened = open_shards(config.input_)
+        for skipped in opened.skipped:
+            _log.warning("offline data: skipped %s: %s", skipped.path, skipped.reason)
+        return OfflineShards(
+            opened.shards,
+            batch_size=config.train_batch_size_per_learner,
+            batches_per_update=config.dataset_num_iters_per_learner,
+            whole_episodes=self.trains_whole_episodes,
+            seed=self._seed,
+        )
+
+    def build(self) -> None:
+        """Build the module and check that the data fits it.
+
+        Raises:
+            ConfigurationError: Observations or actions in the data have another form than the spaces.
+        """
+        if self.module is not None:
+            return
+        super().build()
+        modules: Any = self.module
+        module = modules[DEFAULT_MODULE_ID].unwrapped()
+        for shard, path in zip(self._opened.shards, self._opened.paths, strict=True):
+            self._check_shard(shard, str(path), module)
+        if module.is_stateful() and isinstance(self.source, OfflineShards):
+            self.source.begin_sequences_with(initial_state(module))
+
+    def _check_shard(self, shard: EpisodeBatch, path: str, module: Any) -> None:
+        config = self.config
+        # A learner connector may turn the recorded observations into those of the module.
+        spaces = [module.observation_space]
+        if config.learner_connector is not None:
+            spaces = [config.observation_space] if config.observation_space is not None else []
+        observations = shard.columns[Columns.OBS]
+        if spaces and not any(_fits(space, observations) for space in spaces):
+            raise ConfigurationError(
+                f"offline data, {path}, column 'obs': expected observations of {spaces[0]}, got "
+                f"{shard.observation_space or _shapes(observations)}. Give the environment (or observation_space) that "
+                "the data was recorded with, or a learner_connector that converts it."
+            )
+        actions, space = shard.columns[Columns.ACTIONS], module.action_space
+        discrete = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
+        is_other = isinstance(space, discrete) and shard.action_space not in (None, space)
+        if is_other or not _fits(space, actions) or not _in_range(space, shard):
+            raise ConfigurationError(
+                f"offline data, {path}, column 'actions': expected actions of {space}, got "
+                f"{shard.action_space or _shapes(actions)}. Give the environment (or action_space) that the data was "
+                "recorded with."
+            )
+        stored = shard.meta.get("normalize_actions")
+        if isinstance(space, gym.spaces.Box) and stored not in (None, config.normalize_actions):
+            raise ConfigurationError(
+                f"offline data, {path}: its actions are {'' if stored else 'not '}normalised to [-1, 1], but "
+                f"config.normalize_actions={config.normalize_actions}. Set .environment(normalize_actions={stored})."
+            )
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
+        """Log how far the data was used."""
+        super().after_gradient_based_update(timesteps=timesteps)
+        if isinstance(self.source, OfflineShards):
+            values = {
+                "dataset_num_epochs": self.source.num_epochs,
+                "num_shards": len(self._opened.shards),
+                "num_shards_skipped": len(self._opened.skipped),
+            }
+            for name, value in values.items():
+                self.metrics.log_value((ALL_MODULES, name), value, reduce="max")
+
+
+def _shapes(column: Any) -> Any:
+    return optree.tree_map(lambda leaf: f"{leaf.dtype} {tuple(leaf.shape[1:])}", column)
+
+
+def _fits(space: gym.Space[Any], column: Any) -> bool:
+    """Return whether a column has the structure and shapes of a space's items, and integers where these have."""
+    wanted = space_filler(space, 0, lead=(1,))
+    if optree.tree_structure(wanted) != optree.tree_structure(column):
+        return False
+    return all(
+        np.shape(one)[1:] == np.shape(leaf)[1:]
+        and (np.asarray(one).dtype.kind == "f" or leaf.dtype.kind in "biu")
+        for one, leaf in zip(optree.tree_leaves(wanted), optree.tree_leaves(column), strict=True)
+    )
+
+
+def _in_range(space: gym.Space[Any], shard: EpisodeBatch) -> bool:
+    """Return whether all recorded actions of a Discrete space are among its own."""
+    if not isinstance(space, gym.spaces.Discrete):
+        return True
+    actions = cast(np.ndarray, shard.columns[Columns.ACTIONS])[shard.step_slots()]
+    return bool(actions.min() >= space.start and actions.max() < space.start + space.n)

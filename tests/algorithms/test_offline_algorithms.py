@@ -1,0 +1,255 @@
+"""BC and MARWIL from recorded data: serial, on two ranks, after a resume, and on as PPO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlzmq import BCConfig, ConfigurationError, MARWILConfig, PPOConfig, SingleAgentEpisode
+from rlzmq.replay import open_shards, write_shard
+
+
+def scripted_episodes(num: int, seed: int = 0) -> list[SingleAgentEpisode]:
+    """CartPole, balanced by a rule that gets 500 as a rule; some actions are random."""
+    env = gym.make("CartPole-v1")
+    rng = np.random.default_rng(seed)
+    episodes = []
+    for index in range(num):
+        observation, _ = env.reset(seed=1000 * seed + index)
+        episode = SingleAgentEpisode(
+            id_=f"{seed}-{index}", observations=[observation], observation_space=env.observation_space,
+            action_space=env.action_space, len_lookback_buffer=0,
+        )  # fmt: skip
+        while not episode.is_done:
+            best = int(
+                observation[2] + 0.5 * observation[3] + 0.05 * observation[0] + 0.1 * observation[1] > 0
+            )
+            action = int(rng.integers(2)) if rng.random() < 0.1 else best
+            observation, reward, terminated, truncated, _ = env.step(action)
+            episode.add_env_step(
+                observation, np.int64(action), float(reward), {}, terminated=terminated, truncated=truncated
+            )
+        episodes.append(episode)
+    env.close()
+    return episodes
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shards of scripted episodes."""
+    path = tmp_path_factory.mktemp("data")
+    for seed in range(4):
+        write_shard(path, scripted_episodes(5, seed))
+    return path
+
+
+def offline(algorithm: str, data: Any, **training: Any) -> Any:
+    config: Any = {"bc": BCConfig, "marwil": MARWILConfig}[algorithm]()
+    return (
+        config.environment("CartPole-v1")
+        .offline_data(input_=str(data), dataset_num_iters_per_learner=3)
+        .training(**{"train_batch_size_per_learner": 256, "lr": 3e-3, **training})
+        .rl_module(model_config={"fcnet_hiddens": [32]})
+        .debugging(seed=7)
+    )
+
+
+def weights(algo: Any) -> dict[str, np.ndarray]:
+    return algo.learner_group.get_weights()["default_policy"]  # type: ignore[no-any-return]
+
+
+def assert_equal_weights(one: Any, other: Any) -> None:
+    mine, others = weights(one), weights(other)
+    assert mine.keys() == others.keys()
+    for name, value in mine.items():
+        assert np.array_equal(value, others[name]), name
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
+def test_the_policy_that_recorded_the_data_is_cloned(algorithm: str, data: Path) -> None:
+    """On three seeds: 450 and more (BC), 260 and more (MARWIL); a random policy gets 22."""
+    config = offline(algorithm, data, lr=1e-2).offline_data(dataset_num_iters_per_learner=20)
+    config.evaluation(evaluation_interval=4, evaluation_duration=5, evaluation_config={"explore": False})
+    with config.build() as algo:
+        for _ in range(4):
+            result = algo.train()
+    overall = result["learners"]["__all_modules__"]
+    assert result["evaluation"]["env_runners"]["episode_return_mean"] > 200
+    assert result["accounting"] == {"sampled": 0, "trained": 0, "dropped": {}, "pending": 0}
+    assert overall["num_shards"] == 4
+    assert overall["num_shards_skipped"] == 0
+    assert overall["num_gradient_updates"] == 20
+    if algorithm == "bc":
+        assert overall["num_env_steps_trained"] == 20 * 256
+    values = result["learners"]["default_policy"]
+    assert np.isfinite(values["policy_loss"])
+    assert ("moving_avg_sqd_adv_norm" in values) == (algorithm == "marwil")
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
+def test_one_learner_process_trains_on_the_same_numbers_as_a_serial_run(algorithm: str, data: Path) -> None:
+    with (
+        offline(algorithm, data).build() as serial,
+        offline(algorithm, data).learners(num_learners=1).build() as other,
+    ):
+        for _ in range(2):
+            serial.train()
+            other.train()
+        assert_equal_weights(serial, other)
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
+def test_a_resumed_run_continues_bit_for_bit(algorithm: str, data: Path, tmp_path: Path) -> None:
+    config = offline(algorithm, data, lr=[(0, 1e-2), (5000, 1e-4)])
+    if algorithm == "marwil":
+        config.training(moving_average_sqd_adv_norm_update_rate=0.1)
+    with config.build() as algo:
+        algo.train()
+        algo.save_to_path(tmp_path / "checkpoint")
+        for _ in range(2):
+            result = algo.train()
+        with config.build() as other:
+            other.restore_from_path(tmp_path / "checkpoint")
+            for _ in range(2):
+                resumed = other.train()
+            assert_equal_weights(algo, other)
+    learned, again = (one["learners"]["default_policy"] for one in (result, resumed))
+    assert learned["policy_loss"] == again["policy_loss"]
+    # Schedules follow the trained steps.
+    trained = result["num_env_steps_trained_lifetime"]
+    before = trained - result["learners"]["__all_modules__"]["num_env_steps_trained"]
+    expected = 1e-2 + (1e-4 - 1e-2) * np.array([before, trained]) / 5000
+    assert expected[1] - 1e-9 <= learned["default_optimizer_learning_rate"] <= expected[0] + 1e-9
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
+def test_two_ranks_share_the_data_and_evaluate(algorithm: str, data: Path) -> None:
+    config = offline(algorithm, data).learners(num_learners=2)
+    config.evaluation(evaluation_interval=2, evaluation_num_env_runners=1, evaluation_duration=2)
+    with config.build() as algo:
+        for _ in range(2):
+            result = algo.train()
+    overall = result["learners"]["__all_modules__"]
+    assert overall["num_gradient_updates_lifetime"] == 6
+    if algorithm == "bc":
+        assert result["num_env_steps_trained_lifetime"] == 2 * 2 * 3 * 256
+    assert result["evaluation"]["env_runners"]["num_episodes"] == 2
+
+
+def test_without_a_number_of_batches_an_update_is_an_epoch(data: Path) -> None:
+    num_steps = sum(shard.num_env_steps for shard in open_shards(data).shards)
+    config = offline("bc", data).offline_data(dataset_num_iters_per_learner=None)
+    with config.build() as algo:
+        overall = algo.train()["learners"]["__all_modules__"]
+        assert overall["num_env_steps_trained"] == num_steps // 256 * 256
+        assert overall["dataset_num_epochs"] == 1
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
+def test_recurrent_modules_train_on_sequences(algorithm: str, data: Path) -> None:
+    config = offline(algorithm, data).rl_module(
+        model_config={"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 10}
+    )
+    with config.build() as algo:
+        result = algo.train()
+    assert np.isfinite(result["learners"]["default_policy"]["policy_loss"])
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
+def test_an_offline_checkpoint_goes_on_as_ppo(algorithm: str, data: Path, tmp_path: Path) -> None:
+    with offline(algorithm, data).build() as algo:
+        algo.train()
+        algo.save_to_path(tmp_path / "checkpoint")
+        cloned = weights(algo)
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0)
+        .training(train_batch_size=64, minibatch_size=64, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [32]})
+    )
+    with config.build() as ppo:
+        ppo.restore_from_path(tmp_path / "checkpoint", "learner_group/learner/rl_module")
+        for name, value in weights(ppo).items():
+            assert np.array_equal(value, cloned[name]), name
+        assert ppo.train()["learners"]["default_policy"]["num_module_steps_trained"] == 64
+
+
+# -- errors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda config: config.offline_data(input_=None), "config.input_ is None: BCConfig trains on recorded data"),
+        (lambda config: config.offline_data(input_="nowhere"), "nowhere does not exist"),
+        (lambda config: config.env_runners(num_env_runners=2), "num_env_runners=2: BCConfig trains on recorded"),
+        (lambda config: config.environment("Acrobot-v1"), r"column 'obs': expected .*\(6,\).* got Box.*\(4,\)"),
+        (
+            lambda config: config.environment(
+                None, observation_space=gym.spaces.Box(-1.0, 1.0, (4,)), action_space=gym.spaces.Discrete(3)
+            ),
+            r"column 'actions': expected actions of Discrete\(3\), got Discrete\(2\)",
+        ),
+        (
+            lambda config: config.environment(
+                None, observation_space=gym.spaces.Box(-1.0, 1.0, (4,)), action_space=gym.spaces.Box(-1.0, 1.0, (2,))
+            ),
+            r"column 'actions': expected actions of Box",
+        ),
+        (
+            lambda config: config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent, episode: "a"),
+            "single-agent environments only",
+        ),
+    ],
+)  # fmt: skip
+def test_data_that_does_not_fit_is_an_error_when_the_algorithm_is_built(
+    change: Any, words: str, data: Path
+) -> None:
+    config = offline("bc", data)
+    change(config)
+    with pytest.raises(ConfigurationError, match=words):
+        config.build()
+
+
+def test_the_error_of_a_learner_process_is_the_same(data: Path) -> None:
+    with pytest.raises(ConfigurationError, match="column 'obs': expected observations of"):
+        offline("bc", data).environment("Acrobot-v1").learners(num_learners=1).build()
+
+
+def test_an_online_algorithm_takes_no_recorded_data(data: Path) -> None:
+    with pytest.raises(ConfigurationError, match="PPOConfig trains on what env runners sample"):
+        PPOConfig().environment("CartPole-v1").offline_data(input_=str(data)).build()
+
+
+def test_torn_shards_are_counted_and_never_trained(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in open_shards(data).paths:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    torn = tmp_path / path.name
+    torn.write_bytes(torn.read_bytes()[:-100])
+    with offline("bc", tmp_path).build() as algo:
+        overall = algo.train()["learners"]["__all_modules__"]
+    assert overall["num_shards"] == 3
+    assert overall["num_shards_skipped"] == 1
+    assert any(f"skipped {torn}: torn" in record.getMessage() for record in caplog.records)
+
+
+def test_box_actions_must_be_stored_as_the_module_gives_them(tmp_path: Path) -> None:
+    spaces = gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Box(-2.0, 2.0, (1,))
+    episode = SingleAgentEpisode(
+        observations=[np.zeros(3, np.float32)] * 5, actions=[np.zeros(1, np.float32)] * 4, rewards=[0.0] * 4,
+        terminated=True, observation_space=spaces[0], action_space=spaces[1], len_lookback_buffer=0,
+    )  # fmt: skip
+    write_shard(tmp_path, [episode], normalize_actions=False)
+    config = offline("bc", tmp_path, train_batch_size_per_learner=4)
+    config.environment(None, observation_space=spaces[0], action_space=spaces[1])
+    with pytest.raises(ConfigurationError, match=r"Set .environment\(normalize_actions=False\)"):
+        config.build()
+    with config.environment(normalize_actions=False).build() as algo:
+        algo.train()
