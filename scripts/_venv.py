@@ -48,7 +48,7 @@ def ensure_venv(*, dev: bool) -> Path:
         str(CONSTRAINTS),
     ]
     subprocess.run([*pip, pin], check=True)
-    subprocess.run([*pip, "--editable", f"{ROOT}[marl,ssh]" if dev else str(ROOT)], check=True)
+    subprocess.run([*pip, "--editable", f"{ROOT}[marl,ssh,minari]" if dev else str(ROOT)], check=True)
     if dev:
         subprocess.run([*pip, *_dev_tools()], check=True)
     stamp.write_text(wanted)

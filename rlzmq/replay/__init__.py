@@ -3,11 +3,12 @@
 ``EpisodeReplayBuffer`` samples uniformly, ``PrioritizedEpisodeReplayBuffer`` by priorities; both store each
 observation once and return samples as an `EpisodeBatch`. Their multi-agent variants have one of them per module.
 ``EpisodeRecorder`` joins fragments to whole episodes; ``write_shard`` writes an `EpisodeBatch` to a file, and
-``open_shards`` maps such files into memory.
+``open_shards`` maps such files into memory; Minari datasets are converted from and to them.
 """
 
 from rlzmq.replay.episode_recorder import EpisodeRecorder
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
+from rlzmq.replay.minari_data import export_to_minari, import_from_minari
 from rlzmq.replay.multi_agent_episode_replay_buffer import (
     MultiAgentEpisodeReplayBuffer,
     MultiAgentPrioritizedEpisodeReplayBuffer,
@@ -21,6 +22,8 @@ __all__ = [
     "MultiAgentEpisodeReplayBuffer",
     "MultiAgentPrioritizedEpisodeReplayBuffer",
     "PrioritizedEpisodeReplayBuffer",
+    "export_to_minari",
+    "import_from_minari",
     "open_shards",
     "write_shard",
 ]
