@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.errors import NotFiniteError
@@ -493,12 +492,13 @@ class Learner(LearnerHooks):
     def _results(self, done: _Trained) -> dict[str, dict[str, Any]]:
         train_batch = done.batch
         results: dict[str, dict[str, Any]] = dict(self._stats.means(self.num_minibatches_per_epoch))
+        num_parameters = {module_id: self._num_parameters(module_id) for module_id in self.module}
         for module_id, num_steps in train_batch.num_module_steps.items():
             module_results = results.setdefault(module_id, {})
             module_results |= {
                 "num_module_steps_trained": num_steps,
                 "num_module_steps_trained_lifetime": self.num_module_steps_trained_lifetime.get(module_id, 0),
-                "num_trainable_parameters": self._num_parameters(module_id, trainable=True),
+                "num_trainable_parameters": num_parameters[module_id][0],
                 "weights_seq_no": self.weights_seq_no,
                 "num_nonfinite_gradients_skipped": self._num_skipped.get(module_id, 0)
                 + self._num_undone[module_id],
@@ -521,8 +521,8 @@ class Learner(LearnerHooks):
             num_env_steps_trained_lifetime=self.num_env_steps_trained_lifetime,
             num_module_steps_trained=sum(train_batch.num_module_steps.values()),
             num_module_steps_trained_lifetime=sum(self.num_module_steps_trained_lifetime.values()),
-            num_trainable_parameters=sum(self._num_parameters(m, trainable=True) for m in self.module),
-            num_non_trainable_parameters=sum(self._num_parameters(m, trainable=False) for m in self.module),
+            num_trainable_parameters=sum(trainable for trainable, _ in num_parameters.values()),
+            num_non_trainable_parameters=sum(fixed for _, fixed in num_parameters.values()),
             num_gradient_updates=done.num_minibatches,
             num_gradient_updates_lifetime=self.num_gradient_updates_lifetime,
             num_nonfinite_gradients_skipped=sum(self._num_skipped.values()) + self._num_undone.total(),
@@ -555,12 +555,11 @@ class Learner(LearnerHooks):
             timers.add_pieces(self._learner_connector)
         return timers.reduce()
 
-    def _num_parameters(self, module_id: str, *, trainable: bool) -> int:
-        if not isinstance(self.module[module_id].unwrapped(), nn.Module):
-            return 0
-        return sum(
-            p.numel() for p in self.get_parameters(self.module[module_id]) if p.requires_grad == trainable
-        )
+    def _num_parameters(self, module_id: str) -> tuple[int, int]:
+        """Return the numbers of a module's trainable and other parameters."""
+        parameters = self.get_parameters(self.module[module_id])
+        num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
+        return num_trainable, sum(p.numel() for p in parameters) - num_trainable
 
 
 class TorchLearner(Learner):
