@@ -40,7 +40,9 @@ class RunState:
             return wants(name, components, not_components)
 
         await self._iterations.settle()
-        parts = await self._session.get_state(with_runners=is_wanted("env_runners"))
+        parts = await self._session.get_state(
+            with_runners=is_wanted("env_runners"), with_replay=is_wanted("learner_group")
+        )
         if is_wanted("eval_env_runners") or is_wanted("evaluation"):
             parts |= await self._evaluation.get_state()
         parts["algorithm"] = self._iterations.get_state()

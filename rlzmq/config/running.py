@@ -160,11 +160,15 @@ class CheckpointingSettings:
         checkpoint_every_s: Seconds between checkpoints of `rlzmq train` and `Algorithm.keep_checkpoints`;
             None: only at the end.
         checkpoint_keep: Number of newest checkpoints to keep; the one with the best mean return is kept as well.
+        checkpoint_replay: Whether checkpoints hold every learner's replay buffer, and its position in recorded episodes
+            (RLlib's store_buffer_in_checkpoints). Training waits while the buffers are copied, and the driver holds two
+            copies of all of them meanwhile. False: a resumed run fills empty buffers by sampling.
     """
 
     export_native_model_files: bool = False
     checkpoint_every_s: NonNegative | None = 60.0
     checkpoint_keep: PositiveInt = 3
+    checkpoint_replay: bool = False
 
 
 @settings

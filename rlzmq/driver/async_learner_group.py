@@ -18,6 +18,7 @@ from rlzmq.driver.process_config import config_for_learners
 from rlzmq.driver.supervision import attended, spawn_within
 from rlzmq.learners.learner_base import LearnerBase
 from rlzmq.learners.rank_modules import RANK_MODULES
+from rlzmq.learners.replay_source import divide_states
 from rlzmq.modules.saving import read_module_states
 from rlzmq.modules.weights import WeightsLayout
 from rlzmq.roles.learner.formation import form_group
@@ -240,6 +241,38 @@ class AsyncLearnerGroup:
         if self.local_learner is not None:
             self.local_learner.set_state(state)
         await self._on_all(lambda handle: handle.set_state(dict(state)))
+
+    async def get_sources(self) -> list[dict[str, Any]]:
+        """Return the state of each rank's batch source, by rank."""
+        if self.local_learner is not None:
+            return [self.local_learner.get_state("source")["source"]]
+        return await self._on_all(lambda handle: handle.get_source())
+
+    async def set_sources(self, states: Sequence[Mapping[str, Any]]) -> bool:
+        """Restore the ranks' batch sources; the contents of replay buffers are divided if the number of ranks differs.
+
+        Args:
+            states: Result of `get_sources`, maybe of another group.
+
+        Returns:
+            Whether they were restored: positions in files are of no use to another number of ranks.
+        """
+        num_ranks = self.num_learners
+        fitting = list(states) if len(states) == num_ranks else divide_states(states, num_ranks)
+        if fitting is None:
+            return False
+        if self.local_learner is not None:
+            self.local_learner.set_state({"source": fitting[0]})
+            return True
+
+        async def set_all(handles: Sequence[Any]) -> None:
+            # A rank that died meanwhile begins with an empty source.
+            pairs = zip(handles, fitting, strict=False)
+            await asyncio.gather(*(handle.set_state({"source": dict(state)}) for handle, state in pairs))
+
+        assert self.supervisor is not None
+        await self.supervisor.call(set_all)
+        return True
 
     async def save_to_path(self, path: str | Path | None = None) -> str:
         """Write rank 0's state as a checkpoint (see Checkpointable.save_to_path)."""

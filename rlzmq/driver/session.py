@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -23,8 +24,11 @@ from rlzmq.driver.update_results import Accounting, UpdateResult
 
 __all__ = ["Session"]
 
+_log = logging.getLogger("rlzmq.driver")
+
 _RUNNERS = "env_runners/"
 _LEARNER = "learner_group/learner"
+_REPLAY = "learner_group/replay-"
 
 
 class Session:
@@ -235,10 +239,14 @@ class Session:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    async def get_state(self, *, with_runners: bool = True) -> dict[str, Any]:
-        """Return a checkpoint's components: learner, connectors, accounting, and each runner's sampling state."""
+    async def get_state(self, *, with_runners: bool = True, with_replay: bool = True) -> dict[str, Any]:
+        """Return a checkpoint's components: learner, connectors, accounting, and each runner's sampling state; with
+        ``checkpoint_replay`` each rank's batch source, too."""
         runners = await self.env_runner_group.get_sampling_states() if with_runners else {}
+        with_replay = with_replay and self.config.checkpoint_replay
+        sources = await self.learner_group.get_sources() if with_replay else []
         return {
+            **{f"{_REPLAY}{rank}": source for rank, source in enumerate(sources)},
             **{f"{_RUNNERS}{name}": state for name, state in runners.items()},
             _LEARNER: await self.learner_group.get_state(),
             "env_runner": self.get_connector_state(),
@@ -255,13 +263,24 @@ class Session:
         await self._pipeline.pause()
         if learner is not None:
             await self.learner_group.set_state(learner)
+        names = sorted(
+            (name for name in state if name.startswith(_REPLAY)), key=lambda name: (len(name), name)
+        )
+        sources = [state[name] for name in names]
+        with_sources = bool(sources) and await self.learner_group.set_sources(sources)
         if "env_runner" in state:
             # In a whole run's state, missing states are empty; a single pipeline's state leaves the other as it is.
             kept = {} if "accounting" in state else self.get_connector_state()
             self._connectors.set_state({**kept, **state["env_runner"]})
         recalled: list[str] = []
         if "accounting" in state:
-            self.accounting.set_state(state["accounting"], with_sources=bool((learner or {}).get("source")))
+            num_lost = self.accounting.set_state(state["accounting"], with_sources=with_sources)
+            if num_lost:
+                _log.warning(
+                    "The checkpoint was written without checkpoint_replay: the %d env steps that replay buffers "
+                    "held are lost, and empty buffers are filled by sampling.",
+                    num_lost,
+                )
             if learner is not None:
                 recalled = await self._pipeline.read_journal(learner["weights_seq_no"])
         # A runner whose fragments are recovered would sample them again from its old state: it starts from scratch.

@@ -132,21 +132,27 @@ class Accounting:
         """Return `to_dict` and the contents of the batch sources."""
         return {**self.to_dict(), "in_sources": self.num_in_sources}
 
-    def set_state(self, state: dict[str, Any], *, with_sources: bool = False) -> None:
+    def set_state(self, state: dict[str, Any], *, with_sources: bool = False) -> int:
         """Load a state that `get_state` returned; its pending steps are dropped ("restored").
 
         Args:
             state: State from `get_state`.
             with_sources: Whether the content of the sources is restored too; else it is lost.
+
+        Returns:
+            Number of env steps that are lost with the sources.
         """
         self.sampled = int(state["sampled"])
         self.trained = int(state["trained"])
         self.dropped = Counter({str(k): int(v) for k, v in state["dropped"].items()})
         self.drop_pending("restored")
         self._nowhere = None
-        if not with_sources and not self._in_sources:  # this run's own sources still exist
-            self._in_sources = {"restored": int(state.get("in_sources", 0))}
-            self.lose_sources(["restored"])
+        if with_sources or self._in_sources:  # this run's own sources still exist
+            return 0
+        self._in_sources = {"restored": int(state.get("in_sources", 0))}
+        num_lost = self.num_in_sources
+        self.lose_sources(["restored"])
+        return num_lost
 
     def __str__(self) -> str:
         dropped = ", ".join(f"{reason} {steps}" for reason, steps in sorted(self.dropped.items()) if steps)

@@ -311,8 +311,7 @@ class LearnerBase(Checkpointable):
         Args:
             components: Only these: "rl_module" (or "rl_module/<module_id>"), "optimizer", "weights_seq_no",
                 "counters", "learner_connector", "metrics", "random" (the seed of each update's random numbers),
-                "extra", "source" (content of the batch source); None: all, "source" only if
-                ``config.store_buffer_in_checkpoints`` is set.
+                "extra", "source" (content of the batch source, each rank's own); None: all but "source".
             not_components: Components to leave out.
             inference_only: Whether to leave out the modules' parts that only learners need.
 
@@ -320,11 +319,7 @@ class LearnerBase(Checkpointable):
             ValueError: A component is unknown.
         """
         self._check_built()
-        default: list[str] = []
-        if components is None:
-            stores_buffer = self._setting("store_buffer_in_checkpoints", False)
-            default = [name for name in _COMPONENTS if name != "source" or stores_buffer]
-        paths = _paths(components, default)
+        paths = _paths(components, [name for name in _COMPONENTS if name != "source"])
         skipped = set(_paths(not_components, []))
         state: dict[str, Any] = {}
         for path in paths:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
 from rlzmq.learners.sources import BatchSource, batches_of
+from rlzmq.replay.divided_states import divide_buffers
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
 from rlzmq.replay.multi_agent_episode_replay_buffer import (
     MultiAgentEpisodeReplayBuffer,
@@ -18,12 +19,27 @@ from rlzmq.replay.multi_agent_episode_replay_buffer import (
 )
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 
-__all__ = ["REPLAY_KEY", "EpisodeReplay"]
-
-REPLAY_KEY = "replay_key"
+__all__ = ["REPLAY_KEY", "EpisodeReplay", "divide_states"]
 
 ReplayBuffer = EpisodeReplayBuffer | MultiAgentEpisodeReplayBuffer
+
+REPLAY_KEY = "replay_key"
 """Column of sampled batches, int64: identifies the step that a row begins with."""
+
+
+def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
+    """Divide the states of all ranks' replay buffers among another number of ranks.
+
+    Args:
+        states: Results of `BatchSource.get_state`, by rank.
+        num_ranks: The new number of ranks.
+
+    Returns:
+        A state for each rank; None: they are not of replay buffers.
+    """
+    if not all("buffer" in state for state in states):
+        return None
+    return [{"buffer": state} for state in divide_buffers([state["buffer"] for state in states], num_ranks)]
 
 
 class EpisodeReplay(BatchSource):

@@ -13,6 +13,7 @@ from rlzmq.episodes.multi_agent_batch import MultiAgentEpisodeBatch
 from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.replay import MultiAgentEpisodeReplayBuffer, MultiAgentPrioritizedEpisodeReplayBuffer
+from rlzmq.replay.divided_states import divide_buffers
 from rlzmq.replay.multi_agent_episode_replay_buffer import joined
 
 BUFFERS = (MultiAgentEpisodeReplayBuffer, MultiAgentPrioritizedEpisodeReplayBuffer)
@@ -245,3 +246,32 @@ def test_bad_input_is_named() -> None:
         buffer.sample(3, replay_mode="lockstep")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected capacity >= 1, got 0"):
         MultiAgentEpisodeReplayBuffer(0)
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+@pytest.mark.parametrize("num_buffers", [1, 2, 3])
+def test_states_are_divided_by_episodes_with_their_env_steps(cls: Any, num_buffers: int) -> None:
+    given = [cls(100, seed=seed) for seed in range(2)]
+    for index in range(6):
+        given[index % 2].add(episode_of(index, 2 + index, agents="abc" if index % 3 else "ab"))
+    given[1].add(episode_of(7, 2, agents="c"))
+    divided = [cls(100, seed=seed) for seed in range(num_buffers)]
+    for buffer, state in zip(
+        divided, divide_buffers([one.get_state() for one in given], num_buffers), strict=True
+    ):
+        buffer.set_state(state)
+    held = [
+        {module: sorted(all_observations(buffer, module)) for module in buffer.buffers} for buffer in divided
+    ]
+    for module in "pq":
+        wanted = sorted(obs for buffer in given for obs in all_observations(buffer, module))
+        assert sorted(obs for one in held for obs in one.get(module, [])) == wanted
+    assert sum(map(len, divided)) == sum(map(len, given))
+    assert sum(buffer.get_metrics()["num_episodes_added_lifetime"] for buffer in divided) == 7
+    for buffer in divided:
+        pairs = buffer.sample_modules(20, replay_mode="synchronized")
+        assert {obs // 10 for obs, *_ in rows_of(pairs["p"])} == {
+            obs // 10 for obs, *_ in rows_of(pairs["q"])
+        }
+        buffer.add(episode_of(8, 3))
+        assert len(buffer) == len({obs // 10 for m in "pq" for obs in all_observations(buffer, m)})

@@ -125,6 +125,10 @@ class LearnerRole:
         """See Learner.set_state."""
         self.learner.set_state(state)
 
+    def get_source(self) -> dict[str, Any]:
+        """Return the state of the batch source."""
+        return self.learner.get_state("source")["source"]  # type: ignore[no-any-return]
+
     def get_inference_weights(self, module_ids: list[str] | None = None) -> tuple[Any, int]:
         """Return (snapshot of the inference weights, version).
 

@@ -1,0 +1,114 @@
+"""Replay buffers in checkpoints: restored by any number of ranks, or left out and filled by sampling."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from offline_runs import PER_UPDATE, cloning_config
+from replay_runs import FRESH, replay_config
+
+from rlzmq import Algorithm
+from rlzmq.core.checkpoint import read_checkpoint
+
+
+def config_of(num_learners: int, *, stores: bool, kind: str = "PrioritizedEpisodeReplayBuffer") -> Any:
+    config: Any = replay_config(min(num_learners, 1), num_learners)
+    config.training(replay_buffer_config={"type": kind})
+    return config.checkpointing(checkpoint_replay=stores)
+
+
+def held_by(algo: Any) -> list[Counter[bytes]]:
+    """The stored transitions of each rank, with their priorities."""
+
+    def of_rank(learner: Any) -> Counter[bytes]:
+        state = learner.get_state("source")["source"]["buffer"]
+        rows = np.delete(
+            np.arange(sum(state["length"]) + len(state["length"])), np.cumsum(np.add(state["length"], 1)) - 1
+        )
+        priorities = state.get("priorities", np.zeros(len(rows)))
+        columns = [state["columns"][name][rows] for name in ("obs", "actions", "rewards")]
+        return Counter(
+            b"|".join(np.asarray(v).tobytes() for v in row) for row in zip(*columns, priorities, strict=True)
+        )
+
+    return [Counter(one) for one in algo.learner_group.foreach_learner(of_rank)]
+
+
+def weights_of(algo: Any) -> dict[str, Any]:
+    return algo.get_module().get_state()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        (0, 0, "EpisodeReplayBuffer"),
+        (0, 2, "PrioritizedEpisodeReplayBuffer"),
+        (2, 2, "PrioritizedEpisodeReplayBuffer"),
+        (2, 1, "EpisodeReplayBuffer"),
+    ],
+)
+def test_buffers_are_divided_among_any_number_of_ranks(
+    tmp_path: Path, before: int, after: int, kind: str
+) -> None:
+    with config_of(before, stores=True, kind=kind).build() as algo:
+        for _ in range(6):
+            algo.train()
+        held = held_by(algo)
+        algo.save_to_path(tmp_path)
+    assert [name for name in read_checkpoint(tmp_path) if "replay" in name] == [
+        f"learner_group/replay-{rank}" for rank in range(max(before, 1))
+    ]
+    assert sum(map(Counter.total, held)) == 6 * FRESH
+    with Algorithm.from_checkpoint(tmp_path, config=config_of(after, stores=True, kind=kind)) as algo:
+        again = held_by(algo)
+        assert len(again) == max(after, 1)
+        assert all(part.total() for part in again)
+        assert sum(again, Counter()) == sum(held, Counter())
+        if before == after:
+            assert again == held
+        result = algo.train()
+    account = result["accounting"]
+    assert "buffer_lost" not in account["dropped"]
+    source = result["learners"]["__all_modules__"]["batch_source"]
+    assert source["num_env_steps"] == account["trained"] == 7 * FRESH
+
+
+def test_without_the_setting_buffers_are_filled_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(1, stores=False)
+    with config.build() as algo:
+        for _ in range(6):
+            algo.train()
+        algo.save_to_path(tmp_path)
+    assert not any("replay" in name for name in read_checkpoint(tmp_path))
+    with Algorithm.from_checkpoint(tmp_path, config=config) as algo:
+        result = algo.train()
+    assert [text for text in caplog.messages if "buffers" in text] == [
+        f"The checkpoint was written without checkpoint_replay: the {6 * FRESH} env steps that replay buffers held are "
+        "lost, and empty buffers are filled by sampling."
+    ]
+    assert result["accounting"]["dropped"]["buffer_lost"] == 6 * FRESH
+    assert result["learners"]["__all_modules__"]["batch_source"]["num_env_steps"] == FRESH
+
+
+def test_the_position_in_recorded_episodes_is_restored(tmp_path: Path) -> None:
+    config = cloning_config(tmp_path / "shards", 0, 0).checkpointing(checkpoint_replay=True)
+    with config.build() as algo:
+        for _ in range(3):
+            algo.train()
+        algo.save_to_path(tmp_path / "c")
+        algo.train()
+        weights = weights_of(algo)
+    with Algorithm.from_checkpoint(tmp_path / "c", config=config) as algo:
+        assert algo.learner_group.foreach_learner(lambda learner: learner.source.progress.num_drawn) == [
+            3 * PER_UPDATE
+        ]
+        algo.train()
+        again = weights_of(algo)
+    for name, value in weights.items():
+        assert (value == again[name]).all(), name
