@@ -529,16 +529,13 @@ def network(place: Path, options: argparse.Namespace, seen: Seen) -> None:
         seen.ends_well("network", run)
 
 
-def _start(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
-    """A peer that joins."""
+def _start(*arguments: str, cwd: Path, output: Path | None = None) -> subprocess.Popen[bytes]:
+    """A peer that joins; its output goes to a file."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "rlzmq", *arguments],
-        cwd=cwd,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
+    with Path(output or os.devnull).open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rlzmq", *arguments], cwd=cwd, stdout=out, stderr=out, env=environment
+        )
 
 
 def _fields(join: Any) -> dict[str, Any]:
@@ -609,7 +606,11 @@ class _Lines:
 
 
 def crowd(place: Path, options: argparse.Namespace, seen: Seen) -> None:
-    """Runner processes with a sleeping env join, leave and die at random."""
+    """Runner processes with a sleeping env join, leave and die at random.
+
+    As many start at a time as there are cores: starting one costs seconds of processor time, and a machine that only
+    imports says nothing of the run.
+    """
     place.mkdir(parents=True)
     rng = random.Random(options.seed)
     join_path = place / "join.toml"
@@ -619,9 +620,21 @@ def crowd(place: Path, options: argparse.Namespace, seen: Seen) -> None:
     ]  # fmt: skip
     counts = {"joined": 0, "left": 0, "killed": 0}
     runners: list[subprocess.Popen[bytes]] = []
+    outputs: dict[int, Path] = {}
+
+    def may_start() -> bool:
+        starting = [
+            runner
+            for runner in runners
+            if runner.poll() is None and b" joined " not in outputs[runner.pid].read_bytes()
+        ]
+        return len(starting) < (os.cpu_count() or 1)
 
     def join() -> None:
-        runners.append(_start("runner", "--join", str(join_path), "--import", "odd_faults", cwd=place))
+        output = place / f"runner-{counts['joined']}.log"
+        arguments = ("runner", "--join", str(join_path), "--import", "odd_faults")
+        runners.append(_start(*arguments, cwd=place, output=output))
+        outputs[runners[-1].pid] = output
         counts["joined"] += 1
 
     def change() -> None:
@@ -629,7 +642,8 @@ def crowd(place: Path, options: argparse.Namespace, seen: Seen) -> None:
         if rng.random() > 0.05:
             return
         if len(runners) < options.runners and (rng.random() < 0.7 or len(runners) < 2):
-            join()
+            if may_start():
+                join()
         elif runners:
             how = rng.choice(["left", "killed"])
             rng.choice(runners).send_signal(signal.SIGTERM if how == "left" else signal.SIGKILL)
@@ -639,8 +653,8 @@ def crowd(place: Path, options: argparse.Namespace, seen: Seen) -> None:
         try:
             run.wait_for(join_path.exists, 60.0)
             for _ in range(options.runners):
+                run.wait_for(may_start, 60.0)
                 join()
-                time.sleep(0.3)
             seen.expect("crowd", run.trains(timeout_s=240.0), "it does not begin", run)
             count, pause = run.iterations, run.longest_pause(options.seconds, change)
             seen.expect("crowd", pause < STAND_STILL_S, f"it stood still for {pause:.1f} s", run)
