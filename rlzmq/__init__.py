@@ -196,6 +196,12 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     )
     from rlzmq.modules.rl_module import RLModule as RLModule, TorchRLModule as TorchRLModule
     from rlzmq.modules.spec import RLModuleSpec as RLModuleSpec
+    from rlzmq.replay import (
+        EpisodeReplayBuffer as EpisodeReplayBuffer,
+        MultiAgentEpisodeReplayBuffer as MultiAgentEpisodeReplayBuffer,
+        MultiAgentPrioritizedEpisodeReplayBuffer as MultiAgentPrioritizedEpisodeReplayBuffer,
+        PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
+    )
     from rlzmq.runners.env_runner import EnvRunner as EnvRunner
     from rlzmq.runners.multi.multi_agent_env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
     from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
@@ -269,6 +275,10 @@ _EXPORTS: dict[str, str] = {
         "modules.distributions": (
             "Distribution TorchCategorical TorchDeterministic TorchDiagGaussian TorchMultiCategorical "
             "TorchMultiDistribution TorchSquashedGaussian"
+        ),
+        "replay": (
+            "EpisodeReplayBuffer MultiAgentEpisodeReplayBuffer MultiAgentPrioritizedEpisodeReplayBuffer "
+            "PrioritizedEpisodeReplayBuffer"
         ),
         "runners.env_runner": "EnvRunner",
         "runners.single.single_agent_env_runner": "SingleAgentEnvRunner",
