@@ -81,6 +81,12 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
         return self.training_intensity or self.total_train_batch_size / self._round_steps
 
     @property
+    def _trains_sequences(self) -> bool:
+        """Whether the model's settings are those of a stateful module."""
+        model = self.model_config
+        return bool(model.get("use_lstm")) or "max_seq_len" in model
+
+    @property
     def _round_steps(self) -> int:
         """Env steps of a fragment from every environment."""
         num_envs = self.num_envs_per_env_runner * max(self.num_env_runners, 1)
@@ -100,7 +106,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
             max_policy_lag=-1 if self.max_policy_lag is None else self.max_policy_lag,
             train_ratio=self.train_ratio,
             warm_up=self.num_steps_sampled_before_learning_starts,
-            keeps_episodes=self.n_step_range[1] > 1,
+            keeps_episodes=self.n_step_range[1] > 1 or self._trains_sequences,
         )
 
     def validate(self) -> None:

@@ -97,7 +97,7 @@ def _module_columns(
     if len(episodes) == 0:
         return {}
     module = module.unwrapped()
-    if module.is_stateful() and (plan.next_observations or Columns.STATE_OUT not in episodes.columns):
+    if module.is_stateful() and Columns.STATE_OUT not in episodes.columns:
         return None
     rows = _Rows(episodes, plan.add_one_ts)
     columns = _gathered(episodes, plan, rows)

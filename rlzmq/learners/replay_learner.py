@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlzmq.connectors.defaults import add_next_observations
+from rlzmq.connectors.rl_modules import initial_state, max_seq_len
+from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import UpdatePlan
-from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.learners.learner import TorchLearner
-from rlzmq.learners.replay_source import REPLAY_KEY, EpisodeReplay
+from rlzmq.learners.replay_source import REPLAY_KEY, BurnIn, EpisodeReplay
 from rlzmq.learners.target_networks import update_target_networks
 from rlzmq.modules.apis import TargetNetworkAPI
 from rlzmq.replay import (
@@ -60,12 +62,17 @@ class ReplayLearner(TorchLearner):
     they are due. Subclasses call `note_td_errors` in their loss.
 
     Columns of a train batch: ``obs``, ``actions``, ``rewards`` (sums of ``n_step`` rewards), ``new_obs``,
-    ``terminateds``, ``truncateds``, ``n_step`` (int64), ``weights`` (float32), ``replay_key`` (int64).
+    ``terminateds``, ``truncateds``, ``n_step`` (int64), ``weights`` (float32), ``replay_key`` (int64). A stateful
+    module's are sequences ``[B, T, …]`` with ``state_in`` ``[B, …]`` and ``loss_mask``, False where padded and in the
+    burn-in, without ``n_step`` and ``weights``.
 
     Attributes:
         num_target_updates: Number of updates of the target networks.
         last_target_update_ts: Lifetime env steps at the last one.
     """
+
+    trains_sequences: ClassVar[bool] = False
+    """Whether the loss takes the sequences of stateful modules."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -83,15 +90,87 @@ class ReplayLearner(TorchLearner):
     def _replay_settings(self) -> _ReplaySettings:
         return cast(_ReplaySettings, self.config)
 
+    def build(self) -> None:
+        """Build the module; for a stateful one the buffer stores states, and gives sequences.
+
+        Raises:
+            ConfigurationError: A module is stateful, and the settings or this learner are not made for it.
+        """
+        if self.module is not None:
+            return
+        super().build()
+        modules: Any = self.module
+        stateful = [module_id for module_id in modules if modules[module_id].unwrapped().is_stateful()]
+        if not stateful and self._burn_in_len:
+            raise ConfigurationError(
+                f"config.burn_in_len={self._burn_in_len}: the module has no state to warm up. Leave it at 0, or set "
+                "model_config['use_lstm']."
+            )
+        if stateful:
+            self._check_sequences(stateful[0])
+            module = modules[DEFAULT_MODULE_ID].unwrapped()
+            self.source = self._new_source(
+                BurnIn(self._burn_in_len, initial_state(module)), max_seq_len(module)
+            )
+
+    @property
+    def _burn_in_len(self) -> int:
+        return int(self._setting("burn_in_len", 0))
+
+    def _check_sequences(self, module_id: str) -> None:
+        """Check that a stateful module can be trained."""
+        settings, module = self._replay_settings, self.module[module_id].unwrapped()
+        where, plan = module.describe(), settings.update_plan()
+        if not self.trains_sequences:
+            raise ConfigurationError(
+                f"{where} is stateful, which {type(self).__name__} does not train. Use DQN or PPO, or stack frames "
+                "(FrameStackingEnvToModule and FrameStackingLearner)."
+            )
+        if settings.is_multi_agent:
+            raise ConfigurationError(
+                f"{where} is stateful: from replay buffers such modules are trained in single-agent runs only. Use "
+                "PPO, or stack frames (FrameStackingEnvToModule and FrameStackingLearner)."
+            )
+        kind = settings.replay_buffer_config["type"]
+        if kind != EpisodeReplayBuffer.__name__:
+            raise ConfigurationError(
+                f"{where} is stateful, config.replay_buffer_config['type']={kind!r}: priorities are those of single "
+                "steps, but a stateful module is trained on sequences. Set "
+                "replay_buffer_config={'type': 'EpisodeReplayBuffer'}."
+            )
+        if settings.n_step not in (1, (1, 1)):
+            raise ConfigurationError(
+                f"{where} is stateful, config.n_step={settings.n_step}: sums of rewards are for single transitions, "
+                "but a stateful module is trained on sequences. Set n_step=1."
+            )
+        longest = max_seq_len(module)
+        if longest - self._burn_in_len < 2:
+            raise ConfigurationError(
+                f"{where} is stateful, config.burn_in_len={self._burn_in_len}: its model_config has "
+                f"max_seq_len={longest}, and a sequence trains at least two steps after the burn-in. Lower burn_in_len "
+                "to at most max_seq_len - 2, or raise max_seq_len."
+            )
+        if plan.num_ranks > 1 and not plan.keeps_episodes:
+            raise ConfigurationError(
+                f"{where} is stateful: with {plan.num_ranks} learners each must get whole episodes. Set "
+                f"config.rl_module(model_config={{'max_seq_len': {longest}}}) for the run to do so."
+            )
+
     def make_source(self) -> EpisodeReplay:
         """Return this rank's replay buffer; the ranks share the capacity equally."""
+        return self._new_source()
+
+    def _new_source(self, burn_in: BurnIn | None = None, longest: int = 1) -> EpisodeReplay:
+        """Return a replay buffer; with a burn-in, of sequences of at most `longest` steps, the burn-in included."""
         settings = self._replay_settings
         plan, given = settings.update_plan(), settings.replay_buffer_config
         arguments: dict[str, Any] = {
             "capacity": -(-given["capacity"] // plan.num_ranks),
-            "keeps_extra_model_outputs": False,
+            "keeps_extra_model_outputs": burn_in is not None,
         }
         options: dict[str, Any] = {"n_step": settings.n_step, "gamma": settings.gamma}
+        if burn_in is not None:
+            options |= {"burn_in": burn_in, "batch_length_T": longest - burn_in.num_steps}
         kind: str = given["type"]
         if kind.endswith(PrioritizedEpisodeReplayBuffer.__name__):
             arguments["alpha"], options["beta"] = given["alpha"], given["beta"]

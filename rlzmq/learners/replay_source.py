@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlzmq.core.tree import tree_map
 from rlzmq.core.update_plan import ReplayRatio, UpdatePlan
+from rlzmq.episodes.chunk_table import ragged_arange
+from rlzmq.episodes.columns import Columns
+from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.sources import BatchSource, batches_of
 from rlzmq.replay.divided_states import divide_buffers
 from rlzmq.replay.episode_replay_buffer import EpisodeReplayBuffer
@@ -19,12 +24,56 @@ from rlzmq.replay.multi_agent_episode_replay_buffer import (
 )
 from rlzmq.replay.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 
-__all__ = ["REPLAY_KEY", "EpisodeReplay", "divide_states"]
+__all__ = ["REPLAY_KEY", "BurnIn", "EpisodeReplay", "divide_states"]
 
 ReplayBuffer = EpisodeReplayBuffer | MultiAgentEpisodeReplayBuffer
 
 REPLAY_KEY = "replay_key"
 """Column of sampled batches, int64: identifies the step that a row begins with."""
+
+
+@dataclass(frozen=True)
+class BurnIn:
+    """What comes before the drawn steps of a stateful module's sequences.
+
+    Args:
+        num_steps: Steps before the drawn ones that warm up the state, as far as they are stored.
+        initial_state: The module's state in new episodes, a tree of arrays.
+    """
+
+    num_steps: int
+    initial_state: Any
+
+    @property
+    def lookback(self) -> int:
+        """Number of steps to draw before each sequence: the last ``state_out`` before the burn-in is needed."""
+        return self.num_steps + 1
+
+    def extend(self, batch: EpisodeBatch) -> None:
+        """Begin a sample's sequences earlier, with the column ``loss_mask`` False there, and set their initial states.
+
+        That is the ``state_out`` of the step before; a new episode's state where no step before is stored, as at an
+        episode's begin.
+        """
+        num_before = np.minimum(batch.lookback, self.num_steps)
+        for name, change in (
+            ("start", -num_before),
+            ("length", num_before),
+            ("lookback", -num_before),
+            ("t_started", -num_before),
+        ):
+            setattr(batch, name, getattr(batch, name) + change)
+        mask = np.ones(len(batch.columns[REPLAY_KEY]), np.bool_)
+        mask[ragged_arange(batch.start, num_before)] = False
+        batch.columns[Columns.LOSS_MASK] = mask
+        is_known, before = batch.lookback > 0, np.maximum(batch.start - 1, 0)
+
+        def states(state_out: Any, initial: Any) -> Any:
+            rows = state_out[before]
+            rows[~is_known] = initial
+            return rows
+
+        batch.initial_state = tree_map(states, batch.columns[Columns.STATE_OUT], self.initial_state)
 
 
 def divide_states(states: Sequence[Mapping[str, Any]], num_ranks: int) -> list[dict[str, Any]] | None:
@@ -52,7 +101,8 @@ class EpisodeReplay(BatchSource):
         buffer: An EpisodeReplayBuffer or a MultiAgentEpisodeReplayBuffer, or a subclass.
         batch_size: Env steps of a batch on each rank.
         train_ratio, warm_up: See `ReplayRatio`; set by `UpdatePlan`.
-        options: Further arguments of `buffer.sample`: n_step, gamma, beta, batch_length_T, lookback, …
+        burn_in: For stateful modules, whose batches are sequences; None: transitions.
+        options: Further arguments of `buffer.sample`: n_step, gamma, beta, batch_length_T, …
     """
 
     def __init__(
@@ -62,11 +112,15 @@ class EpisodeReplay(BatchSource):
         batch_size: int,
         train_ratio: float,
         warm_up: int = 0,
+        burn_in: BurnIn | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.buffer = buffer
         self.batch_size = batch_size
+        self.burn_in = burn_in
+        if burn_in is not None:
+            options |= {"lookback": burn_in.lookback, "include_extra_model_outputs": True}
         self.options = options
         self.progress: ReplayRatio = ReplayRatio(train_ratio, warm_up)
 
@@ -96,7 +150,10 @@ class EpisodeReplay(BatchSource):
             if isinstance(self.buffer, MultiAgentEpisodeReplayBuffer):
                 yield joined(self.buffer.sample_modules(num_items, rng=rng, **self.options))
             else:
-                yield self.buffer.sample(num_items, rng=rng, **self.options)
+                batch = self.buffer.sample(num_items, rng=rng, **self.options)
+                if self.burn_in is not None:
+                    self.burn_in.extend(batch)
+                yield batch
 
     @property
     def keeps_data(self) -> bool:

@@ -121,6 +121,8 @@ class TrainBatchBuilder:
             episodes = episodes.updated()
             versions = episodes.meta.get(Columns.WEIGHTS_VERSION)
             num_env_steps = episodes.num_env_steps
+            if isinstance(episodes, EpisodeBatch) and Columns.LOSS_MASK in episodes.columns:
+                num_env_steps = int(episodes.columns[Columns.LOSS_MASK][episodes.step_slots()].sum())
             if self.use_fused_path:
                 columns = fused_columns(self.learner_connector, self.module, episodes, self.device)
         else:

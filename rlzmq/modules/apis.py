@@ -72,11 +72,12 @@ class QNetAPI(ABC):
 
     @abstractmethod
     def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the action values of a batch.
+        """Return the action values of a batch, at least ``obs`` (and ``state_in`` if stateful).
 
         Returns:
             ``"qf_preds"``: float ``[B, num_actions]``; distributional modules add ``"atoms"``
-            ``[num_atoms]``, ``"qf_logits"`` and ``"qf_probs"`` ``[B, num_actions, num_atoms]``.
+            ``[num_atoms]``, ``"qf_logits"`` and ``"qf_probs"`` ``[B, num_actions, num_atoms]``. Of stateful modules
+            these have a time axis after B, and ``state_out`` comes with them.
         """
 
     def compute_advantage_distribution(self, batch: dict[str, Any]) -> dict[str, Tensor]:

@@ -404,8 +404,6 @@ def test_spaces_and_models_without_action_values_are_refused() -> None:
     box = config().environment(action_space=gym.spaces.Box(-1.0, 1.0, (2,)))
     with pytest.raises(UnsupportedSpaceError, match="needs a Discrete action space, got Box"):
         box.build_learner()
-    with pytest.raises(ConfigurationError, match="use_lstm"):
-        config().rl_module(model_config={"use_lstm": True}).build_learner()
 
 
 def test_each_modules_td_errors_become_priorities_of_its_own_steps() -> None:

@@ -40,4 +40,9 @@ def replay_config(
         .reporting(min_sample_timesteps_per_iteration=1, min_time_s_per_iteration=0)
         .debugging(seed=3)
     )
+    if algorithm == "recurrent dqn":
+        config.training(n_step=1, burn_in_len=2, replay_buffer_config={"type": "EpisodeReplayBuffer"})
+        config.rl_module(
+            model_config={"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 6}
+        )
     return config  # type: ignore[no-any-return]

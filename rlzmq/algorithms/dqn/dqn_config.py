@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, Self
 
 from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings
-from rlzmq.config.settings import Positive, PositiveInt, Schedule, setting, settings, takes
+from rlzmq.config.settings import NonNegativeInt, Positive, PositiveInt, Schedule, setting, settings, takes
 from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["DQNConfig", "DQNTrainingSettings"]
@@ -29,6 +29,8 @@ class DQNTrainingSettings(OffPolicySettings):
         num_atoms: Number of atoms of the return's distribution (arXiv:1707.06887); 1: the network predicts its mean.
         v_min, v_max: Least and largest atom.
         td_error_loss_fn: "huber" (with δ = 1) or "mse"; with several atoms the loss is a cross-entropy instead.
+        burn_in_len: For stateful modules: number of a sequence's ``max_seq_len`` steps that come before the trained
+            ones and only warm up the state (R2D2, https://openreview.net/forum?id=r1lyTjAqYX).
     """
 
     epsilon: Schedule = setting(default=[(0, 1.0), (10_000, 0.05)])
@@ -40,6 +42,7 @@ class DQNTrainingSettings(OffPolicySettings):
     v_min: float = -10.0
     v_max: float = 10.0
     td_error_loss_fn: Literal["huber", "mse"] = "huber"
+    burn_in_len: NonNegativeInt = 0
 
 
 class DQNConfig(OffPolicyConfig, DQNTrainingSettings):

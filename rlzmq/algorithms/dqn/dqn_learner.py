@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from rlzmq.algorithms.dqn.dqn_config import DQNConfig, DQNTrainingSettings
 from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_distribution
 from rlzmq.config.base_config import BaseConfig
+from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.replay_learner import ReplayLearner, discounts, importance_weights
 from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
@@ -23,6 +25,7 @@ class DQNLearner(ReplayLearner):
     A module's `forward_train` returns what its `compute_q_values` does.
     """
 
+    trains_sequences: ClassVar[bool] = True
     config: DQNConfig
 
     @classmethod
@@ -36,36 +39,48 @@ class DQNLearner(ReplayLearner):
         """Return the loss of the chosen actions' values against n-step targets; see `dqn_loss`."""
         settings = cast(DQNTrainingSettings, config)
         module = self.module[module_id].unwrapped()
-        q_BA = module.require_output(fwd_out, "qf_preds")
+        # The trained steps of a stateful module's sequences become rows.
+        mask = batch[Columns.LOSS_MASK] if module.is_stateful() else None
+
+        def rows(values: Tensor) -> Tensor:
+            return values if mask is None else values[mask]
+
+        def next_rows(values: Tensor) -> Tensor:
+            return values if mask is None else values[:, 1:][mask]
+
+        q_BA = rows(module.require_output(fwd_out, "qf_preds"))
         # A Discrete space may begin at another number than 0.
-        actions_B = batch[Columns.ACTIONS].long() - int(module.action_space.start)
-        following = {Columns.OBS: batch[Columns.NEXT_OBS]}
+        actions_B = rows(batch[Columns.ACTIONS]).long() - int(module.action_space.start)
+        following = {Columns.OBS: batch[Columns.NEXT_OBS]} if mask is None else _unrolled(batch)
         with torch.no_grad():
             target = module.forward_target(following)
             chooser = module.compute_q_values(following) if settings.double_q else target
-            next_actions_B = chooser["qf_preds"].argmax(-1)
+            next_actions_B = next_rows(chooser["qf_preds"]).argmax(-1)
         shared = {
-            "rewards_B": batch[Columns.REWARDS].float(),
-            "discounts_B": discounts(batch, config.gamma),
+            "rewards_B": rows(batch[Columns.REWARDS]).float(),
+            "discounts_B": rows(discounts(batch, config.gamma)),
         }
-        q_B, weights_B = _of(q_BA, actions_B), importance_weights(batch)
+        q_B, weights_B = _of(q_BA, actions_B), rows(importance_weights(batch))
         if settings.num_atoms == 1:
             loss, td_errors_B = mean_loss(
                 q_B=q_B,
-                next_q_B=_of(target["qf_preds"], next_actions_B),
+                next_q_B=_of(next_rows(target["qf_preds"]), next_actions_B),
                 weights_B=weights_B,
                 kind=settings.td_error_loss_fn,
                 **shared,
             )
         else:
             targets_BZ = project_distribution(
-                next_probs_BZ=_of(target["qf_probs"], next_actions_B), atoms_Z=target["atoms"], **shared
+                next_probs_BZ=_of(next_rows(target["qf_probs"]), next_actions_B),
+                atoms_Z=target["atoms"],
+                **shared,
             )
-            logits_BZ = _of(module.require_output(fwd_out, "qf_logits"), actions_B)
+            logits_BZ = _of(rows(module.require_output(fwd_out, "qf_logits")), actions_B)
             loss, td_errors_B = distribution_loss(
                 logits_BZ=logits_BZ, targets_BZ=targets_BZ, weights_B=weights_B
             )
-        self.note_td_errors(module_id, batch, td_errors_B)
+        if mask is None:  # sequences are drawn uniformly
+            self.note_td_errors(module_id, batch, td_errors_B)
         with torch.no_grad():
             stats = {
                 "qf_loss": loss,
@@ -76,6 +91,14 @@ class DQNLearner(ReplayLearner):
             }
         self.log_stats(module_id, stats)
         return loss
+
+
+def _unrolled(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each sequence with the observation after its last step, [B, T + 1, …], and the state it begins with."""
+    obs = tree_map(
+        lambda now, after: torch.cat([now[:, :1], after], 1), batch[Columns.OBS], batch[Columns.NEXT_OBS]
+    )
+    return {Columns.OBS: obs, Columns.STATE_IN: batch[Columns.STATE_IN]}
 
 
 def _of(values_BA: Tensor, actions_B: Tensor) -> Tensor:

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from rlzmq.algorithms.dqn.noisy_linear import NoisyLinear
 from rlzmq.config.model_config import DefaultModelConfig
-from rlzmq.core.errors import ConfigurationError, UnsupportedSpaceError
+from rlzmq.core.errors import UnsupportedSpaceError
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.schedule import Schedule
 from rlzmq.modules.apis import InferenceOnlyAPI, QNetAPI, TargetNetworkAPI
 from rlzmq.modules.default_models.heads import ObservationMask, apply_action_mask
 from rlzmq.modules.default_models.mlp import MLP
+from rlzmq.modules.default_models.recurrent import RecurrentEncoder
 from rlzmq.modules.default_models.streams import build_encoder
 from rlzmq.modules.rl_module import TorchRLModule
 
@@ -36,7 +37,8 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
                         └─► vf ─► values     [B, 1] (or logits [B, 1, Z]), if dueling
 
     With a dueling head Q = V + A - mean_a A, atom by atom. While exploring, the outputs are the log-probabilities of
-    the ε-greedy policy, so that the runner draws the actions from its random generator.
+    the ε-greedy policy, so that the runner draws the actions from its random generator. With ``use_lstm`` the encoder
+    ends with an LSTM; observations and values then are ``[B, T, …]``.
 
     `model_config`: fields of a DefaultModelConfig, and ``dueling``, ``epsilon``, ``noisy``, ``sigma0``, ``num_atoms``,
     ``v_min``, ``v_max``
@@ -60,14 +62,11 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
                 f"{where}: DQN needs a Discrete action space, got {self.action_space}. Use SAC or PPO, or "
                 "wrap the environment so that its actions are Discrete."
             )
-        if config.use_lstm:
-            raise ConfigurationError(
-                f"{where}: model_config['use_lstm'] is not supported by DQN's default module. Stack frames instead "
-                "(FrameStackingEnvToModule and FrameStackingLearner), or use PPO."
-            )
         assert self.observation_space is not None
         self._mask = ObservationMask(self.observation_space, self.action_space, where=where)
-        self.encoder: Any = build_encoder(self._mask.space, config, where=where)
+        encoder = build_encoder(self._mask.space, config, where=where)
+        self._recurrent = config.use_lstm
+        self.encoder: Any = RecurrentEncoder(encoder, config) if self._recurrent else encoder
         self.af = self._head(config, int(self.action_space.n))
         self.vf: MLP | None = self._head(config, 1) if self.dueling else None
         self.register_buffer("atoms", torch.linspace(v_min, v_max, self.num_atoms), persistent=False)
@@ -105,6 +104,9 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
     def get_non_inference_attributes(self) -> list[str]:
         return list(_TARGETS)
 
+    def get_initial_state(self) -> Any:
+        return self.encoder.initial_state() if self._recurrent else {}
+
     # -- forward passes ------------------------------------------------------------------------
 
     def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Tensor]:
@@ -117,17 +119,20 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
 
     def _values(self, batch: dict[str, Any], encoder: Any, af: Any, vf: Any = None) -> dict[str, Tensor]:
         obs, mask = self._mask.split(batch[Columns.OBS])
-        features = encoder(obs)
+        outputs: dict[str, Any] = {}
+        if self._recurrent:
+            features, outputs[Columns.STATE_OUT] = encoder(obs, batch[Columns.STATE_IN])
+        else:
+            features = encoder(obs)
         q_BAZ = af(features).unflatten(-1, (-1, self.num_atoms))
         if vf is not None:
             q_BAZ = vf(features).unsqueeze(-2) + q_BAZ - q_BAZ.mean(-2, keepdim=True)
-        outputs: dict[str, Tensor] = {}
         if self.num_atoms == 1:
             q_BA = q_BAZ.squeeze(-1)
         else:
             probs_BAZ = q_BAZ.softmax(-1)
             q_BA = probs_BAZ @ self.atoms
-            outputs = {"atoms": self.atoms, "qf_logits": q_BAZ, "qf_probs": probs_BAZ}
+            outputs |= {"atoms": self.atoms, "qf_logits": q_BAZ, "qf_probs": probs_BAZ}
         outputs["qf_preds"] = q_BA if mask is None else apply_action_mask(q_BA, mask)
         return outputs
 
@@ -135,18 +140,25 @@ class DefaultDQNModule(TorchRLModule, QNetAPI, TargetNetworkAPI, InferenceOnlyAP
         return dict(self.compute_q_values(batch))
 
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return {Columns.ACTION_DIST_INPUTS: self.compute_q_values(batch)["qf_preds"]}
+        return self._acting(values := self.compute_q_values(batch), values["qf_preds"])
 
     def _forward_exploration(self, batch: dict[str, Any], *, t: int = 0, **kwargs: Any) -> dict[str, Any]:
         with self._noise_of_step(t):
-            q_BA = self.compute_q_values(batch)["qf_preds"]
+            values = self.compute_q_values(batch)
+        q_BA = values["qf_preds"]
         is_allowed = q_BA > torch.finfo(q_BA.dtype).min
         epsilon = self.epsilon.value(t)
         probs_BA = epsilon * is_allowed / is_allowed.sum(-1, keepdim=True).clamp(min=1)
         probs_BA.scatter_add_(
             -1, q_BA.argmax(-1, keepdim=True), torch.full_like(q_BA[..., :1], 1.0 - epsilon)
         )
-        return {Columns.ACTION_DIST_INPUTS: probs_BA.log().clamp(min=torch.finfo(q_BA.dtype).min)}
+        return self._acting(values, probs_BA.log().clamp(min=torch.finfo(q_BA.dtype).min))
+
+    def _acting(self, values: dict[str, Any], dist_inputs: Tensor) -> dict[str, Any]:
+        outputs: dict[str, Any] = {Columns.ACTION_DIST_INPUTS: dist_inputs}
+        if self._recurrent:
+            outputs[Columns.STATE_OUT] = values[Columns.STATE_OUT]
+        return outputs
 
     @contextmanager
     def _noise_of_step(self, t: int) -> Iterator[None]:

@@ -15,8 +15,6 @@ from rlzmq.episodes.columns import Columns
 
 __all__ = ["AddStatesFromEpisodesToBatch"]
 
-_NEXT_STATE_IN = "next_state_in"
-
 
 class AddStatesFromEpisodesToBatch(ConnectorV2):
     """Adds ``state_in``: a tree without time axis per episode, or on the learner per sequence.
@@ -24,8 +22,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
     In env runners: the last ``state_out``, or the module's initial state in a new episode. On the
     learner: the state before each sequence's first step. Before a chunk's first step that is, in this
     order: the state stored with the chunk (``episode.initial_state``), the last ``state_out`` of the
-    lookback, the module's initial state for chunks that begin their episode. Where the batch has
-    ``new_obs``, ``next_state_in`` (the state after each sequence's first step) is added too.
+    lookback, the module's initial state for chunks that begin their episode.
 
     Args:
         input_observation_space, input_action_space: See ConnectorV2.
@@ -79,9 +76,6 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
 
         states = tree_map(before_each, state_before_chunk(episode, module), state_out)
         self.add_n_batch_items(batch, Columns.STATE_IN, states, num_sequences, episode)
-        if Columns.NEXT_OBS in batch:
-            after_first = tree_map(lambda leaf: leaf[::length], state_out)
-            self.add_n_batch_items(batch, _NEXT_STATE_IN, after_first, num_sequences, episode)
 
 
 def _state_after(episode: Any, module: Any) -> Any:

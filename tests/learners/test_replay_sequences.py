@@ -1,0 +1,249 @@
+"""Sequences from a replay buffer: their burn-in, states and masks, and DQN's loss on them against one by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from rlzmq import Columns, ConfigurationError, DQNConfig, EpisodeBatch, SACConfig, SingleAgentEpisode
+from rlzmq.learners.replay_source import BurnIn
+from rlzmq.replay import EpisodeReplayBuffer
+
+CELL, LONGEST, BURN_IN, GAMMA = 4, 6, 3, 0.9
+OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def config(*, burn_in_len: int = BURN_IN, model: Any = None, **training: Any) -> DQNConfig:
+    made: Any = (
+        DQNConfig()
+        .environment(observation_space=OBSERVATIONS, action_space=gym.spaces.Discrete(2))
+        .training(
+            **{
+                "gamma": GAMMA,
+                "replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 1000},
+                "burn_in_len": burn_in_len,
+                "num_steps_sampled_before_learning_starts": 0,
+                "td_error_loss_fn": "mse",
+                **training,
+            }
+        )
+        .rl_module(
+            model_config={
+                "fcnet_hiddens": [5],
+                "use_lstm": True,
+                "lstm_cell_size": CELL,
+                "max_seq_len": LONGEST,
+                **(model or {}),
+            }
+        )
+        .debugging(seed=0)
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def episode(
+    length: int, *, first: int = 0, t_started: int = 0, terminated: bool = True
+) -> SingleAgentEpisode:
+    """The state after step t is t + 1 in all units, with 100 per episode; observations are random."""
+    rng = np.random.default_rng(first)
+    after = np.arange(t_started + 1, t_started + length + 1, dtype=np.float32) + first
+    state = np.repeat(after[:, None], CELL, 1)
+    return SingleAgentEpisode(
+        id_=f"episode {first}",
+        observations=list(rng.uniform(-1, 1, (length + 1, 2)).astype(np.float32)),
+        actions=list(rng.integers(2, size=length)),
+        rewards=list(rng.normal(size=length)),
+        extra_model_outputs={Columns.STATE_OUT: {"h": state, "c": -state}},
+        terminated=terminated,
+        t_started=t_started,
+        len_lookback_buffer=0,
+        observation_space=OBSERVATIONS,
+        action_space=gym.spaces.Discrete(2),
+    )
+
+
+def extended(episodes: list[SingleAgentEpisode], num: int = 200, num_steps: int = BURN_IN) -> EpisodeBatch:
+    burn_in = BurnIn(num_steps, {"h": np.zeros(CELL, np.float32), "c": np.full(CELL, 7.0, np.float32)})
+    buffer = EpisodeReplayBuffer(1000, seed=1)
+    buffer.add(episodes)
+    batch = buffer.sample(
+        batch_size_B=num,
+        batch_length_T=LONGEST - num_steps,
+        lookback=burn_in.lookback,
+        include_extra_model_outputs=True,
+    )
+    drawn = batch.t_started.copy(), batch.length.copy()
+    burn_in.extend(batch)
+    for one, t_drawn, num_drawn in zip(batch, *drawn, strict=True):
+        mask = one.get_extra_model_outputs(Columns.LOSS_MASK)
+        expected = min(num_steps, t_drawn - min(e.t_started for e in episodes))
+        assert mask.tolist() == [False] * expected + [True] * num_drawn
+        assert one.t_started == t_drawn - expected
+    return batch
+
+
+def test_the_burn_in_comes_before_the_drawn_steps_and_begins_with_the_state_before_it() -> None:
+    batch = extended([episode(12), episode(9, first=100)])
+    assert set(batch.t_started.tolist()) >= {0, 1, 5}
+    assert batch.length.max() == LONGEST
+    for c, one in enumerate(batch):
+        after_first = one.get_extra_model_outputs(Columns.STATE_OUT)["h"][0]
+        state = {name: leaf[c] for name, leaf in batch.initial_state.items()}
+        if one.t_started == 0:
+            assert (state["h"] == 0.0).all()
+            assert (state["c"] == 7.0).all()
+        else:
+            assert (state["h"] == after_first - 1.0).all()
+            assert (state["c"] == 1.0 - after_first).all()
+
+
+@pytest.mark.parametrize("length", [1, 2, BURN_IN, BURN_IN + 1])
+def test_every_step_of_an_episode_no_longer_than_the_burn_in_is_trained(length: int) -> None:
+    batch = extended([episode(length)])
+    trained = {
+        one.t_started + int(step)
+        for one in batch
+        for step in np.flatnonzero(one.get_extra_model_outputs(Columns.LOSS_MASK))
+    }
+    assert trained == set(range(length))
+
+
+def test_where_no_step_before_is_stored_sequences_begin_with_a_new_episodes_state() -> None:
+    batch = extended([episode(4, t_started=20, terminated=False)])
+    at_begin = batch.t_started == 20
+    assert at_begin.all()  # the burn-in reaches back to the first stored step
+    assert (batch.initial_state["c"] == 7.0).all()
+
+
+def learner_with_steps(*episodes: SingleAgentEpisode, **settings: Any) -> Any:
+    learner = config(**settings).build_learner()
+    learner.source.add(EpisodeBatch.from_episodes(episodes))
+    module = learner.module["default_policy"]
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in module.parameters():  # target networks that differ from the trained ones
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return learner
+
+
+def drawn(learner: Any, num_steps: int = 60) -> EpisodeBatch:
+    learner.source.batch_size = num_steps
+    (batch,) = learner.source.batches(1, np.random.default_rng(2))
+    return batch  # type: ignore[no-any-return]
+
+
+def unrolled(one: SingleAgentEpisode, state: Any, encoder: Any, af: Any, vf: Any) -> torch.Tensor:
+    """The action values of each observation, step by step."""
+    h, c = torch.as_tensor(state["h"])[None], torch.as_tensor(state["c"])[None]
+    values = []
+    weights = dict(encoder.lstm.named_parameters())
+    for obs in one.get_observations():
+        token = encoder.tokenizer(torch.as_tensor(obs)[None])
+        gates = (
+            token @ weights["weight_ih_l0"].T
+            + weights["bias_ih_l0"]
+            + h @ weights["weight_hh_l0"].T
+            + weights["bias_hh_l0"]
+        )
+        i, f, g, o = gates.chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        advantages = af(h)
+        values.append(vf(h) + advantages - advantages.mean(-1, keepdim=True))
+    return torch.cat(values)
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_the_loss_is_that_of_lstms_unrolled_by_hand(double_q: bool) -> None:
+    learner = learner_with_steps(
+        episode(13), episode(2, first=100), episode(5, first=200, terminated=False), double_q=double_q
+    )
+    module, batch = learner.module["default_policy"], drawn(learner)
+    losses = []
+    for c, one in enumerate(batch):
+        state = {name: leaf[c] for name, leaf in batch.initial_state.items()}
+        with torch.no_grad():
+            online = unrolled(one, state, module.encoder, module.af, module.vf)
+            target = unrolled(one, state, module._target_encoder, module._target_af, module._target_vf)
+        mask = one.get_extra_model_outputs(Columns.LOSS_MASK)
+        for t in np.flatnonzero(mask).tolist():
+            is_end = one.is_terminated and t == len(one) - 1
+            best = (online if double_q else target)[t + 1].argmax()
+            y = float(one.get_rewards(t)) + GAMMA * (not is_end) * target[t + 1, best]
+            losses.append(functional.mse_loss(online[t, int(one.get_actions(t))], y))
+    train_batch = learner._builder.build(episodes=batch)
+    columns = train_batch.columns["default_policy"]
+    assert columns[Columns.OBS].shape == (len(batch), LONGEST, 2)
+    assert train_batch.num_env_steps == int(columns[Columns.LOSS_MASK].sum()) == len(losses)
+    outputs = module.forward_train(columns)
+    loss = learner.compute_loss_for_module(
+        module_id="default_policy", config=learner.config, batch=columns, fwd_out=outputs
+    )
+    torch.testing.assert_close(loss.detach(), torch.stack(losses).mean())
+
+
+def test_distributions_are_trained_on_sequences_too() -> None:
+    learner = learner_with_steps(episode(13), num_atoms=5)
+    result = learner.update(episodes=[episode(5, first=300)])["default_policy"]
+    assert result["num_module_steps_trained"] > 0
+    assert np.isfinite(result["qf_loss"])
+
+
+def test_both_paths_give_the_same_sequences() -> None:
+    learner = learner_with_steps(episode(13), episode(2, first=100))
+    batch = drawn(learner)
+    fused = learner._builder.build(episodes=batch).columns["default_policy"]
+    learner._builder.use_fused_path = False
+    generic = learner._builder.build(episodes=batch).columns["default_policy"]
+    assert fused.keys() == generic.keys()
+    for name in fused.keys() - {Columns.STATE_IN}:
+        assert torch.equal(fused[name], generic[name]), name
+    for name in ("h", "c"):
+        assert torch.equal(fused[Columns.STATE_IN][name], generic[Columns.STATE_IN][name])
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (config(replay_buffer_config={}), r"replay_buffer_config\['type'\]='Prioritized.*Set replay_buffer"),
+        (config(n_step=3), r"n_step=3: .* Set n_step=1\."),
+        (config(n_step=(1, 2)), r"n_step=\(1, 2\)"),
+        (config(burn_in_len=LONGEST - 1), r"burn_in_len=5: .* max_seq_len=6, .* at most max_seq_len - 2"),
+        (config(burn_in_len=0, model={"max_seq_len": 1}), "max_seq_len=1"),
+    ],
+)
+def test_settings_that_do_not_fit_stateful_modules_are_refused(made: DQNConfig, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        made.build_learner()
+
+
+def test_a_run_with_such_settings_is_refused_when_it_is_built() -> None:
+    made = config(replay_buffer_config={}).environment(
+        "CartPole-v1", observation_space=None, action_space=None
+    )
+    with pytest.raises(ConfigurationError, match="Set replay_buffer_config"):
+        made.build()
+
+
+def test_multi_agent_runs_with_stateful_modules_are_refused() -> None:
+    made = config().multi_agent(policies={"p"}, policy_mapping_fn=lambda agent_id, episode: "p")
+    with pytest.raises(ConfigurationError, match="single-agent runs only"):
+        made.build_learner()
+
+
+def test_a_burn_in_without_a_stateful_module_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="burn_in_len=3: the module has no state"):
+        config(model={"use_lstm": False}).build_learner()
+
+
+def test_sac_refuses_stateful_modules() -> None:
+    made: Any = SACConfig().environment(
+        observation_space=OBSERVATIONS, action_space=gym.spaces.Box(-1.0, 1.0, (1,))
+    )
+    with pytest.raises(ConfigurationError, match="use_lstm"):
+        made.rl_module(model_config={"use_lstm": True}).build_learner()
