@@ -23,10 +23,14 @@ if TYPE_CHECKING:  # what type checkers and editors know the names by
     from rlzmq.algorithms.appo.appo_learner import APPOLearner as APPOLearner
     from rlzmq.algorithms.bc import BC as BC, BCConfig as BCConfig
     from rlzmq.algorithms.bc.bc_learner import BCLearner as BCLearner
+    from rlzmq.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig
+    from rlzmq.algorithms.cql.cql_learner import CQLLearner as CQLLearner
     from rlzmq.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
     from rlzmq.algorithms.dqn.dqn_learner import DQNLearner as DQNLearner
     from rlzmq.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
     from rlzmq.algorithms.impala.impala_learner import IMPALALearner as IMPALALearner
+    from rlzmq.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
+    from rlzmq.algorithms.iql.iql_learner import IQLLearner as IQLLearner
     from rlzmq.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
     from rlzmq.algorithms.marwil.marwil_learner import MARWILLearner as MARWILLearner
     from rlzmq.algorithms.policy import Policy as Policy
@@ -297,10 +301,14 @@ _EXPORTS: dict[str, str] = {
         "algorithms.appo.appo_learner": "APPOLearner",
         "algorithms.bc": "BC BCConfig",
         "algorithms.bc.bc_learner": "BCLearner",
+        "algorithms.cql": "CQL CQLConfig",
+        "algorithms.cql.cql_learner": "CQLLearner",
         "algorithms.dqn": "DQN DQNConfig",
         "algorithms.dqn.dqn_learner": "DQNLearner",
         "algorithms.impala": "IMPALA IMPALAConfig",
         "algorithms.impala.impala_learner": "IMPALALearner",
+        "algorithms.iql": "IQL IQLConfig",
+        "algorithms.iql.iql_learner": "IQLLearner",
         "algorithms.marwil": "MARWIL MARWILConfig",
         "algorithms.marwil.marwil_learner": "MARWILLearner",
         "algorithms.ppo": "PPO PPOConfig",

@@ -51,8 +51,10 @@ LAZY_IMPORTS = {
     "a config is made and checked without torch": (
         "algorithms/appo/__init__.py",
         "algorithms/bc/__init__.py",
+        "algorithms/cql/__init__.py",
         "algorithms/dqn/__init__.py",
         "algorithms/impala/__init__.py",
+        "algorithms/iql/__init__.py",
         "algorithms/marwil/__init__.py",
         "algorithms/ppo/__init__.py",
         "algorithms/sac/__init__.py",

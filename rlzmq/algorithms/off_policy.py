@@ -12,7 +12,7 @@ from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.suggest import did_you_mean
 from rlzmq.core.update_plan import UpdatePlan
 
-__all__ = ["OffPolicyConfig", "OffPolicySettings"]
+__all__ = ["OffPolicyConfig", "OffPolicySettings", "check_no_compiled_update", "check_no_lr"]
 
 # An update is committed as a whole, and nothing is sampled meanwhile.
 _MOST_BATCHES = 10_000
@@ -124,11 +124,7 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
                 "from the replay buffer is one gradient step. Leave num_epochs at 1 and minibatch_size at None; set "
                 "train_batch_size_per_learner, and training_intensity to train more."
             )
-        if self.torch_compile_learner and self.torch_compile_learner_what_to_compile == "complete_update":
-            raise ConfigurationError(
-                "config.torch_compile_learner_what_to_compile='complete_update': priorities and target networks "
-                "follow each step outside of torch. Use 'forward_train'."
-            )
+        check_no_compiled_update(self)
         self._check_buffer()
 
     def _check_buffer(self) -> None:
@@ -179,3 +175,32 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicySettings):
                 f"steps would train {due:.0f} batches of {total} env steps, at most {_MOST_BATCHES} fit. Lower "
                 "training_intensity or rollout_fragment_length, or raise train_batch_size_per_learner."
             )
+
+
+def check_no_compiled_update(config: AlgorithmConfig) -> None:
+    """Check that complete updates are not compiled, for algorithms with target networks.
+
+    Raises:
+        ConfigurationError: They are.
+    """
+    if config.torch_compile_learner and config.torch_compile_learner_what_to_compile == "complete_update":
+        raise ConfigurationError(
+            "config.torch_compile_learner_what_to_compile='complete_update': priorities and target networks "
+            "follow each step outside of torch. Use 'forward_train'."
+        )
+
+
+def check_no_lr(config: AlgorithmConfig, instead: str) -> None:
+    """Check that `lr` is not set, for algorithms with three optimizers.
+
+    Args:
+        config: The config.
+        instead: The settings to set.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    if config.lr != AlgorithmConfig().lr:
+        raise ConfigurationError(
+            f"config.lr={config.lr!r} has no effect: {config._algorithm} has three optimizers. Set {instead}."
+        )

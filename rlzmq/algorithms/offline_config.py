@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from rlzmq.algorithms.algorithm_config import AlgorithmConfig
+from rlzmq.algorithms.off_policy import check_no_compiled_update, check_no_lr
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import UpdatePlan
 
-__all__ = ["OfflineConfig"]
+__all__ = ["OfflineActorCriticConfig", "OfflineConfig"]
 
 
 class OfflineConfig(AlgorithmConfig):
@@ -44,4 +46,28 @@ class OfflineConfig(AlgorithmConfig):
             raise ConfigurationError(
                 f"config.num_env_runners={self.num_env_runners}: {name} trains on recorded data and samples nothing. "
                 "Set it to 0; .evaluation(evaluation_num_env_runners=…) evaluates in other processes."
+            )
+
+
+class OfflineActorCriticConfig(OfflineConfig):
+    """Settings of an offline algorithm with critics of actions, target networks and a squashed policy (CQL, IQL)."""
+
+    _learning_rates: ClassVar[str]
+    """Names of the three learning rates, for errors."""
+
+    def validate(self) -> None:
+        """Check the settings as OfflineConfig.validate does, and that actions are normalised and `lr` is not set.
+
+        Raises:
+            ConfigurationError: Settings are inconsistent; the text names them.
+        """
+        super().validate()
+        if not self._validate_config:
+            return
+        check_no_compiled_update(self)
+        check_no_lr(self, self._learning_rates)
+        if not self.normalize_actions:
+            raise ConfigurationError(
+                f"config.normalize_actions=False: {self._algorithm}'s actions lie in (-1, 1) and are scaled to the "
+                "bounds of the action space. Leave it at True, and record or import the data with it."
             )

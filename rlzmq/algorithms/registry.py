@@ -28,8 +28,10 @@ __all__ = [
 ALGORITHMS: dict[str, str] = {
     "appo": "rlzmq.algorithms.appo:APPOConfig",
     "bc": "rlzmq.algorithms.bc:BCConfig",
+    "cql": "rlzmq.algorithms.cql:CQLConfig",
     "dqn": "rlzmq.algorithms.dqn:DQNConfig",
     "impala": "rlzmq.algorithms.impala:IMPALAConfig",
+    "iql": "rlzmq.algorithms.iql:IQLConfig",
     "marwil": "rlzmq.algorithms.marwil:MARWILConfig",
     "ppo": "rlzmq.algorithms.ppo:PPOConfig",
     "sac": "rlzmq.algorithms.sac:SACConfig",

@@ -17,7 +17,7 @@ class OfflineDataSettings:
 
     Args:
         input_: Directory with shards at any depth, or a list of directories and files; each learner's machine needs
-            them. For offline algorithms (BC, MARWIL), which need it.
+            them. For offline algorithms (BC, MARWIL, CQL, IQL), which need it.
         dataset_num_iters_per_learner: Batches that each learner trains in an update; None: one epoch.
         input_read_method: Only None: data are shards.
         input_read_episodes: Only True: shards hold episodes.

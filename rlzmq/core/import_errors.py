@@ -13,8 +13,8 @@ from rlzmq.core.suggest import did_you_mean
 
 __all__ = ["MissingNameFinder", "hidden_modules", "import_failure"]
 
-# RLlib's algorithms (and TQC) that are missing here: the message does not suggest a similar name.
-_ALGORITHMS_ELSEWHERE = frozenset(["cql", "dreamerv3", "iql"])
+# RLlib's algorithms that are missing here: the message does not suggest a similar name.
+_ALGORITHMS_ELSEWHERE = {"dreamerv3": "DreamerV3"}
 
 
 class MissingNameFinder:
@@ -63,7 +63,7 @@ class MissingNameFinder:
     def _module_hint(self, path: str) -> str:
         last = path.rpartition(".")[2]
         if last in _ALGORITHMS_ELSEWHERE:
-            return self.hint(last.upper())
+            return self.hint(_ALGORITHMS_ELSEWHERE[last])
         names = [
             name
             for name, module in self._exports.items()

@@ -18,7 +18,7 @@ from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
 from rlzmq.episodes.episode_batch import EpisodeBatch
 from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.offline_source import OfflineShards
-from rlzmq.learners.sources import BatchSource
+from rlzmq.learners.sources import BatchSource, FreshBatch
 from rlzmq.replay.shards import OpenedShards, open_shards
 
 __all__ = ["OfflineLearner"]
@@ -48,7 +48,7 @@ class OfflineLearner(TorchLearner):
         """
         config = self.config
         if config.input_ is None:
-            return super().make_source()  # an algorithm that is built to evaluate, without its data
+            return FreshBatch()  # an algorithm that is built to evaluate, without its data
         self._opened = opened = open_shards(config.input_)
         for skipped in opened.skipped:
             _log.warning("offline data: skipped %s: %s", skipped.path, skipped.reason)

@@ -1,4 +1,4 @@
-"""ReplayLearner: base of learners that draw from a replay buffer and have target networks (DQN, SAC)."""
+"""ReplayLearner: base of learners that draw from a replay buffer (DQN, SAC)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlzmq.connectors.defaults import add_next_observations
 from rlzmq.connectors.rl_modules import initial_state, max_seq_len
 from rlzmq.core.errors import ConfigurationError
 from rlzmq.core.update_plan import UpdatePlan
 from rlzmq.episodes.columns import DEFAULT_MODULE_ID, Columns
-from rlzmq.learners.learner import TorchLearner
 from rlzmq.learners.replay_source import REPLAY_KEY, BurnIn, EpisodeReplay
-from rlzmq.learners.target_networks import update_target_networks
-from rlzmq.modules.apis import TargetNetworkAPI
+from rlzmq.learners.sources import BatchSource
+from rlzmq.learners.target_network_learner import TargetNetworkLearner
 from rlzmq.replay import (
     EpisodeReplayBuffer,
     MultiAgentEpisodeReplayBuffer,
@@ -26,7 +24,7 @@ from rlzmq.replay import (
     PrioritizedEpisodeReplayBuffer,
 )
 
-__all__ = ["ReplayLearner", "discounts", "importance_weights"]
+__all__ = ["ReplayLearner", "importance_weights"]
 
 # By name, and whether for multi-agent episodes.
 _BUFFERS: dict[tuple[str, bool], Any] = {
@@ -42,8 +40,6 @@ class _ReplaySettings(Protocol):
 
     gamma: float
     n_step: int | tuple[int, int]
-    tau: float
-    target_network_update_freq: int
     train_batch_size_per_learner: int
 
     @property
@@ -55,20 +51,16 @@ class _ReplaySettings(Protocol):
     def update_plan(self) -> UpdatePlan: ...
 
 
-class ReplayLearner(TorchLearner):
+class ReplayLearner(TargetNetworkLearner):
     """Base of learners whose batches are transitions drawn from a replay buffer.
 
-    After each minibatch's step the priorities of its rows become their TD errors, and the target networks follow if
-    they are due. Subclasses call `note_td_errors` in their loss.
+    After each minibatch's step the priorities of its rows become their TD errors. Subclasses call `note_td_errors` in
+    their loss.
 
     Columns of a train batch: ``obs``, ``actions``, ``rewards`` (sums of ``n_step`` rewards), ``new_obs``,
     ``terminateds``, ``truncateds``, ``n_step`` (int64), ``weights`` (float32), ``replay_key`` (int64). A stateful
     module's are sequences ``[B, T, …]`` with ``state_in`` ``[B, …]`` and ``loss_mask``, False where padded and in the
     burn-in, without ``n_step`` and ``weights``.
-
-    Attributes:
-        num_target_updates: Number of updates of the target networks.
-        last_target_update_ts: Lifetime env steps at the last one.
     """
 
     trains_sequences: ClassVar[bool] = False
@@ -76,15 +68,7 @@ class ReplayLearner(TorchLearner):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.num_target_updates = 0
-        self.last_target_update_ts = 0
-        self._num_env_steps_sampled = 0
         self._td_errors: dict[str, tuple[Tensor, Tensor]] = {}
-
-    @classmethod
-    def rl_module_required_apis(cls) -> list[type]:
-        """`TargetNetworkAPI`."""
-        return [TargetNetworkAPI]
 
     @property
     def _replay_settings(self) -> _ReplaySettings:
@@ -156,7 +140,7 @@ class ReplayLearner(TorchLearner):
                 f"config.rl_module(model_config={{'max_seq_len': {longest}}}) for the run to do so."
             )
 
-    def make_source(self) -> EpisodeReplay:
+    def make_source(self) -> BatchSource:
         """Return this rank's replay buffer; the ranks share the capacity equally."""
         return self._new_source()
 
@@ -179,13 +163,6 @@ class ReplayLearner(TorchLearner):
             plan, buffer, batch_size=settings.train_batch_size_per_learner, **options
         )
 
-    def make_learner_connector(self, observation_space: Any, action_space: Any) -> Any:
-        """Return the config's pipeline, with next observations."""
-        pipeline = super().make_learner_connector(observation_space, action_space)
-        if pipeline is not None and self._setting("add_default_connectors_to_learner_pipeline", True):
-            add_next_observations(pipeline)
-        return pipeline
-
     def note_td_errors(self, module_id: str, batch: Mapping[str, Any], td_errors_B: Tensor) -> None:
         """Set the TD errors of a module's rows, float [B]; if the minibatch's step is taken, they become priorities."""
         if REPLAY_KEY in batch:  # not for batches that the user made
@@ -193,11 +170,10 @@ class ReplayLearner(TorchLearner):
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
         super().before_gradient_based_update(timesteps=timesteps)
-        self._num_env_steps_sampled = self._clock(timesteps)
         self._td_errors = {}
 
     def apply_gradients(self, gradients_dict: dict[Tensor, Tensor]) -> None:
-        """Step the optimizers, then update priorities and, if due, target networks."""
+        """Step the optimizers and update target networks and priorities."""
         super().apply_gradients(gradients_dict)
         noted, self._td_errors = self._td_errors, {}
         for module_id, (keys_B, td_errors_B) in noted.items():
@@ -205,45 +181,6 @@ class ReplayLearner(TorchLearner):
             td_errors: NDArray[np.float32] = td_errors_B.cpu().numpy()
             is_finite = np.isfinite(td_errors)
             self.source.update_priorities(module_id, td_errors[is_finite], keys[is_finite])
-        settings = self._replay_settings
-        if self._num_env_steps_sampled - self.last_target_update_ts >= settings.target_network_update_freq:
-            for module_id in self.module:
-                module = self.module[module_id].unwrapped()
-                if isinstance(module, TargetNetworkAPI):
-                    update_target_networks(module, settings.tau)
-            self.num_target_updates += 1
-            self.last_target_update_ts = self._num_env_steps_sampled
-
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, Any]) -> None:
-        super().after_gradient_based_update(timesteps=timesteps)
-        counters = {
-            "num_target_updates": self.num_target_updates,
-            "last_target_update_ts": self.last_target_update_ts,
-        }
-        for module_id in self.trained_module_ids:
-            self.log_stats(module_id, counters)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return {
-            **super().get_extra_state(),
-            "num_target_updates": self.num_target_updates,
-            "last_target_update_ts": self.last_target_update_ts,
-        }
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        super().set_extra_state(state)
-        self.num_target_updates = int(state["num_target_updates"])
-        self.last_target_update_ts = int(state["last_target_update_ts"])
-
-
-def discounts(batch: Mapping[str, Any], gamma: float) -> Tensor:
-    """Return the factor of each row's bootstrapped value, γ^n_step, and 0 after a terminal step: float [B].
-
-    Without a column ``n_step`` (batches that do not come from a replay buffer) n is 1.
-    """
-    terminateds = batch[Columns.TERMINATEDS]
-    factors: Tensor = gamma ** batch.get("n_step", torch.ones_like(terminateds, dtype=torch.int64))
-    return factors.masked_fill(terminateds, 0.0)
 
 
 def importance_weights(batch: Mapping[str, Any]) -> Tensor:

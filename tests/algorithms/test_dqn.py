@@ -21,7 +21,7 @@ from rlzmq import (
 )
 from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_distribution
 from rlzmq.algorithms.dqn.noisy_linear import NoisyLinear
-from rlzmq.learners.replay_learner import discounts
+from rlzmq.learners.target_network_learner import discounts
 from rlzmq.runners.single.single_agent_env_runner import SingleAgentEnvRunner
 
 GAMMA = 0.5

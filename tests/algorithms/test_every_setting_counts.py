@@ -16,8 +16,10 @@ from rlzmq import (
     AlgorithmConfig,
     APPOConfig,
     ConfigurationError,
+    CQLConfig,
     DQNConfig,
     IMPALAConfig,
+    IQLConfig,
     PPOConfig,
     SACConfig,
     TQCConfig,
@@ -43,7 +45,8 @@ def test_each_setting_is_read_or_fixed() -> None:
 
 
 @pytest.mark.parametrize(
-    "config_class", [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TQCConfig]
+    "config_class",
+    [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TQCConfig, CQLConfig, IQLConfig],
 )
 def test_each_setting_is_declared_once_and_explained(config_class: type[AlgorithmConfig]) -> None:
     config = config_class()

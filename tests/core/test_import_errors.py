@@ -13,25 +13,28 @@ import pytest
 import rlzmq
 
 FROM_THE_TOP = "Public names come from the top level: from rlzmq import"
-ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, BC, DQN, IMPALA, MARWIL, PPO, SAC, TQC."
+ONLY_PPO = "rlzmq 0.1.0 has no {}. Its algorithms: APPO, BC, CQL, DQN, IMPALA, IQL, MARWIL, PPO, SAC, TQC."
 
 
 @pytest.mark.parametrize(
     ("statement", "text"),
     [
         (
-            "from rlzmq import CQLConfig",
-            "cannot import name 'CQLConfig' from 'rlzmq': " + ONLY_PPO.format("CQL"),
+            "from rlzmq import DreamerV3Config",
+            "cannot import name 'DreamerV3Config' from 'rlzmq': " + ONLY_PPO.format("DreamerV3"),
         ),
         (
             "from rlzmq import PPOconfig",
             "cannot import name 'PPOconfig' from 'rlzmq'. Did you mean 'PPOConfig'?",
         ),
         (
-            "from rlzmq import PPO, IQL",
-            "cannot import name 'IQL' from 'rlzmq': " + ONLY_PPO.format("IQL"),
+            "from rlzmq import PPO, DreamerV3",
+            "cannot import name 'DreamerV3' from 'rlzmq': " + ONLY_PPO.format("DreamerV3"),
         ),
-        ("import rlzmq.algorithms.cql", "No module named 'rlzmq.algorithms.cql': " + ONLY_PPO.format("CQL")),
+        (
+            "import rlzmq.algorithms.dreamerv3",
+            "No module named 'rlzmq.algorithms.dreamerv3': " + ONLY_PPO.format("DreamerV3"),
+        ),
         ("from rlzmq.env import MultiAgentEnv", f"No module named 'rlzmq.env'. {FROM_THE_TOP} …"),
         (
             "from rlzmq.env.multi_agent_env import MultiAgentEnv",
@@ -54,7 +57,7 @@ def test_a_name_that_is_not_there_is_told_where_it_lives(statement: str, text: s
 
 
 def test_looking_for_a_name_without_importing_it_is_answered_as_everywhere() -> None:
-    assert not hasattr(rlzmq, "CQLConfig")
+    assert not hasattr(rlzmq, "DreamerV3Config")
     assert importlib.util.find_spec("rlzmq.env") is None
     with pytest.raises(AttributeError) as caught:
         _ = rlzmq.PPOconfig

@@ -13,7 +13,8 @@ from rlzmq.algorithms.dqn.dqn_loss import distribution_loss, mean_loss, project_
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.core.tree import tree_map
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.replay_learner import ReplayLearner, discounts, importance_weights
+from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
+from rlzmq.learners.target_network_learner import discounts
 from rlzmq.modules.apis import QNetAPI, TargetNetworkAPI
 
 __all__ = ["DQNLearner"]

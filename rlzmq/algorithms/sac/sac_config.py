@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
-from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings
+from rlzmq.algorithms.off_policy import OffPolicyConfig, OffPolicySettings, check_no_lr
 from rlzmq.config.settings import Positive, Schedule, settings, takes
-from rlzmq.core.errors import ConfigurationError
 
 __all__ = ["SACConfig", "SACTrainingSettings"]
 
@@ -64,7 +63,5 @@ class SACConfig(OffPolicyConfig, SACTrainingSettings):
             ConfigurationError: Settings are inconsistent; the text names them.
         """
         super().validate()
-        if self._validate_config and self.lr != OffPolicyConfig().lr:
-            raise ConfigurationError(
-                f"config.lr={self.lr!r} has no effect: SAC has three optimizers. Set actor_lr, critic_lr and alpha_lr."
-            )
+        if self._validate_config:
+            check_no_lr(self, "actor_lr, critic_lr and alpha_lr")

@@ -21,7 +21,8 @@ from rlzmq.algorithms.sac.sac_loss import (
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
 from rlzmq.learners.optimizers import make_adam
-from rlzmq.learners.replay_learner import ReplayLearner, discounts, importance_weights
+from rlzmq.learners.replay_learner import ReplayLearner, importance_weights
+from rlzmq.learners.target_network_learner import discounts
 
 __all__ = ["SACLearner"]
 
@@ -65,7 +66,7 @@ class SACLearner(ReplayLearner):
         q_BC, logp_B = (module.require_output(fwd_out, name) for name in ("qf_preds", "logp_resampled"))
         alpha = module.log_alpha.detach().exp()
         critics = self.compute_critic_loss(module, config, batch, fwd_out, alpha)
-        policy_loss = actor_loss(q_B=module.require_output(fwd_out, "q_curr"), logp_B=logp_B, alpha=alpha)
+        policy_loss = self.compute_policy_loss(module, batch, fwd_out, alpha)
         target_entropy = _target_entropy(cast(SACTrainingSettings, config), module.action_space)
         alpha_loss = temperature_loss(
             log_alpha=module.log_alpha, logp_B=logp_B, target_entropy=target_entropy
@@ -92,7 +93,7 @@ class SACLearner(ReplayLearner):
     def compute_critic_loss(
         self, module: Any, config: BaseConfig, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
     ) -> CriticLoss:
-        """Return the critics' loss and the rows' TD errors; TQC overrides it."""
+        """Return the critics' loss and the rows' TD errors; TQC and CQL override it."""
         target = module.forward_target({Columns.OBS: batch[Columns.NEXT_OBS]})
         targets_B = critic_targets(
             next_q_B=target["q_target_next"],
@@ -102,6 +103,13 @@ class SACLearner(ReplayLearner):
             alpha=alpha,
         )
         return critic_loss(q_BC=fwd_out["qf_preds"], targets_B=targets_B, weights_B=importance_weights(batch))
+
+    def compute_policy_loss(
+        self, module: Any, batch: dict[str, Any], fwd_out: dict[str, Any], alpha: Tensor
+    ) -> Tensor:
+        """Return the policy's loss; CQL overrides it."""
+        q_B, logp_B = (module.require_output(fwd_out, name) for name in ("q_curr", "logp_resampled"))
+        return actor_loss(q_B=q_B, logp_B=logp_B, alpha=alpha)
 
 
 def _target_entropy(settings: SACTrainingSettings, action_space: Any) -> float:

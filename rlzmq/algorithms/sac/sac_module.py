@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +23,7 @@ from rlzmq.modules.default_models.streams import build_encoder
 from rlzmq.modules.distributions import TorchSquashedGaussian
 from rlzmq.modules.rl_module import TorchRLModule
 
-__all__ = ["DefaultSACModule"]
+__all__ = ["Critic", "DefaultSACModule", "critic_values", "require_box"]
 
 
 class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
@@ -41,6 +41,9 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         qfs, target_qfs: The critics.
         log_alpha: Logarithm of the temperature, a 0-d parameter.
     """
+
+    has_temperature: ClassVar[bool] = True
+    """Whether there is a `log_alpha`."""
 
     def setup(self) -> None:
         where = self.describe()
@@ -74,8 +77,9 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
             inputs = space if self._is_discrete else gym.spaces.Tuple((space, action_space))
             if isinstance(action_space, gym.spaces.Discrete):
                 num_outputs = int(action_space.n)
-            self.qfs = nn.ModuleList(_Critic(inputs, num_outputs, config, where) for _ in range(num_critics))
-            self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
+            self.qfs = nn.ModuleList(Critic(inputs, num_outputs, config, where) for _ in range(num_critics))
+            if self.has_temperature:
+                self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
             self.make_target_networks()
 
     def make_target_networks(self) -> None:
@@ -102,7 +106,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         """
         logits, obs = self._logits(batch[Columns.OBS])
         actions = batch[Columns.ACTIONS]
-        q = _values(self.qfs, obs if self._is_discrete else (obs, actions))
+        q = critic_values(self.qfs, obs if self._is_discrete else (obs, actions))
         if isinstance(self.action_space, gym.spaces.Discrete):
             # A Discrete space may begin at another number than 0.
             index = actions.long() - int(self.action_space.start)
@@ -136,7 +140,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         if self._is_discrete:
             log_probs = logits.log_softmax(-1)
             probs = log_probs.exp()
-            return (probs * _values(critics, obs).amin(1)).sum(-1), (probs * log_probs).sum(-1)
+            return (probs * critic_values(critics, obs).amin(1)).sum(-1), (probs * log_probs).sum(-1)
         values, logp = self._values_of_policy(logits, obs, critics)
         return self._combined(values), logp
 
@@ -144,7 +148,7 @@ class DefaultSACModule(TorchRLModule, TargetNetworkAPI, InferenceOnlyAPI):
         """Return the critics' outputs [B, C, K] for actions drawn from the policy, and their log-probabilities [B]."""
         dist: Any = self.get_train_action_dist_cls().from_logits(logits)
         actions, logp = dist.rsample_and_logp()
-        return _values(critics, (obs, actions)), logp
+        return critic_values(critics, (obs, actions)), logp
 
     # What the critics' outputs for Box actions, [B, C, K], mean: here K = 1. TQC overrides both.
 
@@ -161,7 +165,7 @@ def _encoder(space: gym.Space[Any], config: DefaultModelConfig, where: str) -> A
     return build_encoder(space, config, where=where)
 
 
-class _Critic(nn.Module):
+class Critic(nn.Module):
     """Observations (with actions) → values [B, K]."""
 
     def __init__(
@@ -184,7 +188,7 @@ class _Critic(nn.Module):
         return values
 
 
-def _values(critics: nn.ModuleList, inputs: Any) -> Tensor:
+def critic_values(critics: nn.ModuleList, inputs: Any) -> Tensor:
     """Return the values of all critics, [B, C, K]."""
     return torch.stack([critic(inputs) for critic in critics], 1)
 
@@ -200,6 +204,24 @@ def _without_gradients(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
+
+
+def require_box(module: TorchRLModule, algorithm: str, others: str) -> None:
+    """Check that a module's action space is a Box.
+
+    Args:
+        module: The module.
+        algorithm: Its algorithm's name, for the error.
+        others: Which algorithms have other action spaces.
+
+    Raises:
+        UnsupportedSpaceError: It is another space.
+    """
+    if not isinstance(module.action_space, gym.spaces.Box):
+        raise UnsupportedSpaceError(
+            f"{module.describe()}: {algorithm} needs a Box of floats as action space, got {module.action_space}. Use "
+            f"{others}, or wrap the environment."
+        )
 
 
 def _check_box(space: gym.Space[Any], where: str) -> None:

@@ -12,7 +12,8 @@ from rlzmq.algorithms.tqc.tqc_config import TQCTrainingSettings
 from rlzmq.algorithms.tqc.tqc_loss import quantile_critic_loss, quantile_targets
 from rlzmq.config.base_config import BaseConfig
 from rlzmq.episodes.columns import Columns
-from rlzmq.learners.replay_learner import discounts, importance_weights
+from rlzmq.learners.replay_learner import importance_weights
+from rlzmq.learners.target_network_learner import discounts
 
 __all__ = ["TQCLearner"]
 

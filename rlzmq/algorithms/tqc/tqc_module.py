@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import torch
 from torch import Tensor
 
-from rlzmq.algorithms.sac.sac_module import DefaultSACModule
-from rlzmq.core.errors import UnsupportedSpaceError
+from rlzmq.algorithms.sac.sac_module import DefaultSACModule, require_box
 from rlzmq.episodes.columns import Columns
 
 __all__ = ["DefaultTQCModule"]
@@ -23,11 +21,7 @@ class DefaultTQCModule(DefaultSACModule):
     """
 
     def setup(self) -> None:
-        if not isinstance(self.action_space, gym.spaces.Box):
-            raise UnsupportedSpaceError(
-                f"{self.describe()}: TQC needs a Box of floats as action space, got {self.action_space}. Use SAC for "
-                "Discrete actions, PPO for others, or wrap the environment."
-            )
+        require_box(self, "TQC", "SAC for Discrete actions, PPO for others")
         super().setup()
 
     def _predictions(self, outputs: Tensor) -> Tensor:

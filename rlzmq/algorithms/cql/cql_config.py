@@ -1,0 +1,86 @@
+"""CQLConfig: CQL's settings and their defaults."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from rlzmq.algorithms.offline_config import OfflineActorCriticConfig
+from rlzmq.algorithms.sac.sac_config import SACTrainingSettings
+from rlzmq.config.settings import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Schedule,
+    fixed,
+    settings,
+    takes,
+)
+
+__all__ = ["CQLConfig", "CQLTrainingSettings"]
+
+_NO_BUFFER = "batches are drawn from the recorded data, see offline_data()."
+
+
+@settings
+class CQLTrainingSettings(SACTrainingSettings):
+    """CQL's settings, in addition to those of `SACConfig.training`, whose replay buffer it does not have.
+
+    Args:
+        actor_lr, critic_lr, alpha_lr: Learning rates of policy, critics and temperature, or schedules over lifetime
+            trained env steps; `lr` is not used.
+        target_network_update_freq: Number of trained env steps between updates of the target networks; 0: they are
+            updated after every minibatch.
+        tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones.
+        bc_iters: Number of minibatches at first in which the policy imitates the data instead of following the critics.
+        temperature: Temperature of the penalty's soft maximum.
+        num_actions: Number of actions for each step and kind (uniform, of the policy here and at the next state) that
+            the soft maximum is taken over.
+        min_q_weight: Weight of the penalty.
+        deterministic_backup: Whether targets leave out the entropy of the next action.
+        lagrangian: Only False: the penalty's weight is not tuned.
+        lagrangian_thresh: Only 5: it has no effect.
+        n_step: Only 1: targets have one reward.
+        replay_buffer_config: Only {}: there is no replay buffer.
+        num_steps_sampled_before_learning_starts: Only 0: nothing is sampled.
+        training_intensity: Only None: nothing is sampled.
+    """
+
+    actor_lr: Schedule = 1e-4
+    critic_lr: Schedule = 1e-3
+    alpha_lr: Schedule = 1e-3
+    target_network_update_freq: NonNegativeInt = 0
+    tau: Fraction = 0.005
+    bc_iters: NonNegativeInt = 20_000
+    temperature: Positive = 1.0
+    num_actions: PositiveInt = 10
+    min_q_weight: NonNegative = 5.0
+    deterministic_backup: bool = True
+    lagrangian: bool = fixed(default=False, instead="set min_q_weight.")
+    lagrangian_thresh: float = fixed(default=5.0, instead="set min_q_weight.")
+    n_step: int = fixed(default=1, instead="targets have one reward.")
+    replay_buffer_config: dict[str, Any] = fixed(default={}, instead=_NO_BUFFER)
+    num_steps_sampled_before_learning_starts: int = fixed(default=0, instead=_NO_BUFFER)
+    training_intensity: float | None = fixed(
+        default=None, instead="set dataset_num_iters_per_learner in offline_data()."
+    )
+
+
+class CQLConfig(OfflineActorCriticConfig, CQLTrainingSettings):
+    """Settings of CQL; defaults as in RLlib."""
+
+    _defaults: ClassVar[dict[str, Any]] = {"train_batch_size": 256}
+    _algorithm: ClassVar[str] = "CQL"
+    _learner_class: ClassVar[str] = "rlzmq.algorithms.cql.cql_learner:CQLLearner"
+    _module_class: ClassVar[str] = "rlzmq.algorithms.cql.cql_module:DefaultCQLModule"
+    _learning_rates: ClassVar[str] = "actor_lr, critic_lr and alpha_lr"
+
+    @takes(CQLTrainingSettings)
+    def training(self) -> Self:
+        """Set the training hyperparameters: see `CQLTrainingSettings`."""
+        return self
+
+    @property
+    def _default_model_config(self) -> dict[str, Any]:
+        return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}

@@ -1,0 +1,71 @@
+"""IQLConfig: IQL's settings and their defaults."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from rlzmq.algorithms.offline_config import OfflineActorCriticConfig
+from rlzmq.config.learning import TrainingSettings
+from rlzmq.config.settings import Fraction, NonNegative, NonNegativeInt, Schedule, settings, takes
+from rlzmq.core.errors import ConfigurationError
+
+__all__ = ["IQLConfig", "IQLTrainingSettings"]
+
+
+@settings
+class IQLTrainingSettings(TrainingSettings):
+    """IQL's settings, in addition to those of `AlgorithmConfig.training`.
+
+    Args:
+        beta: How much recorded actions are weighted by their advantages, exp(beta · A); 0: equally, larger: greedier.
+            The paper uses 3 to 10.
+        expectile: Expectile of the critics' values that the value function learns, in (0, 1); 0.5: their mean.
+        actor_lr, critic_lr, value_lr: Learning rates of policy, critics and value function, or schedules over lifetime
+            trained env steps; `lr` is not used.
+        twin_q: Whether there are two critics, of which the lower value counts (arXiv:1802.09477).
+        target_network_update_freq: Number of trained env steps between updates of the target networks; 0: they are
+            updated after every minibatch.
+        tau: Fraction in [0, 1] by which an update moves the target networks towards the trained ones; 1 copies. The
+            paper uses 0.005.
+    """
+
+    beta: NonNegative = 0.1
+    expectile: Fraction = 0.8
+    actor_lr: Schedule = 3e-4
+    critic_lr: Schedule = 3e-4
+    value_lr: Schedule = 3e-4
+    twin_q: bool = True
+    target_network_update_freq: NonNegativeInt = 0
+    tau: Fraction = 1.0
+
+
+class IQLConfig(OfflineActorCriticConfig, IQLTrainingSettings):
+    """Settings of IQL; defaults as in RLlib."""
+
+    _defaults: ClassVar[dict[str, Any]] = {"train_batch_size": 2000}
+    _algorithm: ClassVar[str] = "IQL"
+    _learner_class: ClassVar[str] = "rlzmq.algorithms.iql.iql_learner:IQLLearner"
+    _module_class: ClassVar[str] = "rlzmq.algorithms.iql.iql_module:DefaultIQLModule"
+    _learning_rates: ClassVar[str] = "actor_lr, critic_lr and value_lr"
+
+    @takes(IQLTrainingSettings)
+    def training(self) -> Self:
+        """Set the training hyperparameters: see `IQLTrainingSettings`."""
+        return self
+
+    @property
+    def _default_model_config(self) -> dict[str, Any]:
+        return {"twin_q": self.twin_q}
+
+    def validate(self) -> None:
+        """Check the settings as OfflineActorCriticConfig.validate does, and the expectile.
+
+        Raises:
+            ConfigurationError: Settings are inconsistent; the text names them.
+        """
+        super().validate()
+        if self._validate_config and self.expectile in (0.0, 1.0):
+            raise ConfigurationError(
+                f"config.expectile={self.expectile}: expected a number between 0 and 1, both excluded. The larger, the "
+                "nearer are the values to those of the best recorded actions; 0.5 to 0.9 are usual."
+            )

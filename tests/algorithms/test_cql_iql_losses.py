@@ -1,0 +1,241 @@
+"""CQL's and IQL's losses against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rlzmq import Columns, ConfigurationError, CQLConfig, IQLConfig, UnsupportedSpaceError
+from rlzmq.algorithms.cql.cql_loss import cloning_loss, conservative_penalty, squared_critic_loss
+from rlzmq.algorithms.iql.iql_loss import critic_loss, expectile_loss, extraction_loss
+
+STATES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def test_the_penalty_is_a_soft_maximum_of_sampled_actions_above_the_recorded_one() -> None:
+    """Two critics, one row, two actions, drawn with densities 1/2 and 1/4; values in logarithms of whole numbers."""
+    given: dict[str, Any] = {
+        "sampled_q_BCN": torch.log(torch.tensor([[[1.0, 2.0], [3.0, 1.0]]])),
+        "log_densities_BN": torch.log(torch.tensor([[0.5, 0.25]])),
+        "q_BC": torch.tensor([[1.0, 0.5]]),
+    }
+    # Σ e^q / density: 1·2 + 2·4 = 10, and 3·2 + 1·4 = 10.
+    found = conservative_penalty(**given, temperature=1.0)
+    assert float(found) == pytest.approx(2 * math.log(10.0) - 1.5)
+    # At T = 1/2: ½ log Σ (e^q / density)², of 4 + 64 and of 36 + 16.
+    found = conservative_penalty(**given, temperature=0.5)
+    assert float(found) == pytest.approx(0.5 * (math.log(68.0) + math.log(52.0)) - 1.5)
+
+
+def test_the_penalty_lowers_sampled_values_and_raises_recorded_ones() -> None:
+    sampled = torch.zeros(1, 1, 4, requires_grad=True)
+    recorded = torch.zeros(1, 1, requires_grad=True)
+    conservative_penalty(
+        sampled_q_BCN=sampled, log_densities_BN=torch.zeros(1, 4), q_BC=recorded, temperature=1.0
+    ).backward()
+    assert sampled.grad is not None
+    assert recorded.grad is not None
+    assert sampled.grad.flatten().tolist() == [0.25] * 4
+    assert recorded.grad.tolist() == [[-1.0]]
+
+
+def test_cqls_other_losses() -> None:
+    loss, td_errors = squared_critic_loss(
+        q_BC=torch.tensor([[1.0, 2.0], [0.0, 5.0]]), targets_B=torch.tensor([3.0, 1.0])
+    )
+    assert float(loss) == (4.0 + 1.0) / 2 + (1.0 + 16.0) / 2
+    assert td_errors.tolist() == [1.5, 2.5]
+    found = cloning_loss(
+        recorded_logp_B=torch.tensor([-1.0, -3.0]),
+        logp_B=torch.tensor([2.0, 4.0]),
+        alpha=torch.tensor(0.5),
+    )
+    assert float(found) == 0.5 * 3.0 + 2.0
+
+
+def test_the_expectile_loss_weights_positive_advantages_more() -> None:
+    advantages = torch.tensor([2.0, -1.0, 0.0])
+    loss = expectile_loss(advantages, 0.75)
+    assert float(loss) == pytest.approx((0.75 * 4.0 + 0.25 * 1.0) / 3)
+    assert float(expectile_loss(advantages, 0.5)) == pytest.approx(0.5 * 5.0 / 3)
+
+
+def test_the_value_that_the_expectile_loss_learns() -> None:
+    """Of 0 and 1, equally often, the τ-expectile is τ: there τ (1 - V) = (1 - τ) V."""
+    value = torch.tensor(0.8, requires_grad=True)
+    expectile_loss(torch.tensor([0.0, 1.0]) - value, 0.8).backward()
+    assert value.grad is not None
+    assert float(value.grad) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_larger_beta_is_greedier_and_weights_are_bounded() -> None:
+    given: dict[str, Any] = {
+        "logp_B": torch.log(torch.tensor([0.5, 0.25])),
+        "advantages_B": torch.tensor([1.0, -1.0], requires_grad=True),
+    }
+    for beta in (0.0, 0.5, 3.0):
+        loss = extraction_loss(**given, beta=beta)
+        expected = (math.exp(beta) * math.log(2) + math.exp(-beta) * 2 * math.log(2)) / 2
+        assert float(loss) == pytest.approx(expected, rel=1e-6)
+        assert not loss.requires_grad
+    bounded = extraction_loss(logp_B=torch.tensor([-1.0]), advantages_B=torch.tensor([1e6]), beta=1.0)
+    assert float(bounded) == 100.0
+
+
+def test_iqls_critics_learn_from_the_next_value_except_at_the_end() -> None:
+    loss = critic_loss(
+        q_BC=torch.tensor([[1.0, 2.0], [0.0, 3.0]]),
+        next_values_B=torch.tensor([4.0, 100.0]),
+        rewards_B=torch.tensor([1.0, 1.0]),
+        discounts_B=torch.tensor([0.5, 0.0]),
+    )
+    assert float(loss) == ((2.0**2 + 1.0**2) + (1.0**2 + 2.0**2)) / 4
+
+
+# -- whole learners ---------------------------------------------------------------------------------
+
+
+def learner(config_class: Any, space: Any = None, **training: Any) -> Any:
+    config = (
+        config_class()
+        .environment(observation_space=STATES, action_space=space or gym.spaces.Box(-2.0, 2.0, (1,)))
+        .training(**training)
+        .rl_module(model_config={"fcnet_hiddens": []})
+        .debugging(seed=0)
+    )
+    return config.build_learner()
+
+
+def batch(num: int = 2) -> dict[str, Any]:
+    return {
+        Columns.OBS: torch.zeros(num, 2),
+        Columns.NEXT_OBS: torch.zeros(num, 2),
+        Columns.ACTIONS: torch.zeros(num, 1),
+        Columns.REWARDS: torch.ones(num),
+        Columns.TERMINATEDS: torch.tensor([False] * (num - 1) + [True]),
+    }
+
+
+def set_output(net: Any, weight: float, bias: float) -> None:
+    """Make a net without hidden layers linear in its last input."""
+    with torch.no_grad():
+        layer = net.head.layers[0]
+        layer.weight.zero_()
+        layer.weight[:, -1] = weight
+        layer.bias.fill_(bias)
+
+
+def losses(made: Any, rows: dict[str, Any]) -> Any:
+    module = made.module["default_policy"]
+    return made.compute_loss_for_module(
+        module_id="default_policy", config=made.config, batch=rows, fwd_out=module.forward_train(rows)
+    )
+
+
+def stat(made: Any, name: str) -> float:
+    return float(made.mean_stats(name)["default_policy"])
+
+
+def test_cqls_backup_has_no_entropy_and_its_penalty_the_known_value_of_constant_critics() -> None:
+    made = learner(CQLConfig, gamma=0.5, num_actions=4)
+    module = made.module["default_policy"]
+    for critic, target in zip(module.qfs, module.target_qfs, strict=True):
+        set_output(critic, 0.0, 2.0)
+        set_output(target, 0.0, 6.0)
+    losses(made, batch())
+    assert stat(made, "qf_loss") == pytest.approx(2 * ((2.0 - 4.0) ** 2 + (2.0 - 1.0) ** 2) / 2)
+    values, logp = module.values_of_sampled_actions(batch(), 4)
+    assert values.shape == (2, 2, 12)
+    assert logp.shape == (2, 12)
+    assert torch.equal(values, torch.full_like(values, 2.0))
+    assert torch.allclose(logp[:, :4], torch.full((2, 4), -math.log(2.0)))
+
+
+def test_sampled_actions_lie_in_the_modules_range_and_belong_to_their_rows() -> None:
+    made = learner(CQLConfig)
+    module = made.module["default_policy"]
+    set_output(module.qfs[0], 1.0, 0.0)  # the value is the action
+    with torch.no_grad():
+        for parameter in (*module.pi_encoder.parameters(), *module.pi.parameters()):
+            parameter.zero_()
+    rows = batch(3)
+    values, logp = module.values_of_sampled_actions(rows, 200)
+    actions = values[:, 0].detach()
+    assert float(actions.abs().max()) <= 1.0
+    uniform = actions[:, :200]
+    assert float(uniform.min()) < -0.9
+    assert float(uniform.max()) > 0.9
+    # The policy is a standard Gaussian through tanh at each of the three states.
+    drawn = actions[:, 200:].double()
+    raw = drawn.atanh()
+    expected = -0.5 * raw.square() - 0.5 * math.log(2 * math.pi) - (1 - drawn.square()).log()
+    assert torch.allclose(logp[:, 200:].double(), expected, atol=1e-2)
+
+
+def test_cqls_policy_clones_for_bc_iters_minibatches_over_all_updates() -> None:
+    made = learner(CQLConfig, bc_iters=3)
+    seen = []
+    for _ in range(5):
+        losses(made, batch())
+        seen.append(made._is_cloning)
+        made.num_gradient_updates_lifetime += 1
+    assert seen == [True, True, True, False, False]
+
+
+def test_iqls_learner_uses_the_target_critics_and_its_value_function() -> None:
+    made = learner(IQLConfig, gamma=0.5, expectile=0.75)
+    module = made.module["default_policy"]
+    assert not hasattr(module, "log_alpha")
+    for index, (critic, target) in enumerate(zip(module.qfs, module.target_qfs, strict=True)):
+        set_output(critic, 0.0, 2.0)
+        set_output(target, 0.0, 6.0 + index)
+    set_output(module.vf, 0.0, 4.0)
+    loss = losses(made, batch())
+    assert stat(made, "value_loss") == pytest.approx(0.75 * 2.0**2)
+    assert stat(made, "qf_loss") == pytest.approx(((1.0 + 0.5 * 4.0 - 2.0) ** 2 + (1.0 - 2.0) ** 2) / 2)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in module.target_qfs.parameters())
+    # Each loss reaches its own parameters: dL/dV = -2 · 0.75 · 2, dL/dq = (2 - 3) and (2 - 1), half each.
+    assert float(module.vf.head.layers[0].bias.grad) == pytest.approx(-3.0)
+    assert float(module.qfs[0].head.layers[0].bias.grad) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("config_class", [CQLConfig, IQLConfig])
+def test_actions_outside_of_the_range_count_as_the_environment_clips_them(config_class: Any) -> None:
+    made = learner(config_class)
+    module = made.module["default_policy"]
+    inside, outside = batch(), batch()
+    inside[Columns.ACTIONS] += 1.0
+    outside[Columns.ACTIONS] += 1.7
+    one, other = (module.forward_train(rows)["qf_preds"] for rows in (inside, outside))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("config_class", [CQLConfig, IQLConfig])
+def test_other_action_spaces_and_settings_without_effect_are_refused(config_class: Any) -> None:
+    name = config_class.__name__.removesuffix("Config")
+    with pytest.raises(UnsupportedSpaceError, match=f"{name} needs a Box of floats.*Use BC or MARWIL"):
+        learner(config_class, gym.spaces.Discrete(2))
+    config = config_class().environment("Pendulum-v1").offline_data(input_="data")
+    config.copy().validate()
+    for change, words in (
+        (lambda c: c.training(lr=0.1), f"{name} has three optimizers. Set actor_lr, critic_lr and"),
+        (lambda c: c.environment(normalize_actions=False), "normalize_actions=False"),
+        (lambda c: c.offline_data(input_=None), "input_ is None"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            change(config.copy()).validate()
+
+
+def test_values_that_rlzmq_does_not_have_are_refused_where_they_are_given() -> None:
+    for given in ({"lagrangian": True}, {"n_step": 3}, {"replay_buffer_config": {"capacity": 10}}):
+        with pytest.raises(ConfigurationError, match=next(iter(given))):
+            CQLConfig().training(**given)
+    with pytest.raises(ConfigurationError, match=r"expectile=1\.0: expected a number between 0 and 1"):
+        IQLConfig().environment("Pendulum-v1").offline_data(input_="data").training(expectile=1.0).validate()
+    IQLConfig().training(beta=10.0)
