@@ -303,6 +303,7 @@ class Runner:
         self.num_tried = 0
         self.survivors: list[Mutant] = []
         self.untested: list[Mutant] = []
+        self.unmade: list[Mutant] = []
         self._seconds: dict[int, float] = {}
         self._tests_of: dict[tuple[str, str | int], set[int]] = defaultdict(set)
         self._items: list[Any] = []
@@ -395,9 +396,9 @@ class Runner:
                 os.close(fd)
                 mutant = self.mutants[number]
                 if code == CANNOT_TRY:
-                    raise RuntimeError(
-                        f"this mutant cannot be made: {mutant}. Did the source change meanwhile?"
-                    )
+                    self.unmade.append(mutant)
+                    print(f"cannot be made: {mutant}", flush=True)
+                    continue
                 self.num_tried += 1
                 if self._failed[number]:
                     self._good_tests[mutant.path, mutant.function].add(self._failed[number] - 1)
