@@ -586,8 +586,10 @@ def main() -> int:
     print(
         f"\n{num_killed + num_left} mutants, {num_killed} killed ({num_killed / max(1, num_killed + num_left):.1%})"
     )
-    if runner.num_tried < len(others):
-        print(f"{len(others) - runner.num_tried} not tried in {options.minutes:g} minutes")
+    if num_waiting := len(others) - runner.num_tried - len(runner.unmade):
+        print(f"{num_waiting} not tried in {options.minutes:g} minutes")
+    if runner.unmade:
+        print(f"{len(runner.unmade)} cannot be made, see above")
     for why, num in Counter(explained[mutant.key] for mutant in listed).most_common():
         print(f"  {num:4} left: {why}")
     print(f"{len(gaps)} left without a reason, {len(runner.untested)} of them reached by no test")

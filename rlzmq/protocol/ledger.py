@@ -267,8 +267,7 @@ class Ledger:
                 self._remember_done(fragment, end)
             refused = max(0, skipped - newly)
             self.accounting.refuse(refused, "skipped")
-            if newly + refused < num_steps:
-                self.accounting.recover(num_steps - newly - refused)
+            self.accounting.recover(num_steps - newly - refused)
             num_trained += num_steps - skipped
         retracted = sum(p.num_steps for p in left_out if not any(_is_within(p, item) for item in ranges))
         self.accounting.retract(retracted, "skipped")
@@ -346,14 +345,12 @@ class Ledger:
     # ------------------------------------------------------------------ private
 
     def _remember_done(self, fragment: FragmentId, end: int) -> None:
-        self._done_elsewhere[fragment] = max(self._done_elsewhere.get(fragment, 0), end)
+        self._done_elsewhere[fragment] = max(self._done_elsewhere.get(fragment, end), end)
 
     def _advance(self, entry: Entry, end: int) -> None:
         """Mark the steps up to `end` as done."""
-        end = min(end, entry.num_steps)
-        if end > entry.done:
-            entry.done = end
-            self._change(entry, taken=max(entry.taken, end))
+        entry.done = max(entry.done, min(end, entry.num_steps))
+        self._change(entry, taken=max(entry.taken, entry.done))
 
     def _close_if_done(self, entry: Entry) -> None:
         if entry.done < entry.num_steps or self.entries.pop(entry.id, None) is None:

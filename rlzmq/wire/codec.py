@@ -374,8 +374,7 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], position: int) -> npt.N
 
 def _byte_view(frame: Buffer) -> memoryview:
     try:
-        view = frame if isinstance(frame, memoryview) else memoryview(frame)
-        return view if view.ndim == 1 and view.itemsize == 1 and view.format == "B" else view.cast("B")
+        return memoryview(frame).cast("B")
     except TypeError:
         raise MalformedFrameError(f"a frame is a contiguous buffer, got {type(frame).__name__}") from None
 

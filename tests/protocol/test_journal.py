@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,24 @@ def test_a_damaged_record_gives_back_nothing_or_a_fragment(data: Any) -> None:
         content[position] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(content)))
     plan_recall([(kind, memoryview(bytes(content[:cut])))], next_update=3)
+
+
+def test_sizes_of_a_record_may_be_zero_but_not_negative() -> None:
+    disk = Disk()
+    message = fragment(0)
+    frames = encode_fragment(message, [np.arange(3), np.empty(0)], {"num_env_steps": 10})
+    disk.journal.accepted(message.fragment_id, "r", frames)
+    disk.write()
+    ((kind, payload),) = disk.segments[0]
+    sizes = [memoryview(frame).nbytes for frame in frames]
+    assert 0 in sizes
+    assert len(plan_recall([(kind, payload)], next_update=3)) == 1
+    packed = struct.pack(f"<{len(sizes)}q", *sizes)
+    for change in (8, sizes[1] + 8):  # the sum stays
+        wrong = [sizes[0] + change, sizes[1] - change, *sizes[2:]]
+        damaged = bytes(payload).replace(packed, struct.pack(f"<{len(wrong)}q", *wrong))
+        assert damaged != bytes(payload)
+        assert not plan_recall([(kind, memoryview(damaged))], next_update=3)
 
 
 # ------------------------------------------------------------------ segments

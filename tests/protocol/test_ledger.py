@@ -122,6 +122,7 @@ def test_fragments_refused_at_the_door_are_counted_once():
     assert not ledger.refuse(_id(0), 7, "fenced")
     assert ledger.accept(_id(0), 7, generation=0, version=0) is None
     assert ledger.accounting.dropped == {"fenced": 7}
+    assert ledger.accounting.num_duplicates == 2
 
 
 def test_what_learners_trained_under_an_earlier_broker_is_not_trained_again():

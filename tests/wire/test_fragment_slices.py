@@ -14,8 +14,11 @@ from rlzmq.episodes.multi_agent_episode import MultiAgentEpisode
 from rlzmq.episodes.single_agent_episode import SingleAgentEpisode
 from rlzmq.roles.fragment_data import open_steps
 from rlzmq.roles.learner.batch_check import BatchCheck
-from rlzmq.wire.fragment_message import encode_fragment, slice_fragment
+from rlzmq.wire.codec import encode
+from rlzmq.wire.errors import ArrayMismatchError, MalformedFrameError
+from rlzmq.wire.fragment_message import decode_fragment, encode_fragment, slice_fragment
 from rlzmq.wire.messages import Fragment
+from rlzmq.wire.schema import to_header
 
 LENGTHS = (5, 3, 4)
 
@@ -54,6 +57,16 @@ def test_a_part_opens_to_the_same_episodes_as_the_whole(first: int, num_steps: i
     whole = fragment(episodes())
     part = slice_fragment(whole, first, num_steps)
     assert facts(part, first, num_steps) == facts(whole, first, num_steps)
+    assert decode_fragment(part)[2].size == 0, "the meta stays with the whole"
+
+
+def test_a_fragment_has_a_meta_frame_of_bytes() -> None:
+    header = to_header(Fragment("r", 0, 7, 1, 12, 1, 0, -1, {}))
+    with pytest.raises(ArrayMismatchError, match="at least its meta frame, got no arrays"):
+        decode_fragment(encode(Fragment.kind, header, []))
+    for meta in (np.zeros(3, np.float32), np.zeros((3, 1), np.uint8)):
+        with pytest.raises(MalformedFrameError, match=f"is 1-D uint8, got {meta.ndim}-D {meta.dtype}"):
+            decode_fragment(encode(Fragment.kind, header, [meta]))
 
 
 def test_parts_hold_no_more_than_their_episodes_columns() -> None:
