@@ -101,7 +101,7 @@ def test_the_shell_completes(
             )
         },
         "rlzmq evaluate ": set(),  # files
-        "rlzmq inspect i": {"impala"},
+        "rlzmq inspect i": {"impala", "iql"},
         "rlzmq completion ": {"bash", "zsh", "fish"},
     }.items():
         assert set(completed(shell, line, tmp_path, capsys)) == expected, line
