@@ -53,6 +53,8 @@ class LearnerGroup(_OwnProcesses, Synchronous[AsyncLearnerGroup], Checkpointable
     update = blocking(AsyncLearnerGroup.update)
     get_state = blocking(AsyncLearnerGroup.get_state)
     set_state = blocking(AsyncLearnerGroup.set_state)
+    get_sources = blocking(AsyncLearnerGroup.get_sources)
+    set_sources = blocking(AsyncLearnerGroup.set_sources)
     restore_from_path = blocking(AsyncLearnerGroup.restore_from_path)
     get_weights = blocking(AsyncLearnerGroup.get_weights)
     set_weights = blocking(AsyncLearnerGroup.set_weights)
