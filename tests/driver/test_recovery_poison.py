@@ -46,7 +46,7 @@ class SpoilsSamples(RLlibCallback):
     cured = ""
 
     def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
-        if not Path(self.cured).exists():
+        if len(samples) and not Path(self.cured).exists():
             samples.columns["rewards"][samples.start[0]] = np.nan
 
 
